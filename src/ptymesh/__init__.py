@@ -1,0 +1,24 @@
+"""ptymesh: ptychography on any number of devices.
+
+The names below are imported when they are first used, so that `import ptymesh` costs nothing.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+__version__ = version("ptymesh")
+
+_PUBLIC: dict[str, str] = {}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'ptymesh' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

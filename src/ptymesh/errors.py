@@ -1,0 +1,28 @@
+"""What can go wrong, and the exit status each carries on the command line.
+
+Messages are one sentence that names the offending value and the remedy: they are shown to the user as they stand.
+"""
+
+
+class PtymeshError(Exception):
+    """Anything that ptymesh reports without a traceback."""
+
+    exit_status = 1
+
+
+class BadInput(PtymeshError, ValueError):
+    """A data set, recipe or argument that cannot be used; nothing has been written."""
+
+    exit_status = 2
+
+
+class Diverged(PtymeshError):
+    """The reconstruction left the numbers; the last good checkpoint was kept."""
+
+    exit_status = 3
+
+
+class Interrupted(PtymeshError):
+    """Stopped by a signal after a checkpoint; the run can be resumed (or requeued)."""
+
+    exit_status = 75

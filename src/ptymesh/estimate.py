@@ -1,0 +1,57 @@
+"""Everything that is being solved for.
+
+N       views
+M       incoherent probe modes
+L       object slices
+H, W    object pixels (multiples of BLOCK)
+h, w    window pixels
+
+p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, and the rest f_j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ptymesh.types import Anchors, Object, Positions, Probe, Weights
+
+#: Side of the square blocks in which object updates are kept and sent; the object is a whole number of them.
+BLOCK = 32
+
+
+@dataclass
+class Estimate:
+    """The unknowns, updated in place within an epoch.
+
+    Fields:
+        object: (L, H, W) complex.
+        probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts.
+        positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
+        anchors: (N, 2) int64, the integer parts by which windows are cut.
+        nominal: (N, 2) float64, positions at the start of the stage: batches are drawn from these.
+        weights: (N, 1) float, amplitude of the incident beam per view (1 where it was constant).
+        background: (h, w) float counts added to every intensity (0 where there is none).
+        slice_spacing_m: distance between neighbouring slices (0 for a single slice).
+        origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
+    """
+
+    object: Object
+    probe: Probe
+    positions: Positions
+    anchors: Anchors
+    nominal: Positions
+    weights: Weights
+    background: torch.Tensor
+    slice_spacing_m: float = 0.0
+    origin: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """(h, w)."""
+        return self.probe.shape[-2], self.probe.shape[-1]
+
+    def fractions(self, views: torch.Tensor) -> torch.Tensor:
+        """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""
+        return (self.positions[views] - self.anchors[views]).to(self.probe.real.dtype)

@@ -1,0 +1,167 @@
+"""Wavelengths, distances and pixel sizes, for X-rays and electrons.
+
+lambda_m    wavelength
+z1_m, z2_m  focus to sample, sample to detector
+p, d        detector pixel, object pixel (m)
+
+Far field (Fraunhofer):     d = lambda z2 / (n p), n the window's pixels on that axis
+Near field:                 d = p / Mag, effective distance z2 / Mag, Mag = (z1 + z2) / z1 (Fresnel scaling theorem);
+                            without a focus Mag = 1
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from scipy import constants
+
+from ptymesh.errors import BadInput
+
+Propagation = Literal["far_field", "angular_spectrum", "fresnel"]
+Radiation = Literal["photon", "electron"]
+Pair = tuple[float, float]
+
+
+def photon_wavelength_m(energy_eV: float) -> float:
+    """Vacuum wavelength hc/E of a photon. `energy_eV` > 0, else BadInput."""
+    _positive("photon energy", energy_eV, "eV")
+    return constants.h * constants.c / (energy_eV * constants.e)
+
+
+def electron_wavelength_m(energy_eV: float) -> float:
+    """Relativistic de Broglie wavelength h c / sqrt(E (E + 2 m c^2)). `energy_eV` > 0, else BadInput."""
+    _positive("electron energy", energy_eV, "eV")
+    energy, rest = energy_eV * constants.e, constants.m_e * constants.c**2
+    return constants.h * constants.c / math.sqrt(energy * (energy + 2 * rest))
+
+
+def _positive(name: str, value: float | None, unit: str) -> None:
+    if value is None or not math.isfinite(value) or value <= 0:
+        raise BadInput(f"The {name} is {value} {unit}; give a positive number.")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the window maps onto the detector.
+
+    Fields:
+        shape: window (h, w) in pixels.
+        propagation: between sample and detector.
+        radiation: photon, electron, or None where the file does not tell (pixel units).
+        wavelength_m: None in pixel units (far field only).
+        distance_m: sample to detector (z2); None where only the object pixel is known.
+        focus_distance_m: focus to sample (z1) in a diverging near-field beam; None for a parallel one.
+        detector_pixel_m: (y, x) after binning.
+        object_pixel_m: (y, x); None in pixel units.
+    """
+
+    shape: tuple[int, int]
+    propagation: Propagation = "far_field"
+    radiation: Radiation | None = None
+    wavelength_m: float | None = None
+    distance_m: float | None = None
+    focus_distance_m: float | None = None
+    detector_pixel_m: Pair | None = None
+    object_pixel_m: Pair | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("wavelength", self.wavelength_m), ("sample-detector distance", self.distance_m)):
+            if value is not None:
+                _positive(name, value, "m")
+        for name, pair in (("detector pixel", self.detector_pixel_m), ("object pixel", self.object_pixel_m)):
+            for value in pair or ():
+                _positive(name, value, "m")
+        if self.propagation != "far_field":
+            for name, needed in (("wavelength", self.wavelength_m), ("sample-detector distance", self.distance_m)):
+                _positive(f"near-field {name}", needed, "m")
+            if self.object_pixel_m is None:
+                raise BadInput("A near-field data set needs its detector pixel size; give it in metres.")
+
+    @property
+    def magnification(self) -> float:
+        """(z1 + z2) / z1, 1 without a focus."""
+        if self.focus_distance_m is None or self.distance_m is None or self.propagation == "far_field":
+            return 1.0
+        return (self.focus_distance_m + self.distance_m) / self.focus_distance_m
+
+    @property
+    def effective_distance_m(self) -> float:
+        """Distance of the equivalent parallel-beam propagation (near field)."""
+        if self.distance_m is None:
+            raise BadInput("The sample-detector distance is unknown; give it in metres.")
+        return self.distance_m / self.magnification
+
+    @property
+    def energy_eV(self) -> float | None:
+        """Photon or kinetic electron energy, None where the wavelength or the radiation is unknown."""
+        if self.wavelength_m is None or self.radiation is None:
+            return None
+        pc = constants.h * constants.c / self.wavelength_m / constants.e
+        if self.radiation == "photon":
+            return pc
+        rest = constants.m_e * constants.c**2 / constants.e
+        return math.sqrt(pc**2 + rest**2) - rest
+
+    def pixel_ratio(self, shape: tuple[int, int], binning: int = 1) -> Pair:
+        """New over old object pixel (y, x) when the window becomes `shape` pixels, each `binning` old ones wide."""
+        if self.propagation != "far_field":
+            return float(binning), float(binning)
+        return self.shape[0] / (shape[0] * binning), self.shape[1] / (shape[1] * binning)
+
+    def rewindowed(self, shape: tuple[int, int], binning: int = 1) -> Geometry:
+        """This geometry after cropping, padding and binning the detector to `shape` pixels."""
+        ratio = self.pixel_ratio(shape, binning)
+        detector, obj = self.detector_pixel_m, self.object_pixel_m
+        return replace(
+            self,
+            shape=shape,
+            detector_pixel_m=None if detector is None else (detector[0] * binning, detector[1] * binning),
+            object_pixel_m=None if obj is None else (obj[0] * ratio[0], obj[1] * ratio[1]),
+        )
+
+    def transposed(self) -> Geometry:
+        """This geometry with the detector's axes exchanged."""
+        return replace(
+            self,
+            shape=self.shape[::-1],
+            detector_pixel_m=None if self.detector_pixel_m is None else self.detector_pixel_m[::-1],
+            object_pixel_m=None if self.object_pixel_m is None else self.object_pixel_m[::-1],
+        )
+
+
+def far_field(
+    shape: tuple[int, int],
+    wavelength_m: float,
+    distance_m: float,
+    detector_pixel_m: Pair,
+    radiation: Radiation = "photon",
+) -> Geometry:
+    """Fraunhofer geometry; the object pixel follows from the window. Lengths in metres, pixels (y, x)."""
+    _positive("wavelength", wavelength_m, "m")
+    _positive("sample-detector distance", distance_m, "m")
+    for pixel in detector_pixel_m:
+        _positive("detector pixel", pixel, "m")
+    y, x = (wavelength_m * distance_m / (n * p) for n, p in zip(shape, detector_pixel_m, strict=True))
+    return Geometry(shape, "far_field", radiation, wavelength_m, distance_m, None, detector_pixel_m, (y, x))
+
+
+def near_field(
+    shape: tuple[int, int],
+    wavelength_m: float,
+    distance_m: float,
+    detector_pixel_m: Pair,
+    focus_distance_m: float | None = None,
+    propagation: Propagation = "angular_spectrum",
+    radiation: Radiation = "photon",
+) -> Geometry:
+    """Near-field geometry, with Fresnel scaling where the beam diverges from a focus `focus_distance_m` upstream."""
+    _positive("sample-detector distance", distance_m, "m")
+    if focus_distance_m is not None:
+        _positive("focus-sample distance", focus_distance_m, "m")
+    mag = 1.0 if focus_distance_m is None else (focus_distance_m + distance_m) / focus_distance_m
+    pixel = (detector_pixel_m[0] / mag, detector_pixel_m[1] / mag)
+    return Geometry(
+        shape, propagation, radiation, wavelength_m, distance_m, focus_distance_m, detector_pixel_m, pixel
+    )

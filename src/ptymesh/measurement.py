@@ -1,0 +1,118 @@
+"""What was measured: patterns, where, and with which optics. Nothing here is solved for.
+
+N       views
+h, w    window pixels
+
+Far-field patterns have DC at the corner (index 0, 0), near-field images are as the detector saw them; `mask` and
+`background` follow the patterns. A pattern value below zero marks a pixel without data in that view alone
+(saturation, per-view masks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+
+
+class PatternSource(Protocol):
+    """Patterns that can be read a few views at a time, in their own dtype."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, h, w)."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The detector's own dtype (uint8, uint16, float32 ...)."""
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Patterns (len(views), h, w) of the views with these indices, in any order, C-contiguous."""
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Patterns that are in memory already: an array (N, h, w)."""
+
+    patterns: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, h, w)."""
+        n, h, w = self.patterns.shape
+        return n, h, w
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the array."""
+        return self.patterns.dtype
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Patterns of these views."""
+        return self.patterns[views]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A scan, ready to be reconstructed.
+
+    Fields:
+        patterns: source of (N, h, w) counts.
+        positions: (N, 2) float64, y x, nominal positions in object pixels, arbitrary origin.
+        geometry: of this window.
+        mask: (h, w) bool, True where the detector is good.
+        background: (h, w) counts that add to every pattern, or None.
+        intensity: (N,) relative incident intensity with mean 1, or None where it was constant.
+        probe: (M, h, w) complex guess that came with the file (optical axis at (h//2, w//2)), or None.
+        name: short name for titles; path: where it came from; fingerprint: identifies the content.
+        notes: what a reader had to assume, one sentence each.
+    """
+
+    patterns: PatternSource
+    positions: np.ndarray
+    geometry: Geometry
+    mask: np.ndarray
+    background: np.ndarray | None = None
+    intensity: np.ndarray | None = None
+    probe: np.ndarray | None = None
+    name: str = "scan"
+    path: str = ""
+    fingerprint: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        n, h, w = self.patterns.shape
+        if n == 0:
+            raise BadInput(f"{self.name} has no views; check the path of the patterns in the file.")
+        if self.positions.shape != (n, 2):
+            raise BadInput(
+                f"{self.name} has {n} patterns and positions of shape {self.positions.shape}; "
+                f"give one (y, x) pair per pattern."
+            )
+        if not np.isfinite(self.positions).all():
+            bad = int(np.flatnonzero(~np.isfinite(self.positions).all(axis=1))[0])
+            raise BadInput(f"Position {bad} of {self.name} is {self.positions[bad]}; remove that view or mend it.")
+        if self.geometry.shape != (h, w):
+            raise BadInput(f"The geometry is for windows of {self.geometry.shape}, the patterns are {(h, w)}.")
+        if self.mask.shape != (h, w) or self.mask.dtype != np.bool_:
+            raise BadInput(f"The mask is {self.mask.shape} {self.mask.dtype}; it must be a boolean array {(h, w)}.")
+        if not self.mask.any():
+            raise BadInput("The mask leaves no detector pixel; check whether it is inverted (True means good here).")
+        if self.background is not None and self.background.shape != (h, w):
+            raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
+        if self.intensity is not None and self.intensity.shape != (n,):
+            raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
+
+    @property
+    def views(self) -> int:
+        """N."""
+        return self.patterns.shape[0]
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """(h, w)."""
+        return self.geometry.shape
