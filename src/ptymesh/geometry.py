@@ -162,6 +162,4 @@ def near_field(
         _positive("focus-sample distance", focus_distance_m, "m")
     mag = 1.0 if focus_distance_m is None else (focus_distance_m + distance_m) / focus_distance_m
     pixel = (detector_pixel_m[0] / mag, detector_pixel_m[1] / mag)
-    return Geometry(
-        shape, propagation, radiation, wavelength_m, distance_m, focus_distance_m, detector_pixel_m, pixel
-    )
+    return Geometry(shape, propagation, radiation, wavelength_m, distance_m, focus_distance_m, detector_pixel_m, pixel)

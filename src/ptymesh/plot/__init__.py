@@ -1,0 +1,31 @@
+"""Figures: plain arrays in, matplotlib figures out. Nothing here knows of ranks, recipes or files.
+
+figure = plot.object_figure(result.object, result.pixel_size_m)
+figure.savefig("object.png")
+"""
+
+from ptymesh.plot.comparison import comparison_figure
+from ptymesh.plot.objects import object_figure, slices_figure
+from ptymesh.plot.overview import overview_figure
+from ptymesh.plot.patterns import patterns_figure
+from ptymesh.plot.phase import unwrapped_phase
+from ptymesh.plot.probes import powers_percent, probe_figure
+from ptymesh.plot.progress import history_figure
+from ptymesh.plot.scan import coverage_figure, positions_figure
+from ptymesh.plot.tiff import object_tiffs, save_tiff
+
+__all__ = [
+    "comparison_figure",
+    "coverage_figure",
+    "history_figure",
+    "object_figure",
+    "object_tiffs",
+    "overview_figure",
+    "patterns_figure",
+    "positions_figure",
+    "powers_percent",
+    "probe_figure",
+    "save_tiff",
+    "slices_figure",
+    "unwrapped_phase",
+]

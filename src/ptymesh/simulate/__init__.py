@@ -1,0 +1,5 @@
+"""Simulated measurements with known truth: phantoms, scans, noise, imperfections."""
+
+from ptymesh.simulate.simulation import Simulated, Simulation, Truth, checked, patterns, simulate, truth
+
+__all__ = ["Simulated", "Simulation", "Truth", "checked", "patterns", "simulate", "truth"]

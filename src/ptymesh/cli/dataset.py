@@ -1,0 +1,75 @@
+"""What `inspect` and `convert` share: a data set named on the command line, with `--set` as in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptymesh.measurement import Measurement
+
+GROUPS = ("data", "positions")
+
+
+def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
+    """The data of a file, or of a recipe, with `data.key=value` and `positions.key=value` applied. Raises BadInput."""
+    from ptymesh.io import load_measurement
+
+    if _is_recipe(file):
+        from ptymesh.run.recipe import load_recipe
+
+        recipe = load_recipe(file, settings)
+        return load_measurement(recipe.data, recipe.positions)
+
+    from pydantic import ValidationError
+
+    from ptymesh.errors import BadInput
+    from ptymesh.io.options import DataOptions, PositionOptions
+    from ptymesh.run.sentences import sentence
+
+    raw: dict[str, Any] = {"data": {"path": str(file)}, "positions": {}}
+    for setting in settings:
+        _apply(raw, setting)
+    try:
+        data = DataOptions.model_validate(raw["data"])
+    except ValidationError as error:
+        raise BadInput(sentence(error, raw["data"], DataOptions, "data")) from error
+    try:
+        positions = PositionOptions.model_validate(raw["positions"])
+    except ValidationError as error:
+        raise BadInput(sentence(error, raw["positions"], PositionOptions, "positions")) from error
+    return load_measurement(data, positions)
+
+
+def _is_recipe(file: Path) -> bool:
+    """Whether a file is short text: data sets are binary."""
+    if not file.is_file() or file.stat().st_size > 1 << 20:
+        return False
+    content = file.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text and any(line.startswith("data:") for line in text.splitlines())
+
+
+def _apply(raw: dict[str, Any], setting: str) -> None:
+    import yaml
+
+    from ptymesh.errors import BadInput
+
+    key, equals, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts) or parts[0] not in GROUPS:
+        raise BadInput(f"--set {setting!r} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"The value of --set {setting!r} is not valid YAML; put it in quotes.") from error
+    node = raw
+    for part in parts[:-1]:
+        if not isinstance(node.get(part), dict):
+            node[part] = {}
+        node = node[part]
+    node[parts[-1]] = value

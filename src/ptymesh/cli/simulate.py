@@ -1,0 +1,56 @@
+"""ptymesh simulate: data sets with known truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    out: Annotated[Path, typer.Argument(help="Data set to write (.cxi or .h5); the truth goes beside it.")],
+    kind: Annotated[
+        str, typer.Option(help="xray (far field), near (X-ray near field) or electron (multislice).")
+    ] = "xray",
+    views: Annotated[int, typer.Option(help="Number of scan positions.")] = 400,
+    window: Annotated[int, typer.Option(help="Side of the detector in pixels.")] = 128,
+    scan: Annotated[str, typer.Option(help="fermat, raster or jitter.")] = "fermat",
+    density_ratio: Annotated[float, typer.Option(help="Density of the scan at its right edge over its left.")] = 1.0,
+    photons: Annotated[
+        float | None, typer.Option(help="Photons (electrons) in each view; 0 leaves out the noise. [default: by kind]")
+    ] = None,
+    position_error: Annotated[float, typer.Option(help="Uniform error of the positions, +- pixels.")] = 0.0,
+    modes: Annotated[int, typer.Option(help="Incoherent probe modes.")] = 1,
+    slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2]")] = None,
+    background: Annotated[float, typer.Option(help="Counts added to every pixel.")] = 0.0,
+    defect: Annotated[str, typer.Option(help="Masked part of the detector: none, beamstop, module or hot.")] = "none",
+    focus_distance: Annotated[
+        float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Simulate a data set with known truth, and write it as CXI."""
+    from ptymesh.run.simulate_file import write
+    from ptymesh.simulate import checked
+
+    options = checked(
+        kind=kind,
+        views=views,
+        window=window,
+        scan=scan,
+        density_ratio=density_ratio,
+        photons_per_view=photons or None,
+        noise=photons != 0,
+        position_error_px=position_error,
+        modes=modes,
+        slices=slices,
+        background_counts=background,
+        defect=defect,
+        focus_distance_m=focus_distance,
+        seed=seed,
+    )
+    data, truth = write(options, out, force=force)
+    print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
+    print(f"{truth}: the object, probe and positions they were made from")

@@ -1,0 +1,19 @@
+"""How far two reconstructions agree, once what ptychography cannot decide is removed."""
+
+from ptymesh.compare.align import Alignment, align, object_error, twin
+from ptymesh.compare.comparison import Comparison, compare_results
+from ptymesh.compare.region import illuminated, illumination
+from ptymesh.compare.rings import RingCorrelation, ring_correlation
+
+__all__ = [
+    "Alignment",
+    "Comparison",
+    "RingCorrelation",
+    "align",
+    "compare_results",
+    "illuminated",
+    "illumination",
+    "object_error",
+    "ring_correlation",
+    "twin",
+]

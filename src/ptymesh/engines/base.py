@@ -1,0 +1,164 @@
+"""What all engines share: options of a stage, upkeep, and the contract of `step`.
+
+An engine is a pydantic model, which makes a recipe's stage typed and its errors readable. The loop gives it a problem,
+an estimate and one batch after the other; whatever it must remember goes into `state`, tensors by name, which are
+kept between calls and in checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.physics.fidelity import Fidelity
+from ptymesh.problem import Batch, Problem
+
+
+class Options(BaseModel):
+    """Base of all option groups: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class Schedule(Options):
+    """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`."""
+
+    start: PositiveInt = 1
+    stop: PositiveInt | None = None
+    every: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Schedule:
+        if self.stop is not None and self.stop < self.start:
+            raise ValueError(f"stop ({self.stop}) comes before start ({self.start})")
+        return self
+
+    def active(self, epoch: int) -> bool:
+        """Whether epoch (1-based) is one of them."""
+        return (
+            epoch >= self.start and (self.stop is None or epoch <= self.stop) and (epoch - self.start) % self.every == 0
+        )
+
+
+def _switch(value: Any) -> Any:
+    """`true` means with default settings, `false` means not at all."""
+    return {} if value is True else None if value is False else value
+
+
+OnOff = BeforeValidator(_switch)
+
+
+class Positions(Schedule):
+    """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2 (ALGORITHMS.md, Upkeep).
+
+    gain: of the step; limit_px: a position moves at most so far per epoch and axis; drift: keep the mean displacement
+    from nominal at zero; affine: keep only the affine part of the displacements (scale, shear, rotation).
+    """
+
+    gain: float = Field(1.0, gt=0)
+    limit_px: float = Field(0.5, gt=0, le=1)
+    drift: bool = True
+    affine: bool = False
+
+
+class Power(Schedule):
+    """Gauge that holds sum |P|^2 at `counts` (default: what it is when first applied); the object takes the inverse."""
+
+    counts: float | None = Field(None, gt=0)
+
+
+class Support(Schedule):
+    """Disc outside of which the probe is zero, in real space or in Fourier space, as a fraction of the half window.
+
+    edge: width of the smooth (cosine) edge as a fraction of the half window.
+    """
+
+    radius: float = Field(0.9, gt=0, le=1.5)
+    edge: float = Field(0.05, ge=0, le=1)
+
+
+class Limits(Schedule):
+    """Values below `low` and above `high` are brought back to the limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered_limits(self) -> Limits:
+        if self.low is None and self.high is None:
+            raise ValueError("give low, high or both")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+
+class Smooth(Schedule):
+    """Object blended with its Gaussian-filtered self: O + weight (G O - O), standard deviation sigma_px."""
+
+    sigma_px: float = Field(1.0, gt=0, le=16)
+    weight: float = Field(0.1, gt=0, le=1)
+
+
+class ProbeUpkeep(Options):
+    """Probe: frozen for the first `frozen` epochs; power gauge, centring, orthogonal modes, supports."""
+
+    frozen: int = Field(0, ge=0)
+    power: Annotated[Power | None, OnOff] = None
+    centre: Annotated[Schedule | None, OnOff] = None
+    orthogonalise: Annotated[Schedule | None, OnOff] = Schedule()
+    support: Annotated[Support | None, OnOff] = None
+    fourier_support: Annotated[Support | None, OnOff] = None
+
+
+class ObjectUpkeep(Options):
+    """Object: limits of amplitude and of phase (rad), smoothing, ramp removal, scale gauge (mean amplitude 1)."""
+
+    amplitude: Limits | None = None
+    phase: Limits | None = None
+    smooth: Annotated[Smooth | None, OnOff] = None
+    ramp: Annotated[Schedule | None, OnOff] = None
+    scale: Annotated[Schedule | None, OnOff] = None
+
+
+class Engine(Options):
+    """One stage of a reconstruction.
+
+    Fields: epochs; batch, views per update over all ranks; fidelity; upkeep of positions, probe and object.
+    """
+
+    name: ClassVar[str]
+
+    epochs: PositiveInt = 50
+    batch: PositiveInt = 64
+    fidelity: Fidelity = "amplitude"
+    positions: Annotated[Positions | None, OnOff] = None
+    probe: ProbeUpkeep = ProbeUpkeep()
+    object: ObjectUpkeep = ObjectUpkeep()
+
+    _state: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_gauge(self) -> Engine:
+        if self.probe.power and self.object.scale:
+            raise ValueError("probe.power and object.scale set the same gauge; choose one")
+        return self
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What the engine remembers, by name. Tensors of the object's shape grow with the object."""
+        return self._state
+
+    def check(self, problem: Problem) -> None:
+        """Raises BadInput where these options have no meaning for this problem; called before any work."""
+        if self.positions and problem.model.subpixel == "none":
+            raise BadInput("Positions cannot be refined with positions.subpixel 'none'; use 'fourier' or 'bilinear'.")
+        if self.probe.centre and problem.geometry.propagation != "far_field":
+            raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """One update from one batch."""
+        raise NotImplementedError

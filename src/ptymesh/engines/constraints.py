@@ -1,0 +1,158 @@
+"""Upkeep of probe and object between epochs: gauges and constraints, each on its own schedule.
+
+L, H, W  slices, object pixels;  M, h, w  modes, window pixels
+
+Gauges use the exact ambiguities of ALGORITHMS.md: scale between object and probe, translation, a linear ramp on the
+object with the inverse ramp on the probe. Intensities do not change by them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.base import Engine, Limits, Smooth, Support
+from ptymesh.estimate import Estimate
+from ptymesh.physics.modes import orthogonalise
+from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.views import shift
+from ptymesh.problem import Problem
+
+#: Pixels that are lit at least so strongly, as a fraction of the brightest, decide gauges of the object.
+LIT = 0.1
+
+
+def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int) -> None:
+    """All upkeep of probe and object that is due after this epoch (1-based)."""
+    probe, obj = engine.probe, engine.object
+    if epoch > probe.frozen:
+        if probe.support and probe.support.active(epoch):
+            estimate.probe *= disc(estimate.window, probe.support, estimate.probe, centred=True)
+        if probe.fourier_support and probe.fourier_support.active(epoch):
+            aperture = disc(estimate.window, probe.fourier_support, estimate.probe, centred=False)
+            estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
+        if probe.orthogonalise and probe.orthogonalise.active(epoch) and len(estimate.probe) > 1:
+            estimate.probe.copy_(problem.world.broadcast(orthogonalise(estimate.probe))[0])
+    if obj.smooth and obj.smooth.active(epoch):
+        estimate.object.copy_(smoothed(estimate.object, obj.smooth))
+    if obj.amplitude and obj.amplitude.active(epoch):
+        limit_amplitude(estimate.object, obj.amplitude)
+    if obj.phase and obj.phase.active(epoch):
+        limit_phase(estimate.object, obj.phase)
+    if obj.ramp and obj.ramp.active(epoch):
+        remove_ramp(estimate, lit(problem, estimate))
+    if obj.scale and obj.scale.active(epoch):
+        mean = estimate.object.abs()[:, lit(problem, estimate)].mean()
+        rescale(estimate, float(mean) ** -len(estimate.object))
+    if probe.centre and probe.centre.active(epoch):
+        centre(estimate)
+    if probe.power and probe.power.active(epoch):
+        hold_power(engine, estimate)
+
+
+def lit(problem: Problem, estimate: Estimate) -> Tensor:
+    """Object pixels (H, W) bool that are lit well enough to decide a gauge."""
+    illumination = problem.illumination(estimate)
+    return illumination > LIT * illumination.max()
+
+
+def rescale(estimate: Estimate, factor: float) -> None:
+    """Product of the slices times `factor`, shared evenly; probe divided by it."""
+    estimate.object *= factor ** (1 / len(estimate.object))
+    estimate.probe /= factor
+
+
+def hold_power(engine: Engine, estimate: Estimate) -> None:
+    """sum |P|^2 to the stage's value (remembered from the first time where the recipe names none)."""
+    assert engine.probe.power is not None
+    current = (estimate.probe.abs() ** 2).sum(dtype=torch.float64)
+    if engine.probe.power.counts is None:
+        engine.state.setdefault("probe_power", current.clone())
+        target = float(engine.state["probe_power"])
+    else:
+        target = engine.probe.power.counts
+    rescale(estimate, math.sqrt(float(current) / target))
+
+
+def centre(estimate: Estimate) -> None:
+    """Centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of all positions by -d.
+
+    The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same.
+    """
+    intensity = (estimate.probe.abs() ** 2).sum(0).to(torch.float64)
+    total = intensity.sum()
+    d = []
+    for axis, n in enumerate(intensity.shape):
+        r = torch.arange(n, dtype=torch.float64, device=intensity.device)
+        d.append(n // 2 - (intensity.sum(1 - axis) * r).sum() / total)
+    move = torch.stack(d)
+    estimate.probe.copy_(shift(estimate.probe, move[None].to(estimate.probe.real.dtype))[0])
+    estimate.positions -= move
+    estimate.nominal -= move
+    estimate.origin = (estimate.origin[0] - float(move[0]), estimate.origin[1] - float(move[1]))
+
+
+def remove_ramp(estimate: Estimate, where: Tensor) -> None:
+    """Mean phase gradient of the product of slices over `where` (H, W) bool to zero; the inverse ramp on the probe.
+
+    The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise.
+    """
+    total = estimate.object.prod(0)
+    gradient = []
+    for axis in (0, 1):
+        n = total.shape[axis] - 1
+        first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
+        both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n)
+        gradient.append(float(torch.angle((first.conj() * second)[both].sum())))
+    estimate.object[-1] *= _ramp(estimate.object.shape[-2:], gradient, -1.0, estimate.object)
+    estimate.probe *= _ramp(estimate.window, gradient, 1.0, estimate.probe)
+
+
+def _ramp(shape: tuple[int, ...], gradient: list[float], sign: float, like: Tensor) -> Tensor:
+    y, x = (torch.arange(n, dtype=torch.float64, device=like.device) for n in shape)
+    phase = sign * (gradient[0] * (y - shape[0] // 2)[:, None] + gradient[1] * (x - shape[1] // 2)[None, :])
+    return torch.polar(torch.ones_like(phase), phase).to(like.dtype)
+
+
+def disc(window: tuple[int, int], support: Support, like: Tensor, *, centred: bool) -> Tensor:
+    """Disc (h, w) of the support's radius with a cosine edge, about (h//2, w//2) or, not centred, in FFT order."""
+    axes = []
+    for n in window:
+        r = torch.fft.fftfreq(n, 1 / 2, dtype=torch.float64, device=like.device)  # -1 to 1 over the window
+        axes.append(torch.fft.fftshift(r) if centred else r)
+    distance = torch.sqrt(axes[0][:, None] ** 2 + axes[1][None, :] ** 2)
+    if not support.edge:
+        return (distance <= support.radius).to(like.real.dtype)
+    inside = ((support.radius + support.edge / 2 - distance) / support.edge).clamp(0, 1)
+    return (0.5 - 0.5 * torch.cos(math.pi * inside)).to(like.real.dtype)
+
+
+def limit_amplitude(obj: Tensor, limits: Limits) -> None:
+    """|O| into the limits, phase kept, in place; a zero has no phase and becomes real."""
+    amplitude = obj.abs()
+    bounded = amplitude.clamp(limits.low, limits.high)
+    unit = torch.where(amplitude > 0, obj / amplitude.clamp(min=torch.finfo(amplitude.dtype).tiny), 1)
+    obj.copy_(torch.where(bounded == amplitude, obj, bounded * unit))
+
+
+def limit_phase(obj: Tensor, limits: Limits) -> None:
+    """arg O (rad, in -pi to pi) into the limits, amplitude kept, in place."""
+    phase = torch.angle(obj)
+    bounded = phase.clamp(limits.low, limits.high)
+    obj.copy_(torch.where(bounded == phase, obj, torch.polar(obj.abs(), bounded)))
+
+
+def smoothed(obj: Tensor, smooth: Smooth) -> Tensor:
+    """O + weight (G O - O), G a Gaussian of finite length (four standard deviations), edges repeated."""
+    reach = max(1, math.ceil(4 * smooth.sigma_px))
+    r = torch.arange(-reach, reach + 1, dtype=obj.real.dtype, device=obj.device)
+    kernel = torch.exp(-0.5 * (r / smooth.sigma_px) ** 2)
+    kernel = kernel / kernel.sum()
+    planes = torch.view_as_real(obj).permute(0, 3, 1, 2).reshape(-1, 1, *obj.shape[-2:])
+    padded = torch.nn.functional.pad(planes, (reach,) * 4, mode="replicate")
+    rows = torch.nn.functional.conv2d(padded, kernel.view(1, 1, -1, 1))
+    both = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
+    parts = both.view(len(obj), 2, *obj.shape[-2:]).permute(0, 2, 3, 1).contiguous()
+    return obj + smooth.weight * (torch.view_as_complex(parts) - obj)

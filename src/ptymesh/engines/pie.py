@@ -1,0 +1,102 @@
+"""The ptychographic iterative engines.
+
+ePIE  Maiden & Rodenburg, Ultramicroscopy 109, 1256 (2009)
+rPIE, mPIE  Maiden, Johnson & Li, Optica 4, 736 (2017)
+
+chi_jm   revised minus present exit wave;  P_jm = T_{f_j} P_m;  O_j = S_j O
+w        sum_j S_j^H sum_m |P_jm|^2 over the batch;  u = sum_j |O_j|^2
+blend(w, a) = (1 - a) w + a max w
+
+    O += gamma_O sum_j S_j^H sum_m conj(P_jm) chi_jm / blend(w, alpha)
+    P += gamma_P sum_j T_{-f_j}(conj(O_j) chi_jm)    / blend(u, beta)
+
+Numerators and weights are summed over the same views: a batch of one is the paper's step, and larger ones stay stable.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from ptymesh.engines.base import Engine
+from ptymesh.estimate import Estimate
+from ptymesh.parallel.layout import Touched
+from ptymesh.problem import Batch, Problem
+
+Weight = TypeVar("Weight", Tensor, Touched)
+
+
+def blend(weight: Weight, a: float) -> Weight:
+    """(1 - a) w + a max w, the regularised weight of rPIE (eq. 10); kept above zero where nothing was seen."""
+    top = weight.max()
+    return weight * (1 - a) + (a * top + torch.finfo(top.dtype).tiny)
+
+
+class RPIE(Engine):
+    """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe)."""
+
+    name: ClassVar[str] = "rpie"
+
+    alpha: float = Field(0.5, gt=0, le=1)
+    beta: float = Field(0.5, gt=0, le=1)
+    gamma_object: float = Field(1.0, gt=0, le=2)
+    gamma_probe: float = Field(1.0, gt=0, le=2)
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
+        s = problem.gradients(estimate, batch)
+        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
+        problem.add(estimate.probe, self.gamma_probe * s.probe / blend(s.probe_weight, self.beta))
+
+
+class EPIE(Engine):
+    """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere."""
+
+    name: ClassVar[str] = "epie"
+
+    gamma_object: float = Field(1.0, gt=0, le=2)
+    gamma_probe: float = Field(1.0, gt=0, le=2)
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
+        s = problem.gradients(estimate, batch)
+        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
+        problem.add(estimate.probe, self.gamma_probe * s.probe / blend(s.probe_weight, 1))
+
+
+class MPIE(RPIE):
+    """rPIE with momentum (mPIE): every T batches a velocity carries object and probe on.
+
+    v <- eta v + (O' - O_T), O <- O' + eta v, with O' after T batches and O_T where they started (eqs. 19 and 20).
+    """
+
+    name: ClassVar[str] = "mpie"
+
+    momentum_every: PositiveInt = 10
+    eta_object: float = Field(0.7, ge=0, lt=1)
+    eta_probe: float = Field(0.7, ge=0, lt=1)
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """rPIE's step; after every T of them, the momentum's."""
+        if not self.state:
+            self._remember(estimate)
+        super().step(problem, estimate, batch)
+        self.state["batches"] += 1
+        if int(self.state["batches"]) % self.momentum_every == 0:
+            for name, unknown, eta in (
+                ("object", estimate.object, self.eta_object),
+                ("probe", estimate.probe, self.eta_probe),
+            ):
+                velocity, start = self.state[f"{name}_velocity"], self.state[f"{name}_start"]
+                velocity.mul_(eta).add_(unknown).sub_(start)
+                unknown.add_(velocity, alpha=eta)
+                start.copy_(unknown)
+
+    def _remember(self, estimate: Estimate) -> None:
+        self.state["batches"] = torch.zeros((), dtype=torch.int64)
+        for name, unknown in (("object", estimate.object), ("probe", estimate.probe)):
+            self.state[f"{name}_velocity"] = torch.zeros_like(unknown)
+            self.state[f"{name}_start"] = unknown.clone()

@@ -1,0 +1,83 @@
+"""Upkeep of positions: refinement within an epoch, and what may change only between epochs.
+
+N, B     all views, views of a batch
+p_j      = n_j + f_j, anchor and fraction; p0_j nominal
+
+Discrete choices follow the merged positions, which are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.base import Engine, Positions
+from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.problem import Problem
+
+#: |f_j| beyond which a view gets a new anchor.
+HYSTERESIS = 1.0
+
+
+def after_batch(options: Positions, problem: Problem, estimate: Estimate, start: Tensor) -> None:
+    """p_j += gain x step for the batch's own views, within limit_px of where the epoch started (N, 2)."""
+    for views, steps in problem.position_steps:
+        moved = estimate.positions[views] + options.gain * steps
+        low, high = start[views] - options.limit_px, start[views] + options.limit_px
+        estimate.positions[views] = torch.minimum(torch.maximum(moved, low), high)
+
+
+def after_epoch(options: Positions, problem: Problem, estimate: Estimate) -> None:
+    """Every rank learns the positions of all views; then drift and affine model, over all views."""
+    estimate.positions.copy_(problem.layout.merge_positions(estimate.positions))
+    displacement = estimate.positions - estimate.nominal
+    if options.affine:
+        displacement = affine_part(estimate.nominal, displacement)
+    if options.drift:
+        displacement = displacement - displacement.mean(0)
+    estimate.positions.copy_(estimate.nominal + displacement)
+
+
+def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
+    """Least-squares fit of displacements (N, 2) by an affine function of nominal positions (N, 2)."""
+    centred = nominal - nominal.mean(0)
+    design = torch.cat((centred / centred.abs().max().clamp(min=1.0), torch.ones_like(centred[:, :1])), dim=1)
+    solution = torch.linalg.lstsq(design.cpu(), displacement.cpu(), driver="gelsd").solution
+    return design @ solution.to(design.device)
+
+
+def reanchor(engine: Engine, estimate: Estimate) -> None:
+    """New anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows where windows would leave it.
+
+    The engine's tensors of the object's shape grow along (with zeros for velocities and sums, with the object for
+    copies of it).
+    """
+    far = ((estimate.positions - estimate.anchors).abs() > HYSTERESIS).any(1)
+    if bool(far.any()):
+        estimate.anchors[far] = torch.floor(estimate.positions[far] + 0.5).to(estimate.anchors.dtype)
+    before = [_blocks(1 - int(estimate.anchors[:, axis].min())) for axis in (0, 1)]
+    after = [
+        _blocks(int(estimate.anchors[:, axis].max()) + estimate.window[axis] + 1 - estimate.object.shape[axis - 2])
+        for axis in (0, 1)
+    ]
+    if any(before) or any(after):
+        _grow(engine, estimate, before, after)
+
+
+def _blocks(pixels: int) -> int:
+    return max(0, -(-pixels // BLOCK)) * BLOCK
+
+
+def _grow(engine: Engine, estimate: Estimate, before: list[int], after: list[int]) -> None:
+    old = estimate.object.shape
+    sides = (before[1], after[1], before[0], after[0])
+    estimate.object = torch.nn.functional.pad(estimate.object, sides, value=1.0)
+    for name, tensor in engine.state.items():
+        if tensor.shape == old:
+            value = 1.0 if name.endswith("_start") else 0.0
+            engine.state[name] = torch.nn.functional.pad(tensor, sides, value=value)
+    offset = torch.tensor(before, device=estimate.positions.device)
+    estimate.positions += offset
+    estimate.nominal += offset
+    estimate.anchors += offset
+    estimate.origin = (estimate.origin[0] + before[0], estimate.origin[1] + before[1])

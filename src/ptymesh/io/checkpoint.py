@@ -1,0 +1,252 @@
+"""Checkpoints: raw state from which any number of ranks can go on.
+
+    checkpoint/
+      manifest.json            generation, ranks, files with their sizes, meta; renamed into place last
+      000012/rank00000.h5      one shard per rank
+        /views                 (n,) int64, the global indices of this rank's views
+        /per_view/<name>       (n, ...) one row per own view
+        /shared/<name>         any shape; in the first shard alone
+
+The manifest names the only generation that counts. A save that is killed at any moment leaves the previous manifest,
+and the generation that it names, as they were; what the dead save left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.world import World
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "ptymesh-checkpoint", 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved, whatever the number of ranks that saved it.
+
+    Fields:
+        shared: arrays that every rank had alike, by name.
+        per_view: (N, ...) arrays in global view order, by name.
+        meta: JSON values.
+    """
+
+    shared: dict[str, np.ndarray]
+    per_view: dict[str, np.ndarray]
+    meta: dict[str, Any]
+
+
+def save(
+    directory: Path,
+    world: World,
+    *,
+    shared: Mapping[str, np.ndarray],
+    views: np.ndarray,
+    per_view: Mapping[str, np.ndarray],
+    meta: Mapping[str, Any],
+) -> None:
+    """Write a new generation and then let go of the previous one. Collective: every rank calls it.
+
+    Args:
+        directory: on a file system that all ranks see.
+        shared: arrays of any shape, taken from rank 0 alone; a name may hold '/'.
+        views: (n,) global indices of this rank's views; over the ranks each of 0..N-1 occurs once.
+        per_view: arrays with one row per own view, the same names on every rank.
+        meta: what JSON can hold, alike on every rank.
+
+    Raises PtymeshError on every rank when one of them could not write; the previous checkpoint is then intact.
+    """
+    number = int(world.sum(torch.tensor([_next(directory) if world.rank == 0 else 0], device=world.device))[0])
+    generation = directory / f"{number:06d}"
+    sizes = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+    problem: Exception | None = None
+    try:
+        generation.mkdir(parents=True, exist_ok=True)
+        shard = generation / _shard(world.rank)
+        _write_shard(shard, shared if world.rank == 0 else {}, views, per_view)
+        sizes[world.rank] = shard.stat().st_size
+    except Exception as error:
+        problem = error
+    _all_well(world, problem, directory)
+
+    (sizes,) = world.sum(sizes)
+    if world.rank == 0:
+        try:
+            _sync_folder(generation)
+            files = [{"name": f"{generation.name}/{_shard(r)}", "bytes": int(sizes[r])} for r in range(world.size)]
+            manifest = {"format": FORMAT, "version": VERSION, "generation": number, "ranks": world.size}
+            _write_manifest(directory, {**manifest, "files": files, "meta": dict(meta)})
+        except Exception as error:
+            problem = error
+    _all_well(world, problem, directory)
+    if world.rank == 0:
+        _remove_others(directory, number)
+
+
+def load(directory: Path) -> Checkpoint:
+    """Read the checkpoint in `directory`, merged into global view order.
+
+    Raises BadInput when there is none, when a shard is missing or truncated, or when views are missing.
+    """
+    manifest = _read_manifest(directory)
+    paths = [directory / entry["name"] for entry in manifest["files"]]
+    for path, entry in zip(paths, manifest["files"], strict=True):
+        _check_file(path, entry["bytes"])
+    shared: dict[str, np.ndarray] = {}
+    rows: list[np.ndarray] = []
+    parts: list[dict[str, np.ndarray]] = []
+    for path in paths:
+        try:
+            with h5py.File(path, "r") as file:
+                shared |= _read_group(file["shared"])
+                rows.append(file["views"][()])
+                parts.append(_read_group(file["per_view"]))
+        except (OSError, KeyError) as error:
+            raise BadInput(f"The checkpoint's {path} cannot be read ({error}); copy the folder again.") from error
+    views = np.concatenate(rows)
+    if not np.array_equal(np.sort(views), np.arange(len(views))):
+        raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")
+    return Checkpoint(shared, _merge(rows, parts), manifest["meta"])
+
+
+def exists(directory: Path) -> bool:
+    """Whether `directory` holds a checkpoint (its manifest; `load` says whether it is sound)."""
+    return (directory / MANIFEST).is_file()
+
+
+def _shard(rank: int) -> str:
+    return f"rank{rank:05d}.h5"
+
+
+def _generations(directory: Path) -> dict[int, Path]:
+    if not directory.is_dir():
+        return {}
+    return {int(path.name): path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()}
+
+
+def _next(directory: Path) -> int:
+    """A number above every generation on disk, a dead save's included."""
+    return 1 + max(_generations(directory), default=0)
+
+
+def _write_shard(
+    path: Path, shared: Mapping[str, np.ndarray], views: np.ndarray, per_view: Mapping[str, np.ndarray]
+) -> None:
+    for name, array in per_view.items():
+        if array.shape[:1] != (len(views),):
+            raise ValueError(f"per-view array {name} has shape {array.shape} for {len(views)} views")
+    with path.open("w+b") as raw:
+        with h5py.File(raw, "w") as file:
+            file["views"] = np.asarray(views, dtype=np.int64)
+            for group, arrays in (("shared", shared), ("per_view", per_view)):
+                target = file.create_group(group)
+                for name, array in arrays.items():
+                    target.create_dataset(name, data=array)
+        raw.flush()
+        os.fsync(raw.fileno())
+
+
+def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    temporary = directory / (MANIFEST + ".new")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, directory / MANIFEST)
+    _sync_folder(directory)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make names in a folder durable; systems on which a folder cannot be opened do without."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _all_well(world: World, problem: Exception | None, directory: Path) -> None:
+    """Raise on every rank if any met a problem. The next save removes what this one leaves."""
+    if not world.agree(problem is not None):
+        return
+    reason = "another rank could not write" if problem is None else f"{type(problem).__name__}: {problem}"
+    raise PtymeshError(
+        f"The checkpoint in {directory} could not be written ({reason}); the previous one, if any, is intact: "
+        f"make room or mend the folder, then resume."
+    ) from problem
+
+
+def _remove_others(directory: Path, number: int) -> None:
+    """Older generations, and what dead saves left. What cannot be removed now is tried again by the next save."""
+    for other, path in _generations(directory).items():
+        if other != number:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise BadInput(f"{directory} holds no checkpoint ({MANIFEST} is missing); give the folder of an earlier run.")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is not readable as JSON ({error}); copy the checkpoint folder again.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BadInput(f"{path} is not the manifest of a ptymesh checkpoint; give the folder of an earlier run.")
+    if manifest.get("version") != VERSION:
+        raise BadInput(
+            f"{path} has checkpoint version {manifest.get('version')}, this ptymesh reads {VERSION}; "
+            f"resume with the version that wrote it."
+        )
+    return manifest
+
+
+def _check_file(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise BadInput(f"The checkpoint's {path} is missing; copy the whole checkpoint folder again.")
+    found = path.stat().st_size
+    if found != size:
+        raise BadInput(
+            f"The checkpoint's {path} has {found} bytes where its manifest says {size}; "
+            f"it was cut short: copy the whole checkpoint folder again."
+        )
+
+
+def _read_group(group: h5py.Group) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+
+    def collect(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            arrays[name] = np.asarray(item[()])
+
+    group.visititems(collect)
+    return arrays
+
+
+def _merge(rows: list[np.ndarray], parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Per-view arrays of all shards in global order."""
+    merged: dict[str, np.ndarray] = {}
+    for part in parts:
+        if part.keys() != parts[0].keys():
+            odd = ", ".join(sorted(part.keys() ^ parts[0].keys()))
+            raise BadInput(f"The checkpoint's shards do not hold the same arrays ({odd}); copy the folder again.")
+    total = sum(len(views) for views in rows)
+    for name, first in parts[0].items():
+        whole = np.empty((total, *first.shape[1:]), dtype=first.dtype)
+        for views, part in zip(rows, parts, strict=True):
+            whole[views] = part[name]
+        merged[name] = whole
+    return merged

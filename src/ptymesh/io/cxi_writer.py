@@ -1,0 +1,193 @@
+"""Writing CXI 1.6 (Maia 2012), slab by slab.
+
+N, M        views, probe modes
+h, w        detector pixels
+
+What CXI cannot say (electrons, near field, a given object pixel, pixel units, incident intensities, background) is
+kept in ptymesh's own group, /entry_1/ptymesh, so that reading the file back gives the same measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from scipy import constants
+
+import ptymesh
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+from ptymesh.io.source import slabs
+from ptymesh.measurement import Measurement
+
+DETECTOR = "/entry_1/instrument_1/detector_1"
+SOURCE = "/entry_1/instrument_1/source_1"
+OWN = "/entry_1/ptymesh"
+TRUTH = "/entry_1/ptymesh_truth"
+#: Bit of the CXI mask for a pixel that is simply bad (CXI 1.6, "pixel is bad").
+BAD_PIXEL = 0x00000002
+
+
+def write_cxi(
+    path: str | os.PathLike[str],
+    *,
+    patterns: Iterable[np.ndarray],
+    count: int,
+    dtype: np.dtype | type | str,
+    geometry: Geometry,
+    positions_m: np.ndarray | None = None,
+    positions_px: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+    probe: np.ndarray | None = None,
+    background: np.ndarray | None = None,
+    intensity: np.ndarray | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    compression: Literal["gzip"] | None = "gzip",
+) -> None:
+    """Write a CXI 1.6 file under a temporary name and rename it into place; no more than one slab is in memory.
+
+    Args:
+        patterns: slabs (n, h, w) in the order of the views; far-field data with DC centred at (h//2, w//2).
+        count: N, the number of patterns that the slabs hold together.
+        dtype: of the stored patterns.
+        positions_m: (N, 2) metres, y x: where the window lies on the sample (rows grow with y).
+        positions_px: (N, 2) object pixels, for data in pixel units; exactly one of the two is given.
+        mask: (h, w) bool, True where good. probe: (M, h, w) complex, optical axis at (h//2, w//2).
+        background: (h, w) counts. intensity: (N,) relative incident intensity.
+        extra: datasets under /entry_1/ptymesh_truth: what a simulation knows (object, probe, positions_m).
+        attributes: scalars and strings that are added to /entry_1/ptymesh.
+
+    Raises BadInput where the arrays do not fit each other; nothing is left behind then.
+    """
+    path = Path(path)
+    if (positions_m is None) == (positions_px is None):
+        raise BadInput("A CXI file needs positions either in metres or in pixels; give exactly one of the two.")
+    positions = positions_m if positions_m is not None else positions_px
+    if positions is None or positions.shape != (count, 2):
+        shape = None if positions is None else positions.shape
+        raise BadInput(f"There are {count} patterns and positions of shape {shape}; give one (y, x) pair each.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(temporary, "w") as file:
+            file.create_dataset("cxi_version", data=160)
+            _write_instrument(file, geometry, mask, probe)
+            _write_positions(file, positions_m)
+            _write_own(file, geometry, positions_px, background, intensity, {**(attributes or {})})
+            for name, value in (extra or {}).items():
+                file.create_dataset(f"{TRUTH}/{name}", data=value)
+            _write_patterns(file, patterns, count, np.dtype(dtype), geometry.shape, compression)
+            file.flush()
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error}); check the folder and the room on its disk.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_measurement(
+    measurement: Measurement, path: str | os.PathLike[str], *, compression: Literal["gzip"] | None = "gzip"
+) -> None:
+    """Write a measurement as it is (prepared, in its own window); reading the file gives the same one.
+
+    Data in pixel units keep their positions where only ptymesh looks for them. Raises BadInput where a pattern holds
+    what is not a count.
+    """
+    m, pixel = measurement, measurement.geometry.object_pixel_m
+
+    def upright(array: np.ndarray) -> np.ndarray:
+        return np.fft.fftshift(array, axes=(-2, -1)) if m.geometry.propagation == "far_field" else array
+
+    write_cxi(
+        path,
+        patterns=(upright(m.patterns.read(views)) for views in slabs(m.views, m.window[0] * m.window[1] * 8)),
+        count=m.views,
+        dtype=m.patterns.dtype,
+        geometry=m.geometry,
+        positions_m=None if pixel is None else m.positions * np.array(pixel),
+        positions_px=m.positions if pixel is None else None,
+        mask=upright(m.mask),
+        probe=m.probe,
+        background=None if m.background is None else upright(m.background),
+        intensity=m.intensity,
+        attributes={"name": m.name, "notes": list(m.notes), "negative_is_missing": m.patterns.dtype.kind in "if"},
+        compression=compression,
+    )
+
+
+def _write_instrument(file: h5py.File, geometry: Geometry, mask: np.ndarray | None, probe: np.ndarray | None) -> None:
+    detector, source = file.create_group(DETECTOR), file.create_group(SOURCE)
+    if geometry.wavelength_m is not None:
+        source["wavelength"] = geometry.wavelength_m
+    if geometry.energy_eV is not None:
+        source["energy"] = geometry.energy_eV * constants.e
+        source["energy"].attrs["units"] = "J"
+    if geometry.distance_m is not None:
+        detector["distance"] = geometry.distance_m
+    if geometry.detector_pixel_m is not None:
+        y, x = geometry.detector_pixel_m
+        detector["y_pixel_size"], detector["x_pixel_size"] = y, x
+        detector["basis_vectors"] = np.array([[0.0, -x], [-y, 0.0], [0.0, 0.0]])
+    if mask is not None:
+        detector["mask"] = np.where(mask, 0, BAD_PIXEL).astype(np.uint32)
+    if probe is not None:
+        source["illumination"] = probe
+
+
+def _write_positions(file: h5py.File, positions_m: np.ndarray | None) -> None:
+    """CXI holds the sample's translation (x, y, z); with the default basis vectors x, y = column, row."""
+    file.create_group("/entry_1/data_1")
+    if positions_m is None:
+        return
+    translation = np.zeros((len(positions_m), 3))
+    translation[:, 0], translation[:, 1] = positions_m[:, 1], positions_m[:, 0]
+    file["/entry_1/sample_1/geometry_1/translation"] = translation
+    file["/entry_1/data_1/translation"] = h5py.SoftLink("/entry_1/sample_1/geometry_1/translation")
+
+
+def _write_own(
+    file: h5py.File,
+    geometry: Geometry,
+    positions_px: np.ndarray | None,
+    background: np.ndarray | None,
+    intensity: np.ndarray | None,
+    attributes: Mapping[str, Any],
+) -> None:
+    own = file.create_group(OWN)
+    own.attrs["ptymesh_version"] = ptymesh.__version__
+    own.attrs["propagation"] = geometry.propagation
+    for name in ("radiation", "wavelength_m", "distance_m", "focus_distance_m", "detector_pixel_m", "object_pixel_m"):
+        value = getattr(geometry, name)
+        if value is not None:
+            own.attrs[name] = value
+    for name, array in (("positions_px", positions_px), ("background", background), ("intensity", intensity)):
+        if array is not None:
+            own[name] = array
+    for name, value in attributes.items():
+        own.attrs[name] = value
+
+
+def _write_patterns(
+    file: h5py.File,
+    patterns: Iterable[np.ndarray],
+    count: int,
+    dtype: np.dtype,
+    window: tuple[int, int],
+    compression: str | None,
+) -> None:
+    options = {"compression": "gzip", "compression_opts": 2, "shuffle": True} if compression == "gzip" else {}
+    data = file.create_dataset(f"{DETECTOR}/data", (count, *window), dtype=dtype, chunks=(1, *window), **options)
+    file["/entry_1/data_1/data"] = h5py.SoftLink(f"{DETECTOR}/data")
+    done = 0
+    for slab in patterns:
+        if slab.ndim != 3 or slab.shape[1:] != window or done + len(slab) > count:
+            raise BadInput(f"A slab of patterns is {slab.shape} after {done} of {count} views of {window}.")
+        data[done : done + len(slab)] = slab
+        done += len(slab)
+    if done != count:
+        raise BadInput(f"Only {done} of {count} patterns were given.")

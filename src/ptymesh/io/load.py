@@ -1,0 +1,73 @@
+"""Opening a data set: which format is it, and what does it hold."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import h5py
+
+from ptymesh.errors import BadInput
+from ptymesh.io import cxi, generic, tike
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.preprocess import measurement_of
+from ptymesh.io.scan import RawScan
+from ptymesh.io.source import listing, open_hdf5
+from ptymesh.io.staging import fingerprint, npz_members, unpacked
+from ptymesh.measurement import Measurement
+
+#: Readers, asked in this order whether a file is theirs.
+READERS: tuple[ModuleType, ...] = (cxi, tike)
+
+
+def load_measurement(data: DataOptions, positions: PositionOptions | None = None) -> Measurement:
+    """The Measurement in a file, prepared as the options say; patterns are read when they are asked for.
+
+    Raises BadInput, in one sentence, where the file is missing, truncated, of unknown format or unsound.
+    """
+    return measurement_of(open_scan(data), data, positions or PositionOptions(), fingerprint(data.path))
+
+
+def open_scan(data: DataOptions) -> RawScan:
+    """The scan as stored."""
+    _is_file(data.path)
+    path = unpacked(data.path)
+    if data.keys is not None:
+        return generic.read(path, data.keys, data)
+    for reader in READERS:
+        if reader.recognises(path):
+            scan: RawScan = reader.read(path, data)
+            return scan
+    raise BadInput(_unknown(path, data.path))
+
+
+def _is_file(path: Path) -> None:
+    if not path.exists():
+        raise BadInput(f"There is no file {path}; check data.path.")
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file; data.path must name one.")
+    if path.stat().st_size == 0:
+        raise BadInput(f"{path} is empty; copy it again.")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be opened ({error.strerror}); check its permissions.") from error
+
+
+def _unknown(path: Path, shown: Path) -> str:
+    """What can be said about a file that no reader knows."""
+    known = " nor ".join(reader.NAME for reader in READERS)
+    if h5py.is_hdf5(path):
+        with open_hdf5(path) as file:
+            return f"{shown} is HDF5, but not {known}; name its datasets in data.keys: it has {listing(file)}."
+    if zipfile.is_zipfile(path):
+        arrays = ", ".join(f"{name} {shape}" for name, (shape, _) in npz_members(path).items())
+        return f"{shown} is a zip file, but not {known}; name its arrays in data.keys: it has {arrays or 'none'}."
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start.startswith(b"PK"):
+        return f"{shown} is a truncated or damaged npz; copy it again."
+    if start.startswith(b"\x89HDF"):
+        return f"{shown} is a truncated or damaged HDF5 file; copy it again."
+    return f"{shown} is of no known format (it starts with {start!r}); known are HDF5 (CXI or by data.keys) and npz."

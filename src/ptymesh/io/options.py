@@ -1,0 +1,203 @@
+"""What a recipe may say about data and positions (keys `data` and `positions`).
+
+Lengths are in metres, angles in degrees, pairs are [y, x]; a single number stands for both. Everything that concerns
+detector pixels (centre, crop, flips, pixel sizes) is in the axes in which the file stores them.
+
+Arrays are given as `file.npy`, `file.tif`, `file.npz:name` or `file.h5:/path`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ptymesh.geometry import Propagation, Radiation
+
+
+def _both(value: Any) -> Any:
+    """One number for y and x."""
+    return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
+Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
+Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
+FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
+ArrayRef = Annotated[str, Field(min_length=1)]
+Unit = Literal["m", "mm", "um", "nm", "A", "px"]
+
+
+class Options(BaseModel):
+    """Unknown keys are refused; values are checked once and stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KeyMap(Options):
+    """Where a generic HDF5 or npz file keeps things: names of its datasets.
+
+    `pattern_axes` names the axes of the patterns as stored: n view, y x detector, r c rows and columns of a raster
+    (`nyx` for three axes, `rcyx` for four, if nothing is said; `nxy`, `yxn` ... otherwise).
+    Positions are one dataset, (N, 2) or (2, N), in `position_order`, or two (N,) datasets.
+    Scalars (energy, wavelength, distance, pixel) are in eV and metres.
+    """
+
+    patterns: str
+    pattern_axes: str | None = None
+    positions: str | None = None
+    positions_y: str | None = None
+    positions_x: str | None = None
+    position_order: Literal["yx", "xy"] = "yx"
+    probe: str | None = None
+    mask: str | None = None
+    dark: str | None = None
+    intensity: str | None = None
+    energy_eV: str | None = None
+    wavelength_m: str | None = None
+    distance_m: str | None = None
+    detector_pixel_m: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KeyMap:
+        axes = self.pattern_axes
+        if axes is not None and sorted(axes) not in (sorted("nyx"), sorted("rcyx")):
+            raise ValueError(f"pattern_axes is {axes!r}; order the letters n y x (or r c y x), each once")
+        if (self.positions_y is None) != (self.positions_x is None):
+            raise ValueError("positions_y and positions_x belong together; give both")
+        if self.positions is not None and self.positions_y is not None:
+            raise ValueError("positions are named twice; give either positions, or positions_y and positions_x")
+        return self
+
+
+class ViewRange(Options):
+    """Views start, start + step ... before stop, in the order of the file; as in a Python slice."""
+
+    start: int | None = None
+    stop: int | None = None
+    step: int = Field(1, gt=0)
+
+
+class DataOptions(Options):
+    """Recipe key `data`: a file, its geometry where the file is silent or wrong, and how patterns are prepared.
+
+    Applied in this order: view selection, saturation, dark, flat, gain, flips, centre, crop, bin, pad, transposition.
+
+    Fields:
+        path: of the data set; the format is found by content.
+        keys: dataset names of a generic HDF5 or npz file.
+        dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
+        radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
+            `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
+        views: which views to use.
+        flip_y, flip_x, transpose: turn the detector into the frame of the scan: rows, columns reversed (about the
+            zero frequency in the far field), then axes exchanged. Masks, darks and the file's probe follow.
+        centre: detector pixel of the direct beam, `find` (centroid of the mean pattern), or none: as stored.
+        crop: detector pixels kept around the centre. bin: pixels summed along y and x.
+        pad: size of the window after binning; new pixels are masked.
+        mask: array, combined with the file's own; `mask_true` says what non-zero means there.
+        saturation: detector value from which on a pixel holds no data in that view.
+        dark: number or array subtracted (clipped at zero). flat: array that divides, relative to its mean.
+        gain: detector units per count, number or array.
+        background: array of counts that add to every pattern and stay in the model (better than `dark` for photons).
+        intensity: (N,) array of incident intensities, any unit.
+        invalid: what to do with NaN and negative counts on good pixels: refuse the file, treat them as missing in
+            that view, or take negative ones as zero (and NaN as missing).
+    """
+
+    path: FilePath
+    keys: KeyMap | None = None
+    dc: Literal["centre", "corner"] | None = None
+
+    radiation: Radiation | None = None
+    energy_eV: Positive | None = None
+    wavelength_m: Positive | None = None
+    propagation: Propagation | None = None
+    distance_m: Positive | None = None
+    focus_distance_m: Positive | None = None
+    detector_pixel_m: PositivePair | None = None
+    object_pixel_m: PositivePair | None = None
+
+    views: ViewRange = ViewRange(step=1)
+    flip_y: bool = False
+    flip_x: bool = False
+    transpose: bool = False
+    centre: Annotated[tuple[Number, Number], Field()] | Literal["find"] | None = None
+    crop: Size | None = None
+    bin: int = Field(1, gt=0)
+    pad: Size | None = None
+
+    mask: ArrayRef | None = None
+    mask_true: Literal["good", "bad"] = "good"
+    saturation: Positive | None = None
+    dark: Number | ArrayRef | None = None
+    flat: ArrayRef | None = None
+    gain: Positive | ArrayRef | None = None
+    background: ArrayRef | None = None
+    intensity: ArrayRef | None = None
+    invalid: Literal["refuse", "missing", "zero"] = "refuse"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_as_word(cls, value: Any) -> Any:
+        """`centre: none` in a recipe is a string."""
+        if isinstance(value, dict) and value.get("centre") == "none":
+            value = {**value, "centre": None}
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataOptions:
+        if self.energy_eV is not None and self.wavelength_m is not None:
+            raise ValueError("energy_eV and wavelength_m say the same thing; give one of them")
+        return self
+
+
+class Raster(Options):
+    """A raster: rows along y, columns along x (fast). `shape` may be left out where the patterns are 4-D.
+
+    `step_px` counts object pixels of the whole stored pattern, before cropping, binning or padding.
+    """
+
+    shape: Size | None = None
+    step_m: Step | None = None
+    step_px: Step | None = None
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Raster:
+        if (self.step_m is None) == (self.step_px is None):
+            raise ValueError("a raster needs its step once; give either step_m or step_px")
+        return self
+
+
+class PositionOptions(Options):
+    """Recipe key `positions`: how windows are placed, and how the scan lies to the detector.
+
+    Applied in this order: exchange of axes, flips, affine matrix, rotation.
+
+    Fields:
+        subpixel: how fractions of a pixel are modelled.
+        raster: positions of a raster scan, instead of the file's.
+        unit: of the positions in the file, where it does not say so itself.
+        transpose, flip_y, flip_x: exchange y and x, then reverse them.
+        affine: [[yy, yx], [xy, xx]], (y, x) -> A (y, x).
+        rotation_deg: y' = y cos - x sin, x' = y sin + x cos.
+    """
+
+    subpixel: Literal["fourier", "bilinear", "none"] = "fourier"
+    raster: Raster | None = None
+    unit: Unit | None = None
+    transpose: bool = False
+    flip_y: bool = False
+    flip_x: bool = False
+    affine: tuple[tuple[Number, Number], tuple[Number, Number]] = ((1.0, 0.0), (0.0, 1.0))
+    rotation_deg: Number = 0.0
+
+    @model_validator(mode="after")
+    def _invertible(self) -> PositionOptions:
+        (a, b), (c, d) = self.affine
+        if a * d - b * c == 0:
+            raise ValueError(f"the affine matrix {self.affine} is singular; check its entries")
+        return self

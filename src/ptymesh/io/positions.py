@@ -1,0 +1,82 @@
+"""Where the windows lie: positions of the file or of a raster, in object pixels of the final window.
+
+N       views
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry, Pair
+from ptymesh.io.options import PositionOptions, Raster
+from ptymesh.io.scan import RawScan
+
+METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
+
+
+def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair) -> np.ndarray:
+    """(N, 2) float64 object pixels, y x, of all views of the file.
+
+    Args:
+        geometry: of the final window.
+        ratio: its object pixel over that of the stored pattern (y, x): pixel positions shrink by it.
+
+    BadInput where there are no positions, a wrong number of them, or metres without a known object pixel.
+    """
+    count = raw.patterns.shape[0]
+    if options.raster is not None:
+        positions, unit = _raster(options.raster, raw)
+    elif raw.positions is not None:
+        positions, unit = raw.positions, options.unit or raw.unit
+    elif raw.raster is not None:
+        raise BadInput(f"{raw.name} is a raster of {raw.raster} views without a step; set positions.raster.step_m.")
+    else:
+        raise BadInput(
+            f"{raw.name} has {count} patterns and no positions; name them (data.keys.positions), or set "
+            f"positions.raster."
+        )
+    if len(positions) != count:
+        what = "the raster has" if options.raster is not None else "there are"
+        raise BadInput(f"{raw.name} holds {count} patterns, but {what} {len(positions)} positions; give one for each.")
+    if not np.isfinite(positions).all():
+        bad = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
+        raise BadInput(
+            f"Position {bad} of {raw.name} is {positions[bad].tolist()}; leave that view out (data.views) or mend it."
+        )
+    turned = positions @ turn(options).T
+    if unit == "px":
+        return turned / np.array(ratio)
+    if geometry.object_pixel_m is None:
+        raise BadInput(
+            f"The positions of {raw.name} are in {unit}, but its object pixel is unknown; set data.object_pixel_m, or "
+            f"the energy, data.distance_m and data.detector_pixel_m."
+        )
+    return turned * METRES[unit] / np.array(geometry.object_pixel_m)
+
+
+def turn(options: PositionOptions) -> np.ndarray:
+    """(2, 2) matrix on (y, x): exchange of axes, flips, affine, rotation by y' = y cos - x sin, x' = y sin + x cos."""
+    exchange = np.array([[0.0, 1.0], [1.0, 0.0]]) if options.transpose else np.eye(2)
+    flips = np.diag([-1.0 if options.flip_y else 1.0, -1.0 if options.flip_x else 1.0])
+    angle = math.radians(options.rotation_deg)
+    rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    return rotation @ np.array(options.affine) @ flips @ exchange
+
+
+def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
+    """Rows along y, columns along x, around (0, 0)."""
+    shape = raster.shape or raw.raster
+    if shape is None:
+        raise BadInput(f"{raw.name} is a list of {raw.patterns.shape[0]} views; set positions.raster.shape.")
+    if raw.raster is not None and shape != raw.raster:
+        raise BadInput(
+            f"positions.raster.shape is {shape}, but the patterns are a raster of {raw.raster}; leave it out."
+        )
+    step, unit = (raster.step_m, "m") if raster.step_m is not None else (raster.step_px, "px")
+    if step is None:
+        raise BadInput("A raster needs its step; give positions.raster.step_m or step_px.")
+    index = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, 2)
+    return (index - (np.array(shape) - 1) / 2) * np.array(step), unit

@@ -1,0 +1,309 @@
+"""From a scan as stored to a Measurement: counts, window, far-field patterns with DC at the corner.
+
+N       views
+H, W    detector pixels as stored
+h, w    window pixels
+
+Nothing is read here but what finding the centre needs: patterns are prepared as they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.arrays import detector_array, load_array
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.positions import window_positions
+from ptymesh.io.scan import RawScan
+from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
+from ptymesh.io.window import Window, resampled_probe, window_of
+from ptymesh.measurement import Measurement
+
+#: Patterns that are averaged to find the centre.
+CENTRE_VIEWS = 256
+
+
+@dataclass(frozen=True)
+class PreparedSource:
+    """Patterns (N, h, w) prepared as they are read; pixels without data in a view are -1, masked ones 0.
+
+    Fields:
+        raw, view_mask: as stored. selected: (N,) stored views.
+        window: which detector pixels.
+        good: (h b, w b) bool, detector pixels in the window's order. mask: (h, w).
+        dark, scale: (h b, w b) float32, counts = (value - dark) scale; None where nothing is to be done.
+        saturation, invalid: as in DataOptions.
+        name: for messages.
+    """
+
+    raw: SlabSource
+    view_mask: SlabSource | None
+    selected: np.ndarray
+    window: Window
+    good: np.ndarray
+    mask: np.ndarray
+    dark: np.ndarray | None
+    scale: np.ndarray | None
+    saturation: float | None
+    invalid: str
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, h, w)."""
+        return (len(self.selected), *self.window.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The detector's own, unless counts are scaled (float32), summed (wider) or can be missing (signed)."""
+        dtype = np.dtype(self.raw.dtype)
+        if self.dark is not None or self.scale is not None:
+            dtype = np.dtype(np.float32)
+        if dtype.kind == "b":
+            dtype = np.dtype(np.uint8)
+        return wide_enough(dtype, self.window.binning**2, signed=self._can_miss)
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """(len(views), h, w); BadInput, naming the view, on NaN and negative counts."""
+        views = np.asarray(views)
+        rows, columns = self.window.y.span, self.window.x.span
+        frame = max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) * max(4, self.raw.dtype.itemsize)
+        out = np.empty((len(views), *self.window.shape), self.dtype)
+        for start in range(0, len(views), max(1, SLAB_BYTES // frame)):
+            part = slice(start, start + max(1, SLAB_BYTES // frame))
+            out[part] = self._prepared(self.selected[views[part]], rows, columns)
+        return out
+
+    @property
+    def _can_miss(self) -> bool:
+        return self.saturation is not None or self.invalid == "missing" or self.view_mask is not None
+
+    def _prepared(self, stored: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        values = self.window.gather(self.raw.read(stored, rows, columns), spanned=True)
+        missing = None if self.saturation is None else values >= self.saturation
+        if not self.good.all():
+            values[:, ~self.good] = 0
+        if self.view_mask is not None:
+            unseen = ~self.window.gather(self.view_mask.read(stored, rows, columns), spanned=True)
+            values[unseen] = 0
+            missing = unseen if missing is None else missing | unseen
+        values, invalid = self._checked(values, stored)
+        if invalid is not None:
+            missing = invalid if missing is None else missing | invalid
+        if self.dark is not None:
+            values = np.maximum(values.astype(np.float32) - self.dark, 0)
+        if self.scale is not None:
+            values = values.astype(np.float32) * self.scale
+        counts = self.window.binned(values, self.dtype)
+        if missing is not None:
+            counts[~self.window.all_of(~missing)] = -1
+        if not self.mask.all():
+            counts[:, ~self.mask] = 0
+        return counts
+
+    def _checked(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Values that are counts, and where there was something else that counts as missing."""
+        if values.dtype.kind in "bu" or not values.size:
+            return values, None
+        low, high = values.min(), values.max()
+        if low >= 0 and high < np.inf:  # False on NaN too
+            return values, None
+        broken, negative = ~np.isfinite(values), values < 0
+        if self.invalid == "refuse":
+            k, y, x = (int(i) for i in np.argwhere(broken | negative)[0])
+            raise BadInput(
+                f"View {stored[k]} of {self.name} holds {values[k, y, x]} counts; mask such pixels (data.mask), or set "
+                f"data.invalid to missing or zero."
+            )
+        wrong = broken if self.invalid == "zero" else broken | negative
+        return np.where(broken | negative, 0, values).astype(values.dtype), wrong
+
+
+def wide_enough(dtype: np.dtype, terms: int, *, signed: bool) -> np.dtype:
+    """The smallest integer type of at most 32 bits that holds sums of this many terms, else float32.
+
+    Floating-point types stay as they are.
+    """
+    if dtype.kind == "f":
+        return dtype
+    if terms == 1 and (not signed or dtype.kind == "i"):
+        return dtype
+    most = int(np.iinfo(dtype).max) * terms
+    kinds = (np.int8, np.int16, np.int32) if signed or dtype.kind == "i" else (np.uint8, np.uint16, np.uint32)
+    for kind in kinds:
+        if most <= np.iinfo(kind).max and np.dtype(kind).itemsize >= dtype.itemsize:
+            return np.dtype(kind)
+    return np.dtype(np.float32)
+
+
+def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, fingerprint: str) -> Measurement:
+    """The Measurement that a stored scan and the options make. BadInput where they do not fit each other."""
+    count, *stored = raw.patterns.shape
+    shape = stored[0], stored[1]
+    if 0 in (count, *shape):
+        raise BadInput(f"{data.path} holds patterns of shape {(count, *shape)}; there is nothing to reconstruct.")
+    if data.dc is not None:
+        raw = replace(raw, centred=data.dc == "centre")
+    selected = np.arange(count)[data.views.start : data.views.stop : data.views.step]
+    if not len(selected):
+        raise BadInput(f"data.views leaves none of the {count} views of {data.path}; check start and stop.")
+    geometry = raw.optics.overridden(data).geometry(shape)
+    far = geometry.propagation == "far_field"
+    good, flat = _good(raw, data, shape)
+    centre = _centre(raw, data, good, far)
+    window = window_of(shape, far, raw.centred, centre, data)
+    unturned = window.shape[::-1] if data.transpose else window.shape
+    final = geometry.rewindowed(unturned, data.bin)
+    final = final.transposed() if data.transpose else final
+    ratio = geometry.pixel_ratio(unturned, data.bin)
+    probe, notes = _probe(raw, window, far, shape)
+    where = window_positions(raw, positions, final, ratio[::-1] if data.transpose else ratio)
+    good_here = window.gather(good) & window.exists
+    background = (
+        raw.background if data.background is None else detector_array(data.background, "data.background", shape)
+    )
+    return Measurement(
+        patterns=PreparedSource(
+            raw=raw.patterns,
+            view_mask=raw.view_mask,
+            selected=selected,
+            window=window,
+            good=good_here,
+            mask=window.all_of(good_here),
+            dark=_dark(raw, data, window, shape),
+            scale=_scale(data, flat, window, shape),
+            saturation=data.saturation,
+            invalid="missing" if raw.negative_is_missing else data.invalid,
+            name=str(data.path),
+        ),
+        positions=np.ascontiguousarray(where[selected]),
+        geometry=final,
+        mask=window.all_of(good_here),
+        background=None if background is None else _background(background, window, good_here),
+        intensity=_intensity(raw, data, count, selected),
+        probe=probe,
+        name=raw.name,
+        path=str(data.path),
+        fingerprint=fingerprint,
+        notes=raw.notes + notes,
+    )
+
+
+def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
+    """(H, W) bool of the good pixels, and the flat field."""
+    good = np.ones(shape, bool) if raw.mask is None else raw.mask
+    if good.shape != shape:
+        raise BadInput(f"The mask of {data.path} has shape {good.shape}; its patterns are {shape}.")
+    if data.mask is not None:
+        given = load_array(data.mask, "data.mask")
+        if given.shape != shape:
+            raise BadInput(f"data.mask: {data.mask} has shape {given.shape}; the detector is {shape} as stored.")
+        good = good & ((given != 0) == (data.mask_true == "good"))
+    flat = None
+    if data.flat is not None:
+        flat = detector_array(data.flat, "data.flat", shape)
+        good = good & (flat > 0)
+    if not good.any():
+        raise BadInput(
+            f"The mask of {data.path} leaves no pixel of the detector; if it is inverted, set data.mask_true to "
+            f"{'bad' if data.mask_true == 'good' else 'good'}."
+        )
+    return good, flat
+
+
+def _centre(raw: RawScan, data: DataOptions, good: np.ndarray, far: bool) -> tuple[int, int] | None:
+    """Detector pixel of the direct beam, DC being in the middle; None: as stored."""
+    if data.centre is None:
+        return None
+    if data.centre != "find":
+        y, x = data.centre
+        return round(float(y)), round(float(x))
+    count, height, width = raw.patterns.shape
+    chosen = np.unique(np.linspace(0, count - 1, min(count, CENTRE_VIEWS)).round().astype(int))
+    total = np.zeros((height, width))
+    for part in slabs(len(chosen), height * width * max(4, raw.patterns.dtype.itemsize)):
+        values = raw.patterns.read(chosen[part], slice(0, height), slice(0, width)).astype(np.float64)
+        total += np.where(np.isfinite(values) & (values > 0), values, 0).sum(axis=0)
+    total *= good
+    if far and not raw.centred:
+        total, good = np.fft.fftshift(total), np.fft.fftshift(good)
+    return centroid(total, good)
+
+
+def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
+    """The pixel nearest to the centre of gravity of a mean pattern (H, W).
+
+    Values count from a tenth of the bright level (99th percentile) up to that level, so that neither a diffuse
+    background nor a hot pixel draws the centre away. BadInput on a dark pattern.
+    """
+    bright = float(np.percentile(mean[good], 99))
+    weight = np.clip(mean, 0, bright) - 0.1 * bright
+    weight = np.where(good & (weight > 0), weight, 0)
+    if weight.sum() <= 0:
+        raise BadInput("data.centre: find needs light, but the mean pattern is dark; give the pixel [y, x].")
+    y, x = (float((weight.sum(axis=1 - k) * np.arange(mean.shape[k])).sum() / weight.sum()) for k in (0, 1))
+    return round(y), round(x)
+
+
+def _dark(raw: RawScan, data: DataOptions, window: Window, shape: tuple[int, int]) -> np.ndarray | None:
+    if data.dark is not None:
+        dark = detector_array(data.dark, "data.dark", shape)
+    elif raw.dark is not None:
+        dark = raw.dark
+        if dark.shape != shape:
+            raise BadInput(f"The dark pattern of {data.path} has shape {dark.shape}; its patterns are {shape}.")
+    else:
+        return None
+    return window.gather(dark.astype(np.float32))
+
+
+def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tuple[int, int]) -> np.ndarray | None:
+    """Counts per detector unit, (h b, w b)."""
+    if flat is None and data.gain is None:
+        return None
+    scale = np.ones(shape)
+    if flat is not None:
+        scale = np.where(flat > 0, flat[flat > 0].mean() / np.where(flat > 0, flat, 1), 0)
+    if data.gain is not None:
+        gain = detector_array(data.gain, "data.gain", shape)
+        if (gain <= 0).any():
+            raise BadInput(f"data.gain holds {gain.min():g}; detector units per count are positive.")
+        scale = scale / gain
+    return window.gather(scale.astype(np.float32))
+
+
+def _background(background: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
+    counts = window.gather(background.astype(np.float64))
+    if (counts[good] < 0).any():
+        raise BadInput(f"The background holds {counts[good].min():g} counts; it cannot be negative.")
+    return window.binned(np.where(good, counts, 0), np.dtype(np.float64))
+
+
+def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray) -> np.ndarray | None:
+    """(N,) of the selected views, mean 1."""
+    values = raw.intensity if data.intensity is None else load_array(data.intensity, "data.intensity").reshape(-1)
+    if values is None:
+        return None
+    if len(values) != count:
+        raise BadInput(f"There are {len(values)} incident intensities for {count} views; give one for each.")
+    values = values[selected].astype(np.float64)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        bad = int(np.flatnonzero(~(np.isfinite(values) & (values > 0)))[0])
+        raise BadInput(f"The incident intensity of view {selected[bad]} is {values[bad]}; it must be positive.")
+    return values / values.mean()
+
+
+def _probe(
+    raw: RawScan, window: Window, far: bool, shape: tuple[int, int]
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The file's probe in the window, or why it is left out."""
+    if raw.probe is None:
+        return None, ()
+    if raw.probe.shape[1:] != shape:
+        return None, (f"The file's probe is {raw.probe.shape[1:]} pixels, its patterns {shape}: it is left out.",)
+    if not np.isfinite(raw.probe).all() or not raw.probe.any():
+        return None, ("The file's probe is zero or not finite: it is left out.",)
+    return resampled_probe(raw.probe, window, far=far, centred=raw.centred), ()

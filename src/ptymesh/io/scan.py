@@ -1,0 +1,106 @@
+"""What a reader hands over: a data set as its file stores it, before anything is done to it.
+
+N       views
+M       probe modes
+H, W    detector pixels as stored
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import (
+    Geometry,
+    Pair,
+    Propagation,
+    Radiation,
+    electron_wavelength_m,
+    far_field,
+    near_field,
+    photon_wavelength_m,
+)
+from ptymesh.io.options import DataOptions, Unit
+from ptymesh.io.source import SlabSource
+
+
+@dataclass(frozen=True)
+class Optics:
+    """What a file says about beam and detector; anything may be unknown. Lengths in metres, pixels (y, x)."""
+
+    propagation: Propagation = "far_field"
+    radiation: Radiation | None = None
+    wavelength_m: float | None = None
+    energy_eV: float | None = None
+    distance_m: float | None = None
+    focus_distance_m: float | None = None
+    detector_pixel_m: Pair | None = None
+    object_pixel_m: Pair | None = None
+
+    def overridden(self, options: DataOptions) -> Optics:
+        """With the recipe's values in place of the file's; an object pixel that follows from them is forgotten."""
+        names = ("propagation", "radiation", "distance_m", "focus_distance_m", "detector_pixel_m")
+        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        if options.energy_eV is not None or options.wavelength_m is not None:
+            given |= {"energy_eV": options.energy_eV, "wavelength_m": options.wavelength_m}
+        changed = replace(self, **given)
+        if options.object_pixel_m is not None:
+            return replace(changed, object_pixel_m=options.object_pixel_m)
+        known = (changed.energy_eV or changed.wavelength_m, changed.distance_m, changed.detector_pixel_m)
+        return replace(changed, object_pixel_m=None) if given.keys() - {"radiation"} and all(known) else changed
+
+    def geometry(self, shape: tuple[int, int]) -> Geometry:
+        """Geometry of a window of `shape` pixels; BadInput where near field lacks something."""
+        wavelength, distance, pixel = self._wavelength_m(), self.distance_m, self.detector_pixel_m
+        obj = self.object_pixel_m
+        if obj is None and wavelength is not None and distance is not None and pixel is not None:
+            if self.propagation == "far_field":
+                obj = far_field(shape, wavelength, distance, pixel).object_pixel_m
+            else:
+                obj = near_field(shape, wavelength, distance, pixel, self.focus_distance_m).object_pixel_m
+        return Geometry(
+            shape, self.propagation, self.radiation, wavelength, distance, self.focus_distance_m, pixel, obj
+        )
+
+    def _wavelength_m(self) -> float | None:
+        if self.wavelength_m is not None or self.energy_eV is None:
+            return self.wavelength_m
+        if self.radiation is None:
+            raise BadInput(f"An energy of {self.energy_eV} eV of what? Set data.radiation to photon or electron.")
+        return (photon_wavelength_m if self.radiation == "photon" else electron_wavelength_m)(self.energy_eV)
+
+
+@dataclass(frozen=True)
+class RawScan:
+    """A data set as stored.
+
+    Fields:
+        patterns: source of (N, H, W) detector values in the order of the file.
+        optics: beam and detector as the file tells.
+        centred: DC of far-field patterns at (H//2, W//2), else at the corner; mask, dark ... follow.
+        positions: (N, 2) y x in `unit`: the probe's place on the object; None where the file has none.
+        raster: (rows, columns) where the patterns are stored as 4-D data.
+        mask: (H, W) bool, True where good. view_mask: the same for every view, (N, H, W).
+        dark: (H, W) detector units. background: (H, W) counts. intensity: (N,).
+        probe: (M, H, W) complex, optical axis at (H//2, W//2).
+        negative_is_missing: values below zero mark missing pixels (written so by ptymesh).
+        name, notes: as in Measurement.
+    """
+
+    patterns: SlabSource
+    optics: Optics
+    centred: bool = True
+    positions: np.ndarray | None = None
+    unit: Unit = "m"
+    raster: tuple[int, int] | None = None
+    mask: np.ndarray | None = None
+    view_mask: SlabSource | None = None
+    dark: np.ndarray | None = None
+    background: np.ndarray | None = None
+    intensity: np.ndarray | None = None
+    probe: np.ndarray | None = None
+    negative_is_missing: bool = False
+    name: str = "scan"
+    notes: tuple[str, ...] = field(default=())

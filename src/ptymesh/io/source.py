@@ -1,0 +1,231 @@
+"""Patterns on disk, read a few views and a few detector rows and columns at a time.
+
+N       views
+H, W    detector pixels as stored
+
+Files are opened when first read, once per process, so that sources can be handed to other processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+
+#: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
+CACHE_BYTES = 64 << 20
+#: What is in memory at a time when patterns are gone through.
+SLAB_BYTES = 64 << 20
+
+
+class SlabSource(Protocol):
+    """Patterns as stored."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, H, W)."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As stored."""
+
+    def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        """(len(views), rows, columns) of these views, in any order. Slices have start and stop, and step 1."""
+
+
+class MappedSource:
+    """Patterns in an uncompressed array on disk, memory-mapped; `axes` names its axes as in the key map.
+
+    `offset` is where the numbers start in the file (an .npy, or an uncompressed .npz).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        axes: str = "nyx",
+        offset: int = 0,
+        fortran_order: bool = False,
+    ) -> None:
+        self._path, self._stored, self._on_disk = path, shape, dtype
+        self._axes, self._offset = axes, offset
+        self._order: Literal["F", "C"] = "F" if fortran_order else "C"
+        self._pid, self._map = -1, np.empty(0)
+        self._shape, self.raster = _scan_shape(shape, axes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, H, W)."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As stored, in this machine's byte order."""
+        return self._on_disk.newbyteorder("=")
+
+    def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        """(len(views), rows, columns)."""
+        if self._pid != os.getpid():
+            array = np.memmap(self._path, self._on_disk, "r", self._offset, self._stored, self._order)
+            order = "rcyx" if self.raster else "nyx"
+            self._map, self._pid = array.transpose([self._axes.index(a) for a in order]), os.getpid()
+        if self.raster:
+            r, c = np.divmod(views, self.raster[1])
+            return np.asarray(self._map[r, c, rows, columns]).astype(self.dtype, copy=False)
+        return np.asarray(self._map[views, rows, columns]).astype(self.dtype, copy=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pid": -1, "_map": np.empty(0)}
+
+
+class Hdf5Source:
+    """Patterns in an HDF5 dataset, read as sorted hyperslabs, chunk by chunk."""
+
+    def __init__(self, path: Path, dataset: str, axes: str | None = None) -> None:
+        self._path, self.name = path, dataset
+        self._pid: int = -1
+        self._file: h5py.File | None = None
+        with open_hdf5(path) as file:
+            data = dataset_of(file, dataset)
+            if axes is None:
+                axes = {3: "nyx", 4: "rcyx"}.get(data.ndim, "")
+            if data.ndim != len(axes):
+                raise BadInput(
+                    f"{dataset} in {path} has shape {data.shape}; patterns have three axes (views, y, x), or four for "
+                    f"a raster (rows, columns, y, x)."
+                )
+            if data.dtype.kind not in "buif":
+                raise BadInput(f"{dataset} in {path} holds {data.dtype} values; patterns are counts.")
+            self._axes = axes
+            self._dtype = data.dtype.newbyteorder("=")
+            self._shape, self.raster = _scan_shape(data.shape, axes)
+            chunks = data.chunks or (1,) * data.ndim
+            self._chunk = int(chunks[axes.index("c" if self.raster else "n")])
+            #: Views that one chunk spans, and whether that is too much to unpack for a single view.
+            self.frames_per_chunk = self._chunk * (int(chunks[axes.index("r")]) if self.raster else 1)
+            packed = data.compression is not None or data.id.get_create_plist().get_nfilters() > 0
+            size = int(np.prod(chunks, dtype=np.int64)) * data.dtype.itemsize
+            self.huge_chunks = packed and self.frames_per_chunk > 1 and size > CACHE_BYTES
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, H, W)."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As stored, in this machine's byte order."""
+        return self._dtype
+
+    def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        """(len(views), rows, columns); BadInput where the file is damaged."""
+        views = np.asarray(views)
+        order = np.argsort(views, kind="stable")
+        shape = len(views), rows.stop - rows.start, columns.stop - columns.start
+        out = np.empty(shape, self._dtype)
+        data = self._dataset()
+        for line, start, stop, members in self._spans(views, order):
+            where = {"n": slice(start, stop), "r": line, "c": slice(start, stop), "y": rows, "x": columns}
+            try:
+                block = data[tuple(where[a] for a in self._axes)]
+            except OSError as error:
+                raise BadInput(
+                    f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({_first(error)}); "
+                    f"the file is truncated or damaged: copy it again."
+                ) from error
+            left = [a for a in self._axes if a != "r"]
+            block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
+            out[members] = block[self._along(views[members]) - start]
+        return out
+
+    def _along(self, views: np.ndarray) -> np.ndarray:
+        return views % self.raster[1] if self.raster else views
+
+    def _spans(self, views: np.ndarray, order: np.ndarray) -> Iterator[tuple[int, int, int, np.ndarray]]:
+        """(raster line, start, stop, members): runs of views that are neighbours, or share a chunk."""
+        if not len(order):
+            return
+        ordered = views[order]
+        line = ordered // self.raster[1] if self.raster else np.zeros_like(ordered)
+        along = self._along(ordered)
+        same_chunk = along[1:] // self._chunk == along[:-1] // self._chunk
+        cut = (np.diff(line) != 0) | ((np.diff(along) > 1) & ~same_chunk)
+        for members in np.split(np.arange(len(order)), np.flatnonzero(cut) + 1):
+            first, last = members[0], members[-1]
+            yield int(line[first]), int(along[first]), int(along[last]) + 1, order[members]
+
+    def _dataset(self) -> h5py.Dataset:
+        if self._file is None or self._pid != os.getpid():
+            self._file, self._pid = open_hdf5(self._path), os.getpid()
+        return dataset_of(self._file, self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pid": -1, "_file": None}
+
+
+def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
+    """Consecutive views, a bounded number of bytes at a time."""
+    step = max(1, SLAB_BYTES // max(1, frame_bytes))
+    for start in range(0, views, step):
+        yield np.arange(start, min(start + step, views))
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """Open for reading; BadInput where the file is truncated or damaged."""
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking="best-effort")
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be opened as HDF5 ({_first(error)}); it is truncated or damaged: copy it again."
+        ) from error
+
+
+def dataset_of(file: h5py.File, name: str) -> h5py.Dataset:
+    """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing."""
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        raise BadInput(f"{file.filename} has no dataset {name}; it has {listing(file)}.")
+    filters = found.id.get_create_plist()
+    if any(filters.get_filter(i)[0] >= 256 for i in range(filters.get_nfilters())):  # 256: first registered plugin
+        import hdf5plugin  # noqa: F401
+    return found
+
+
+def read_dataset(file: h5py.File, name: str) -> np.ndarray:
+    """A whole small dataset; BadInput where it is missing or damaged."""
+    try:
+        return np.asarray(dataset_of(file, name)[()])
+    except OSError as error:
+        raise BadInput(f"{name} in {file.filename} cannot be read ({_first(error)}); copy the file again.") from error
+
+
+def listing(file: h5py.File, most: int = 8) -> str:
+    """The datasets of a file, largest first, for error messages."""
+    found: list[tuple[int, str]] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found.append((item.size or 0, f"/{name} {item.shape}"))
+
+    file.visititems(visit)
+    names = [text for _, text in sorted(found, reverse=True)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) + more) or "none at all"
+
+
+def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:
+    size = dict(zip(axes, shape, strict=True))
+    raster = (size["r"], size["c"]) if "r" in size else None
+    count = raster[0] * raster[1] if raster else size["n"]
+    return (count, size["y"], size["x"]), raster
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

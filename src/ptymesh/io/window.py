@@ -1,0 +1,190 @@
+"""Which detector pixels make up the window: flips, centre, crop, bin, pad, corner, as one index table per axis.
+
+n       detector pixels along an axis, as stored
+m, b    window pixels along it, detector pixels summed into each
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.options import DataOptions
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the window.
+
+    Fields:
+        pixels: (m, b) stored detector pixels of each window pixel in natural order (DC at m//2), -1 where there is
+            none.
+        offset: by how many detector pixels the middle of the DC window pixel lies above DC itself (even b: half ones).
+        at_corner: whether the window itself has DC at index 0.
+    """
+
+    pixels: np.ndarray
+    offset: float
+    at_corner: bool
+
+    @property
+    def ordered(self) -> np.ndarray:
+        """(m, b), in the order of the window."""
+        return np.fft.ifftshift(self.pixels, axes=0) if self.at_corner else self.pixels
+
+    @property
+    def span(self) -> slice:
+        """The stored pixels that are needed at all."""
+        used = self.pixels[self.pixels >= 0]
+        return slice(int(used.min()), int(used.max()) + 1)
+
+
+def axis(
+    n: int,
+    *,
+    far: bool,
+    centred: bool,
+    centre: int | None,
+    flip: bool,
+    crop: int | None,
+    binning: int,
+    pad: int | None,
+) -> Axis:
+    """The index table of one axis. `centre` is counted with DC in the middle, whatever the file's order.
+
+    BadInput where crop, bin, pad and centre leave nothing or do not fit.
+    """
+    kept = n if crop is None else crop
+    if kept > n:
+        raise BadInput(f"data.crop asks for {kept} pixels of a detector that has {n}; use data.pad to enlarge.")
+    m = kept // binning
+    if m == 0:
+        raise BadInput(f"data.bin is {binning} for {kept} detector pixels; choose a smaller one.")
+    total = m if pad is None else pad
+    if total < m:
+        raise BadInput(f"data.pad is {total}, smaller than the {m} pixels there are; use data.crop to make it smaller.")
+    if centre is not None and not 0 <= centre < n:
+        raise BadInput(f"data.centre is at pixel {centre} of an axis of {n}; it must lie on the detector.")
+
+    order = np.arange(n) if centred or not far else np.fft.fftshift(np.arange(n))
+    middle = n // 2 if centre is None else centre
+    if flip:
+        order = order[::-1]
+        if far or centre is not None:
+            middle = n - 1 - middle
+    # DC comes to lie in the first, ..., last detector pixel of its bin, so that the window stays on the detector.
+    first = middle - (m // 2) * binning
+    inside = min(max((binning - 1) // 2, first + m * binning - n), first)
+    within = min(max(inside, 0), binning - 1)
+    index = first - within + np.arange(m * binning)
+    if far and flip and centre is None and m * binning == n and n % 2 == 0:
+        index %= n  # the frequency -n/2, reversed, is n/2, and these are the same
+    pixels = np.where((index >= 0) & (index < n), order[np.clip(index, 0, n - 1)], -1).reshape(m, binning)
+    if (pixels < 0).all():
+        raise BadInput(f"data.crop and data.centre leave no pixel of an axis of {n}; check them.")
+    padded = np.full((total, binning), -1)
+    start = total // 2 - m // 2
+    padded[start : start + m] = pixels
+    return Axis(padded, (binning - 1) / 2 - within, far)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Both axes, as stored; the window's own axes are exchanged if `transpose`."""
+
+    y: Axis
+    x: Axis
+    transpose: bool
+    binning: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(h, w) after transposition."""
+        shape = len(self.y.pixels), len(self.x.pixels)
+        return shape[::-1] if self.transpose else shape
+
+    def gather(self, slab: np.ndarray, *, spanned: bool = False) -> np.ndarray:
+        """(..., H, W) -> (..., h b, w b) detector pixels in the window's order; missing ones repeat the first pixel.
+
+        `spanned` slabs hold only the rows and columns of `span`.
+        """
+        for k, one in ((-2, self.y), (-1, self.x)):
+            index = one.ordered.ravel()
+            start = one.span.start
+            index = np.where(index < 0, 0, index - start if spanned else index)
+            if not np.array_equal(index, np.arange(slab.shape[k])):
+                slab = slab.take(index, axis=k)
+        return np.ascontiguousarray(slab.swapaxes(-1, -2)) if self.transpose else slab
+
+    @property
+    def exists(self) -> np.ndarray:
+        """(h b, w b) bool: where there is a detector pixel."""
+        y, x = self.y.ordered.ravel() >= 0, self.x.ordered.ravel() >= 0
+        return np.outer(x, y) if self.transpose else np.outer(y, x)
+
+    def binned(self, slab: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Sum of b x b pixels, (..., h b, w b) -> (..., h, w)."""
+        if self.binning == 1:
+            return slab.astype(dtype, copy=False)
+        return self._blocks(slab).sum(axis=(-3, -1), dtype=dtype)
+
+    def all_of(self, slab: np.ndarray) -> np.ndarray:
+        """Where all of b x b pixels are True, (..., h b, w b) -> (..., h, w)."""
+        return slab if self.binning == 1 else np.asarray(self._blocks(slab).all(axis=(-3, -1)))
+
+    def _blocks(self, slab: np.ndarray) -> np.ndarray:
+        b = self.binning
+        h, w = slab.shape[-2] // b, slab.shape[-1] // b
+        return slab.reshape(*slab.shape[:-2], h, b, w, b)
+
+
+def window_of(
+    shape: tuple[int, int], far: bool, centred: bool, centre: tuple[int, int] | None, options: DataOptions
+) -> Window:
+    """The window that the options cut out of a detector of this shape. BadInput where they do not fit it."""
+    y, x = (
+        axis(
+            shape[k],
+            far=far,
+            centred=centred,
+            centre=None if centre is None else centre[k],
+            flip=(options.flip_y, options.flip_x)[k],
+            crop=None if options.crop is None else options.crop[k],
+            binning=options.bin,
+            pad=None if options.pad is None else options.pad[k],
+        )
+        for k in (0, 1)
+    )
+    return Window(y, x, options.transpose, options.bin)
+
+
+def resampled_probe(probe: np.ndarray, window: Window, *, far: bool, centred: bool) -> np.ndarray:
+    """The probe (M, H, W) of the stored detector, in the window.
+
+    Far field: what happens to the detector's pixels happens to the probe's spectrum: cropping it coarsens the object
+    pixel, padding refines it, flips and shifts carry over; binning b detector pixels makes the window b times
+    smaller at the same object pixel. Near field: detector and object pixels coincide, so amplitudes are averaged.
+    The power (sum of squares) is kept, but for what is cut off. `centred` says how the file orders frequencies.
+    """
+    y, x = (np.where(one.pixels < 0, 0, one.pixels).ravel() for one in (window.y, window.x))
+    exists = np.outer(window.y.pixels.ravel() >= 0, window.x.pixels.ravel() >= 0)
+    axes = (-2, -1)
+    if not far:
+        cut = np.where(exists, probe[:, y][:, :, x], 0)
+        out = window.binned(cut, probe.dtype) / window.binning
+        return np.ascontiguousarray(out.swapaxes(-1, -2)) if window.transpose else out
+    spectrum = np.fft.fft2(np.fft.ifftshift(probe, axes=axes), norm="ortho")
+    if centred:  # as the patterns are, since the index tables point into those
+        spectrum = np.fft.fftshift(spectrum, axes=axes)
+    cut = np.where(exists, spectrum[:, y][:, :, x], 0)
+    wave = np.fft.fftshift(np.fft.ifft2(np.fft.ifftshift(cut, axes=axes), norm="ortho"), axes=axes)
+    for k, one in ((-2, window.y), (-1, window.x)):
+        n, m = one.pixels.size, len(one.pixels)
+        r = np.arange(n) - n // 2
+        ramp = np.exp(-2j * np.pi * one.offset * r / n)
+        wave = wave * (ramp[:, None] if k == -2 else ramp)
+        wave = wave.take(np.arange(m) + n // 2 - m // 2, axis=k)
+    out = wave.astype(probe.dtype)
+    return np.ascontiguousarray(out.swapaxes(-1, -2)) if window.transpose else out

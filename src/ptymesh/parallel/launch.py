@@ -1,0 +1,263 @@
+"""Starts the ranks of a run on this machine.
+
+Ranks get the environment that torchrun would give them, and are started and ended by the process layer of torch's
+elastic launcher. Its agent (`elastic_launch`) is not used: when a signal comes it forgets how the ranks ended, so that
+"interrupted after a checkpoint" could not be told from a crash, it kills the others as soon as one has ended, and a
+second signal leaves ranks behind. Here signals are passed on, ranks get their time, and their statuses are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
+
+from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.parallel.child import LAUNCHER, OUTPUT
+
+#: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
+STOP_S, PEERS_S = 600.0, 10.0
+POLL_S = 0.05
+TAIL_LINES, TAILS = 20, 3
+
+_FORWARDED = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
+
+
+def launch(
+    arguments: Sequence[str],
+    ranks: int,
+    *,
+    threads_per_rank: int | None = None,
+    log_dir: Path | None = None,
+    program: Sequence[str] = ("-m", "ptymesh"),
+) -> int:
+    """Run `python -m ptymesh ARGUMENTS` on `ranks` ranks of this machine and return their exit status.
+
+    Rank 0 has this process's terminal; what the others print goes to log_dir/rank<R>.txt and is shown when they fail.
+    SIGINT, SIGTERM, SIGHUP (as SIGTERM) and SIGUSR1 are passed on; the ranks then have ten minutes to write a
+    checkpoint and leave with status 75. A second Ctrl-C is passed on too, a third ends them at once.
+
+    Args:
+        arguments: of the command line.
+        ranks: how many processes.
+        threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores shared out.
+        log_dir: default: a temporary folder.
+        program: what python runs instead of ptymesh.
+
+    Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
+    (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
+    """
+    if ranks < 1:
+        raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+    logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
+    logs.mkdir(parents=True, exist_ok=True)
+    # The launcher hosts the store: no port can be taken between choosing and using it, and none needs rank 0 alive.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environments = {rank: _environment(rank, ranks, store.port, threads_per_rank, logs) for rank in range(ranks)}
+    with _quiet(), _Signals() as signals:
+        context = start_processes(
+            "rank",
+            sys.executable,
+            {rank: (*program, *arguments) for rank in range(ranks)},
+            environments,
+            logs_specs=_Inherit(),
+        )
+        watch = _Watch(context, signals)
+        try:
+            watch.run()
+        finally:
+            context.close(signal.SIGKILL, timeout=10)
+    status = _status(watch.ended, watch.forced)
+    _tell(watch.ended, watch.forced, status, logs)
+    return status
+
+
+def _environment(rank: int, ranks: int, port: int, threads: int | None, logs: Path) -> dict[str, str]:
+    """What torchrun gives to a rank, and what our own ranks do first (`child.settle`)."""
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
+        "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
+        LAUNCHER: os.getpid(),
+        OUTPUT: logs / f"rank{rank}.txt" if rank else "",
+    }
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = loopback[0]
+    return {name: str(value) for name, value in environment.items()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Inherit(LogsSpecs):
+    """Ranks keep our streams; `child.settle` redirects those of the others into one file each, in order."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """No redirection by torch."""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        """None."""
+        return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch's launcher from logging about signals that we send, and from handling those that we get."""
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    level, name = logger.level, "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    before = os.environ.get(name)
+    logger.setLevel(logging.CRITICAL)
+    os.environ[name] = "NONE"  # an unknown name is logged, and that is all
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+class _Signals:
+    """Collects the signals that come, until they are taken."""
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+
+    def __enter__(self) -> _Signals:
+        self._previous = {n: signal.getsignal(n) for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
+        for number in self._previous:
+            signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+    def take(self) -> list[int]:
+        """Those that came since the last call."""
+        taken, self._came = self._came, []
+        return taken
+
+
+class _Watch:
+    """Waits for the ranks, passes signals on, and ends ranks that do not end by themselves.
+
+    ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
+    forced: ranks that had to be killed.
+    """
+
+    def __init__(self, context: PContext, signals: _Signals) -> None:
+        self.context, self.signals = context, signals
+        self.ended: dict[int, int] = {}
+        self.forced: set[int] = set()
+        self.interrupts, self.warned = 0, False
+        self.failed_at = self.kill_at = math.inf
+
+    def run(self) -> None:
+        """Returns when all have ended."""
+        self.context.start()
+        handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
+        self.running = {rank: handler.proc for rank, handler in handlers.items()}
+        while self.running:
+            self._pass_on()
+            self._hurry()
+            time.sleep(POLL_S)
+            self._collect()
+
+    def _pass_on(self) -> None:
+        for number in self.signals.take():
+            self.interrupts += number == signal.SIGINT
+            if self.interrupts > 2:
+                self._kill()
+            else:
+                self._send(signal.SIGTERM if number == getattr(signal, "SIGHUP", None) else number)
+            patience = STOP_S if self.interrupts < 2 else PEERS_S
+            self.kill_at = min(self.kill_at, time.monotonic() + patience)
+
+    def _collect(self) -> None:
+        for rank, process in list(self.running.items()):
+            if process.poll() is not None:
+                del self.running[rank]
+                self.ended[rank] = process.returncode
+        if any(self.ended.values()):
+            self.failed_at = min(self.failed_at, time.monotonic())
+
+    def _hurry(self) -> None:
+        """Once one has failed, the others notice within a moment, or wait for it in vain and must be ended."""
+        now = time.monotonic()
+        if now > self.kill_at:
+            self._kill()
+        elif now > self.failed_at + PEERS_S and not self.warned:
+            self.warned = True
+            self._send(signal.SIGTERM)
+            self.forced |= set(self.running)
+            self.kill_at = min(self.kill_at, now + PEERS_S)
+
+    def _send(self, number: int) -> None:
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        self.forced |= set(self.running)
+
+
+def _status(ended: dict[int, int], forced: set[int]) -> int:
+    own = [status for rank, status in ended.items() if status != 0 and rank not in forced]
+    for known in (BadInput.exit_status, Diverged.exit_status):
+        if known in own:
+            return known
+    failed = own or [status for status in ended.values() if status != 0]
+    return max(failed[0], 1) if failed else 0
+
+
+def _tell(ended: dict[int, int], forced: set[int], status: int, logs: Path) -> None:
+    """Show what failed ranks said, unless rank 0 has said the same; remove the files of ranks that said nothing."""
+    for code in dict.fromkeys(ended.values()):
+        killed = ", ".join(str(rank) for rank in sorted(ended) if ended[rank] == code)
+        own = any(ended[rank] == code and rank not in forced for rank in ended)
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = " (often for want of memory: use fewer ranks, or crop or bin the data)"
+            why = (memory if name == "SIGKILL" else "") if own else " because it did not end by itself"
+            print(f"ptymesh: rank {killed} was ended by {name}{why}.", file=sys.stderr)
+    files = {rank: logs / f"rank{rank}.txt" for rank in ended if rank}
+    agreed = status in (BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
+    if status and not (agreed and ended[0] == status):
+        told = [rank for rank, path in files.items() if ended[rank] and path.exists() and path.stat().st_size]
+        for rank in told[:TAILS]:
+            tail = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+            print(f"--- rank {rank} (all of it in {files[rank]})", *tail, sep="\n", file=sys.stderr)
+    for path in files.values():
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+    if not any(logs.iterdir()):
+        logs.rmdir()

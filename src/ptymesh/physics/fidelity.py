@@ -1,0 +1,127 @@
+"""How well intensities explain counts: value, derivative, step and revised wave.
+
+S       sum_m |Psi_m|^2, coherent signal (B, h, w)
+b       background (h, w) or None
+I       S + b, modelled intensity
+y       counts (B, h, w); a value below zero marks a pixel without data in that view
+good    (h, w) bool detector mask
+
+Every fidelity revises the wave by a real factor, Psi' = factor . Psi; masked pixels have factor 1 and derivative 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Fidelity = Literal["amplitude", "poisson", "intensity"]
+
+#: Intensities (counts) below this are treated as this, so that I = 0 with y > 0 stays finite.
+DARK = 1e-20
+#: y / I is capped here in the Poisson step: dim pixels must not decide a view's step (Odstrcil et al. 2018).
+BRIGHTEST_RATIO = 10.0
+NEWTON_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Data:
+    """Counts of a chunk of views as float, and which of them are to be believed.
+
+    y: (B, h, w), zero where `good` is False; good: (B, h, w) bool; background: (h, w) or None.
+    """
+
+    y: Tensor
+    good: Tensor
+    background: Tensor | None = None
+
+    @classmethod
+    def of(cls, counts: Tensor, mask: Tensor, background: Tensor | None, dtype: torch.dtype) -> Data:
+        """From counts in the detector's dtype: cast, mask, and drop pixels below zero."""
+        y = counts.to(dtype)
+        good = mask & (y >= 0)
+        return cls(torch.where(good, y, y.new_zeros(())), good, background)
+
+    def intensity(self, S: Tensor) -> Tensor:
+        """I = S + b."""
+        return S if self.background is None else S + self.background
+
+
+def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
+    """Loss of each view, (B,) float64. Constants that depend on the data alone are left out (Poisson)."""
+    I = data.intensity(S)
+    if kind == "amplitude":
+        terms = (I.sqrt() - data.y.sqrt()) ** 2
+    elif kind == "poisson":
+        terms = I - data.y * torch.log(I.clamp(min=DARK))
+    else:
+        terms = (I - data.y) ** 2
+    return _per_view(terms, data.good)
+
+
+def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
+    """dL/dI, (B, h, w): the derivative with respect to conj(Psi_m) is slope . Psi_m, to b it is the sum of slope."""
+    I = data.intensity(S)
+    if kind == "amplitude":
+        slopes = 1 - torch.sqrt(data.y / I.clamp(min=DARK))
+    elif kind == "poisson":
+        slopes = 1 - data.y / I.clamp(min=DARK)
+    else:
+        slopes = 2 * (I - data.y)
+    return torch.where(data.good, slopes, slopes.new_zeros(()))
+
+
+def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
+    """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity (ALGORITHMS.md)."""
+    if kind == "amplitude":
+        factor = _modulus_projection(S, data)
+    elif kind == "poisson":
+        factor = _poisson_step(S, data)
+    else:
+        factor = _intensity_step(S, data)
+    return torch.where(data.good, factor, factor.new_ones(()))
+
+
+def _modulus_projection(S: Tensor, data: Data) -> Tensor:
+    signal = data.y if data.background is None else (data.y - data.background).clamp(min=0)
+    return torch.sqrt(signal / S.clamp(min=DARK))
+
+
+def _poisson_step(S: Tensor, data: Data) -> Tensor:
+    """1 - alpha xi, xi = 1 - y/I; alpha per view by Newton's method (Odstrcil et al., Opt. Express 26, 3108, 2018)."""
+    ratio = (data.y / data.intensity(S).clamp(min=DARK)).clamp(max=BRIGHTEST_RATIO)
+    xi = torch.where(data.good, 1 - ratio, ratio.new_zeros(()))
+    alpha = torch.full((len(S), 1, 1), 0.5, dtype=S.dtype, device=S.device)
+    for _ in range(NEWTON_STEPS):
+        scale = 1 - alpha * xi
+        I = data.intensity(S * scale**2).clamp(min=DARK)
+        dI, d2I = -2 * S * xi * scale, 2 * S * xi**2
+        misfit = 1 - data.y / I
+        first = (misfit * dI).sum((-1, -2), keepdim=True)
+        second = (data.y * (dI / I) ** 2 + misfit * d2I).sum((-1, -2), keepdim=True)
+        alpha = (alpha - first / second.clamp(min=DARK)).clamp(0, 1)
+    return 1 - alpha * xi
+
+
+def _intensity_step(S: Tensor, data: Data) -> Tensor:
+    """1 - alpha eta, eta = 2 (I - y), alpha the Newton step of the view's loss at 0."""
+    difference = torch.where(data.good, data.intensity(S) - data.y, S.new_zeros(()))
+    eta = 2 * difference
+    first = (2 * S * eta**2).sum((-1, -2), keepdim=True)
+    second = (8 * S**2 * eta**2 + 4 * S * eta**2 * difference).sum((-1, -2), keepdim=True)
+    alpha = torch.where(second > 0, first / second.clamp(min=DARK), first.new_zeros(()))
+    return 1 - alpha * eta
+
+
+def residual_terms(S: Tensor, data: Data) -> Tensor:
+    """Per view (B, 4) float64: sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y."""
+    root = data.y.sqrt()
+    difference = data.intensity(S).sqrt() - root
+    terms = (difference**2, data.y, difference.abs(), root)
+    return torch.stack([_per_view(t, data.good) for t in terms], dim=1)
+
+
+def _per_view(terms: Tensor, good: Tensor) -> Tensor:
+    return torch.where(good, terms, terms.new_zeros(())).sum((-1, -2), dtype=torch.float64)

@@ -1,0 +1,227 @@
+"""The forward model of a chunk of views, and its adjoint.
+
+B, M, L     views of the chunk, modes, slices
+O_jl        S_j O_l, window of slice l             (B, L, h, w)
+P_jm        w_j T_{f_j} P_m, probe of view j       (B, M, h, w)
+phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
+psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
+
+D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
+which takes back on the detector the shift that the probe was given. H: angular spectrum over the slice spacing
+(Maiden, Humphry & Rodenburg 2012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+from ptymesh.physics import fidelity, views
+from ptymesh.physics.fidelity import Data, Fidelity
+from ptymesh.physics.propagate import (
+    angular_spectrum_kernel,
+    apply_kernel,
+    apply_kernel_adjoint,
+    fft,
+    fresnel_kernel,
+    ifft,
+)
+
+Subpixel = Literal["fourier", "bilinear", "none"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a chunk of views sees: windows (B, L, h, w), incoming waves, one (B, M, h, w) per slice, and exit waves."""
+
+    windows: Tensor
+    incoming: tuple[Tensor, ...]
+    exit: Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """How an object and a probe become intensities.
+
+    Fields:
+        subpixel: how fractions of positions act.
+        fidelity: which loss the step of `revise` belongs to.
+        kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
+        slice_kernel: transfer function (h, w) between slices; None for a single slice.
+    """
+
+    subpixel: Subpixel = "fourier"
+    fidelity: Fidelity = "amplitude"
+    kernel: Tensor | None = None
+    slice_kernel: Tensor | None = None
+
+    @classmethod
+    def for_geometry(
+        cls,
+        geometry: Geometry,
+        *,
+        subpixel: Subpixel = "fourier",
+        fidelity: Fidelity = "amplitude",
+        slices: int = 1,
+        slice_spacing_m: float = 0.0,
+        dtype: torch.dtype = torch.complex64,
+        device: torch.device | str = "cpu",
+    ) -> Model:
+        """Model of this geometry; kernels are computed in double precision and cast to `dtype`.
+
+        Raises BadInput where a kernel needs a wavelength or pixel size that the geometry does not know.
+        """
+        kernel = slice_kernel = None
+        if geometry.propagation != "far_field":
+            make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
+            kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
+        if slices > 1:
+            slice_kernel = angular_spectrum_kernel(geometry.shape, *_optics(geometry), slice_spacing_m)
+            slice_kernel = slice_kernel.to(device, dtype)
+        return cls(subpixel, fidelity, kernel, slice_kernel)
+
+    # --- forward ---
+
+    def probes(self, probe: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        """P_jm: probe (M, h, w), fractions (B, 2), weights (B, 1) -> (B, M, h, w)."""
+        moved = views.shift(probe, fractions) if self.subpixel == "fourier" else probe[None]
+        return moved * weights[:, 0, None, None, None]
+
+    def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
+        """O_jl: object (L, H, W) -> (B, L, h, w)."""
+        if self.subpixel == "bilinear":
+            return views.cut_bilinear(obj, anchors, fractions, window)
+        return views.cut(obj, anchors, window)
+
+    def scene(self, windows: Tensor, probes: Tensor) -> Scene:
+        """Waves through all slices."""
+        incoming = [probes]
+        for window in windows.unbind(1)[:-1]:
+            incoming.append(self._to_next(incoming[-1] * window[:, None]))
+        return Scene(windows, tuple(incoming), incoming[-1] * windows[:, -1, None])
+
+    def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
+        """Psi = D psi, (B, M, h, w)."""
+        if self.kernel is None:
+            return fft(exit_waves)
+        return apply_kernel(exit_waves, self._near_field(fractions))
+
+    def intensity(
+        self,
+        obj: Tensor,
+        probe: Tensor,
+        anchors: Tensor,
+        fractions: Tensor,
+        weights: Tensor | None = None,
+        background: Tensor | None = None,
+    ) -> Tensor:
+        """I_j, (B, h, w), from object (L, H, W), probe (M, h, w), anchors and fractions (B, 2), weights (B, 1)."""
+        if weights is None:
+            weights = fractions.new_ones((len(fractions), 1))
+        window = (probe.shape[-2], probe.shape[-1])
+        scene = self.scene(self.windows(obj, anchors, fractions, window), self.probes(probe, fractions, weights))
+        S = power(self.detect(scene.exit, fractions))
+        return S if background is None else S + background
+
+    # --- step and adjoint ---
+
+    def revise(self, detected: Tensor, S: Tensor, data: Data, fractions: Tensor) -> Tensor:
+        """chi = D^H (Psi' - Psi), (B, M, h, w): how the exit waves should change."""
+        change = fidelity.revision(self.fidelity, S, data) - 1
+        return self.detect_adjoint(detected * change[:, None], fractions)
+
+    def detect_adjoint(self, detected: Tensor, fractions: Tensor) -> Tensor:
+        """D^H Psi, (B, M, h, w)."""
+        if self.kernel is None:
+            return ifft(detected)
+        return apply_kernel_adjoint(detected, self._near_field(fractions))
+
+    def scene_adjoint(self, scene: Scene, chi: Tensor) -> tuple[Tensor, Tensor]:
+        """From chi on the exit waves to windows, sum_m conj(phi_lm) chi_lm (B, L, h, w), and probes (B, M, h, w)."""
+        to_windows: list[Tensor] = []
+        for index in range(len(scene.incoming) - 1, -1, -1):
+            to_windows.append((scene.incoming[index].conj() * chi).sum(1))
+            chi = scene.windows[:, index, None].conj() * chi
+            if index:
+                chi = self._to_next_adjoint(chi)
+        return torch.stack(to_windows[::-1], dim=1), chi
+
+    def probes_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        """sum_j w_j T_{-f_j} of (B, M, h, w) -> (M, h, w), the adjoint of `probes`."""
+        weighted = to_probes * weights[:, 0, None, None, None]
+        return views.shift_adjoint(weighted, fractions) if self.subpixel == "fourier" else weighted.sum(0)
+
+    def windows_adjoint(self, out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
+        """Adds (B, L, h, w) back into out (L, H, W), the adjoint of `windows`."""
+        if self.subpixel == "bilinear":
+            views.add_back_bilinear(out, windows, anchors, fractions)
+        else:
+            views.add_back(out, windows, anchors)
+
+    def position_derivative(
+        self, obj: Tensor, probe: Tensor, anchors: Tensor, fractions: Tensor, weights: Tensor, scene: Scene, axis: int
+    ) -> Tensor:
+        """d psi / d p_a at the exit of the last slice, (B, M, h, w).
+
+        `fourier`: -S_j O . T_{f_j}(d_a P); `bilinear`: P . d(S_j O)/d f_a. In the near field with `fourier` the image
+        moves back with the probe, which adds D^H dD/df psi = d_a psi; the two together are what the detector sees.
+        Raises BadInput for `none`, whose intensities do not depend on fractions.
+        """
+        if self.subpixel == "none":
+            raise BadInput("Positions cannot be refined with subpixel 'none'; use 'fourier' or 'bilinear'.")
+        window = (probe.shape[-2], probe.shape[-1])
+        if self.subpixel == "bilinear":
+            moved = views.cut_bilinear_derivative(obj, anchors, fractions, window, axis)
+            return self._through_slices(scene, None, moved)
+        moved = views.shift_derivative(probe, fractions, axis) * weights[:, 0, None, None, None]
+        derivative = self._through_slices(scene, moved, None)
+        if self.kernel is not None:
+            still = torch.zeros_like(fractions)
+            derivative = derivative - views.shift_derivative(scene.exit, still, axis)
+        return derivative
+
+    def _through_slices(self, scene: Scene, probes: Tensor | None, windows: Tensor | None) -> Tensor:
+        """Derivative of the exit wave for a change of probes and/or windows (product rule, slice by slice)."""
+        d_incoming = torch.zeros_like(scene.incoming[0]) if probes is None else probes
+        last = len(scene.incoming) - 1
+        for index, incoming in enumerate(scene.incoming):
+            d_exit = d_incoming * scene.windows[:, index, None]
+            if windows is not None:
+                d_exit = d_exit + incoming * windows[:, index, None]
+            d_incoming = d_exit if index == last else self._to_next(d_exit)
+        return d_incoming
+
+    def _to_next(self, waves: Tensor) -> Tensor:
+        assert self.slice_kernel is not None, "several slices need a slice kernel"
+        return apply_kernel(waves, self.slice_kernel)
+
+    def _to_next_adjoint(self, waves: Tensor) -> Tensor:
+        assert self.slice_kernel is not None, "several slices need a slice kernel"
+        return apply_kernel_adjoint(waves, self.slice_kernel)
+
+    def _near_field(self, fractions: Tensor) -> Tensor:
+        assert self.kernel is not None
+        if self.subpixel != "fourier":
+            return self.kernel
+        shape = (self.kernel.shape[-2], self.kernel.shape[-1])
+        return (self.kernel * views.ramps(fractions, shape).conj())[:, None]
+
+
+def power(detected: Tensor) -> Tensor:
+    """S = sum_m |Psi_m|^2: (B, M, h, w) -> (B, h, w)."""
+    parts = torch.view_as_real(detected)
+    return parts.square().sum((1, -1))
+
+
+def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
+    if geometry.object_pixel_m is None or geometry.wavelength_m is None:
+        raise BadInput(
+            "Propagation through slices or to a near-field detector needs the wavelength and the pixel size, "
+            "which this data set does not have; give data.wavelength_m (or energy_eV) and the pixel sizes."
+        )
+    return geometry.object_pixel_m, geometry.wavelength_m

@@ -1,0 +1,25 @@
+"""Incoherent probe modes."""
+
+from __future__ import annotations
+
+import torch
+
+from ptymesh.types import Probe
+
+
+def orthogonalise(probe: Probe) -> Probe:
+    """The same mixed state in mutually orthogonal modes, strongest first (Thibault & Menzel, Nature 494, 68, 2013).
+
+    (M, h, w) -> (M, h, w): Q = U^H P with the left singular vectors U of the modes. In each column of U the largest
+    entry is made real and positive, so that the result does not depend on the decomposition's arbitrary phases.
+    """
+    flat = probe.reshape(len(probe), -1).to(torch.complex128)
+    left = torch.linalg.svd(flat, full_matrices=False)[0]
+    largest = left.gather(0, left.abs().argmax(0, keepdim=True))
+    left = left * (largest.conj() / largest.abs())
+    return (left.mH @ flat).reshape(probe.shape).to(probe.dtype)
+
+
+def powers(probe: Probe) -> torch.Tensor:
+    """sum |P_m|^2 of each mode, (M,)."""
+    return (probe.abs() ** 2).sum((-1, -2))

@@ -1,0 +1,84 @@
+"""Free-space propagation of windows; every operator beside its adjoint.
+
+F         orthonormal FFT over the last two axes, F^H its inverse
+k         spatial frequency (1/m), at the true FFT frequencies: no half-bin offset, which would be a tilt
+lambda_m  wavelength;  z  distance (m);  d  pixel (m), y first
+K(k)      transfer function, |K| = 1 inside its band
+
+Sampling: the angular spectrum is exact up to the band limit of Matsushima & Shimobaba, Opt. Express 17, 19662 (2009);
+the Fresnel transfer function needs z <= n d^2 / lambda (Goodman, Introduction to Fourier Optics, ch. 5).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Pair = tuple[float, float]
+
+
+def fft(x: Tensor) -> Tensor:
+    """F x, orthonormal, over the last two axes."""
+    return torch.fft.fft2(x, norm="ortho")
+
+
+def ifft(x: Tensor) -> Tensor:
+    """F^H x, orthonormal, over the last two axes."""
+    return torch.fft.ifft2(x, norm="ortho")
+
+
+#: Far field: Psi = F psi (DC at the corner); its adjoint is its inverse.
+far_field, far_field_adjoint = fft, ifft
+
+
+def frequencies(shape: tuple[int, int], pixel_m: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """k_y as (h, 1) and k_x as (1, w), float64, cycles per metre (per pixel when pixel_m = (1, 1)), FFT order."""
+    ky = torch.fft.fftfreq(shape[0], pixel_m[0], dtype=torch.float64, device=device)
+    kx = torch.fft.fftfreq(shape[1], pixel_m[1], dtype=torch.float64, device=device)
+    return ky[:, None], kx[None, :]
+
+
+def angular_spectrum_kernel(
+    shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, distance_m: float, tilt_rad: Pair = (0.0, 0.0)
+) -> Tensor:
+    """Band-limited angular-spectrum transfer function, (h, w) complex128, without the constant phase 2 pi z / lambda.
+
+    Evanescent waves and frequencies beyond the band limit (Matsushima & Shimobaba 2009, eq. 13) are zero. A tilt
+    (y, x) multiplies by exp(i z (K_y tan t_y + K_x tan t_x)), K = 2 pi k: the image moves by -z tan t.
+    """
+    ky, kx = frequencies(shape, pixel_m)
+    k2 = ky**2 + kx**2
+    inverse = 1.0 / wavelength_m
+    longitudinal = torch.sqrt(torch.clamp(inverse**2 - k2, min=0.0))
+    # k_z - 1/lambda without cancellation
+    phase = -2 * math.pi * distance_m * k2 / (longitudinal + inverse) + _tilt(ky, kx, distance_m, tilt_rad)
+    inside = k2 < inverse**2
+    for k, n, d in ((ky, shape[0], pixel_m[0]), (kx, shape[1], pixel_m[1])):
+        limit = inverse / math.sqrt((2 * distance_m / (n * d)) ** 2 + 1)
+        inside = inside & (k.abs() <= limit)
+    return torch.polar(inside.to(torch.float64), phase)
+
+
+def fresnel_kernel(
+    shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, distance_m: float, tilt_rad: Pair = (0.0, 0.0)
+) -> Tensor:
+    """Fresnel transfer function exp(-i pi lambda z k^2), (h, w) complex128 (Goodman, eq. 4-21); tilt as above."""
+    ky, kx = frequencies(shape, pixel_m)
+    phase = -math.pi * wavelength_m * distance_m * (ky**2 + kx**2) + _tilt(ky, kx, distance_m, tilt_rad)
+    return torch.polar(torch.ones_like(phase), phase)
+
+
+def _tilt(ky: Tensor, kx: Tensor, distance_m: float, tilt_rad: Pair) -> Tensor:
+    return 2 * math.pi * distance_m * (ky * math.tan(tilt_rad[0]) + kx * math.tan(tilt_rad[1]))
+
+
+def apply_kernel(psi: Tensor, kernel: Tensor) -> Tensor:
+    """F^H [K F psi]; K (h, w), or with leading axes that broadcast against psi's."""
+    return ifft(kernel * fft(psi))
+
+
+def apply_kernel_adjoint(psi: Tensor, kernel: Tensor) -> Tensor:
+    """F^H [conj(K) F psi], the adjoint of `apply_kernel`."""
+    return ifft(kernel.conj() * fft(psi))

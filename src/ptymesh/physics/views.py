@@ -1,0 +1,130 @@
+"""A view is a window of the object: cutting windows out, adding them back, and sub-pixel shifts.
+
+B, L, M     views of a chunk, slices, modes
+n_j, f_j    anchor (integer) and fraction of position p_j = n_j + f_j, y x
+S_j         cut:  (S_j O)[r] = O[n_j + r];  S_j^H adds a window back
+T_f         shift of a window by f:  T_f P = F^H [exp(-2 pi i k.f) F P], adjoint T_{-f}
+
+Sub-pixel positions: `fourier` shifts the probe by f_j, `bilinear` interpolates the object at n_j + f_j,
+`none` uses n_j alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics.propagate import fft, frequencies, ifft
+
+
+def cut(obj: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
+    """S_j O for every view: object (L, H, W), anchors (B, 2) int64 -> (B, L, h, w)."""
+    sliding = obj.unfold(-2, window[0], 1).unfold(-2, window[1], 1)
+    return sliding[:, anchors[:, 0], anchors[:, 1]].transpose(0, 1)
+
+
+def add_back(out: Tensor, windows: Tensor, anchors: Tensor) -> None:
+    """out += sum_j S_j^H windows_j, in place: out (L, H, W) contiguous, windows (B, L, h, w), anchors (B, 2)."""
+    index = flat_index(anchors, windows.shape[-2:], out.shape[-1]).reshape(-1)
+    for slice_, window in zip(out, windows.unbind(1), strict=True):
+        slice_.view(-1).index_add_(0, index, window.reshape(-1))
+
+
+def flat_index(anchors: Tensor, window: tuple[int, ...], width: int) -> Tensor:
+    """Index into the flattened slice of every pixel of every window, (B, h, w) int64."""
+    rows = (anchors[:, 0, None] + torch.arange(window[0], device=anchors.device)) * width
+    columns = anchors[:, 1, None] + torch.arange(window[1], device=anchors.device)
+    return rows[:, :, None] + columns[:, None, :]
+
+
+# --- Fourier sub-pixel: the probe moves -----------------------------------------------------------------------------
+
+
+def ramps(fractions: Tensor, window: tuple[int, int]) -> Tensor:
+    """exp(-2 pi i k.f_j), fractions (B, 2) real -> (B, h, w) complex."""
+    ky, kx = frequencies(window, (1.0, 1.0), fractions.device)
+    f = -2 * math.pi * fractions.to(torch.float64)
+    phase_y, phase_x = f[:, 0, None] * ky[:, 0], f[:, 1, None] * kx[0]
+    one = torch.ones((), dtype=torch.float64, device=fractions.device)
+    dtype = torch.complex64 if fractions.dtype == torch.float32 else torch.complex128
+    y, x = torch.polar(one.expand_as(phase_y), phase_y), torch.polar(one.expand_as(phase_x), phase_x)
+    return y.to(dtype)[:, :, None] * x.to(dtype)[:, None, :]
+
+
+def shift(probe: Tensor, fractions: Tensor) -> Tensor:
+    """T_f P: probe (M, h, w) or (B, M, h, w), fractions (B, 2) pixels -> (B, M, h, w)."""
+    return ifft(fft(probe) * ramps(fractions, _window(probe))[:, None])
+
+
+def shift_adjoint(waves: Tensor, fractions: Tensor) -> Tensor:
+    """sum_j T_{-f_j} waves_j: waves (B, M, h, w) -> (M, h, w), the adjoint of `shift` of one probe."""
+    return ifft((fft(waves) * ramps(fractions, _window(waves)).conj()[:, None]).sum(0))
+
+
+def shift_derivative(probe: Tensor, fractions: Tensor, axis: int) -> Tensor:
+    """d(T_f P)/d f_a = -T_f d_a P with the spectral derivative, (B, M, h, w); axis 0 = y, 1 = x."""
+    k = frequencies(_window(probe), (1.0, 1.0), probe.device)[axis].to(probe.real.dtype)
+    return ifft(fft(probe) * (-2j * math.pi * k) * ramps(fractions, _window(probe))[:, None])
+
+
+def _window(waves: Tensor) -> tuple[int, int]:
+    return waves.shape[-2], waves.shape[-1]
+
+
+# --- bilinear sub-pixel: the object is interpolated -----------------------------------------------------------------
+
+
+def _corners(anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+    """Top-left object pixel of the interpolation (B, 2) and the weight t in [0, 1) of the next one (B, 2)."""
+    below = torch.floor(fractions)
+    return anchors + below.to(anchors.dtype), fractions - below
+
+
+def _bilinear_weights(t: Tensor) -> Tensor:
+    """Weights of the four neighbours, (B, 2, 2): [y offset, x offset]."""
+    y = torch.stack((1 - t[:, 0], t[:, 0]), dim=1)
+    x = torch.stack((1 - t[:, 1], t[:, 1]), dim=1)
+    return y[:, :, None] * x[:, None, :]
+
+
+def _derivative_weights(t: Tensor, axis: int) -> Tensor:
+    edge = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device).expand(len(t), 2)
+    other = torch.stack((1 - t[:, 1 - axis], t[:, 1 - axis]), dim=1)
+    return edge[:, :, None] * other[:, None, :] if axis == 0 else other[:, :, None] * edge[:, None, :]
+
+
+def _blend(cuts: Tensor, weights: Tensor) -> Tensor:
+    h, w = cuts.shape[-2] - 1, cuts.shape[-1] - 1
+    c = weights[:, :, :, None, None, None]
+    total = c[:, 0, 0] * cuts[..., :h, :w]
+    for dy, dx in ((0, 1), (1, 0), (1, 1)):
+        total = total + c[:, dy, dx] * cuts[..., dy : dy + h, dx : dx + w]
+    return total
+
+
+def cut_bilinear(obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
+    """Object interpolated at n_j + f_j + r: (L, H, W), (B, 2), (B, 2) -> (B, L, h, w)."""
+    corner, t = _corners(anchors, fractions)
+    return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _bilinear_weights(t))
+
+
+def add_back_bilinear(out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
+    """Adjoint of `cut_bilinear`, added into out (L, H, W) in place."""
+    corner, t = _corners(anchors, fractions)
+    weights = _bilinear_weights(t)
+    b, slices, h, w = windows.shape
+    spread = windows.new_zeros((b, slices, h + 1, w + 1))
+    for dy in (0, 1):
+        for dx in (0, 1):
+            spread[..., dy : dy + h, dx : dx + w] += weights[:, dy, dx, None, None, None] * windows
+    add_back(out, spread, corner)
+
+
+def cut_bilinear_derivative(
+    obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int], axis: int
+) -> Tensor:
+    """Derivative of `cut_bilinear` with respect to f_a, (B, L, h, w)."""
+    corner, t = _corners(anchors, fractions)
+    return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _derivative_weights(t, axis))

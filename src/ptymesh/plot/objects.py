@@ -1,0 +1,99 @@
+"""Figures of the object.
+
+L       object slices
+H, W    object pixels
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ptymesh.plot.phase import unwrapped_phase
+from ptymesh.plot.style import Pixel, blocks, bounds, image_panel, length_name, new_figure, scaled
+
+#: Pixels lit by less than this share of the largest illumination are blank.
+DIM = 0.05
+#: Slices shown one by one at most; of thicker stacks, this many evenly spaced ones.
+MOST_SLICES = 12
+
+
+def object_figure(
+    object: np.ndarray,
+    pixel_size_m: Pixel = None,
+    illumination: np.ndarray | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Amplitude and unwrapped phase of an object; of several slices, their product.
+
+    Args:
+        object: (L, H, W) or (H, W) complex.
+        pixel_size_m: (y, x); None: the scale bar is in pixels.
+        illumination: (H, W), counts on each pixel; what is hardly lit stays blank. None: everything is shown.
+    """
+    image, region, pixel = prepared(object, pixel_size_m, illumination)
+    width, height = panel_size(image.shape, pixel)
+    figure = new_figure(2 * width, height + (0.4 if title else 0), title)
+    left, right = figure.subplots(1, 2)
+    amplitude_panel(left, image, region, pixel)
+    phase_panel(right, image, region, pixel)
+    return figure
+
+
+def slices_figure(
+    object: np.ndarray,
+    pixel_size_m: Pixel = None,
+    illumination: np.ndarray | None = None,
+    slice_spacing_m: float = 0.0,
+    title: str | None = None,
+) -> Figure:
+    """Phase of each slice of an object (L, H, W), all with the same colours; of many slices, evenly spaced ones."""
+    chosen = np.unique(np.linspace(0, len(object) - 1, min(len(object), MOST_SLICES)).round().astype(int))
+    images = [prepared(object[i], pixel_size_m, illumination) for i in chosen]
+    phases = [unwrapped_phase(image, region) for image, region, _ in images]
+    limits = bounds(np.stack(phases))
+    columns = min(len(chosen), 4)
+    rows = -(-len(chosen) // columns)
+    width, height = panel_size(phases[0].shape, images[0][2], 3.2)
+    figure = new_figure(columns * width, rows * height + 0.4, title or "phase of each slice (rad), ramp removed")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(chosen) :]:
+        axes.set_axis_off()
+    for axes, index, phase, (_, _, pixel) in zip(grid, chosen, phases, images, strict=False):
+        depth = f" at {length_name(index * slice_spacing_m)}" if slice_spacing_m > 0 and index > 0 else ""
+        image_panel(axes, phase, f"slice {index + 1} of {len(object)}{depth}", "viridis", pixel, limits, "")
+    return figure
+
+
+def prepared(
+    object: np.ndarray, pixel_size_m: Pixel, illumination: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, Pixel]:
+    """What is drawn of an object: the product of its slices cut to what is lit, the lit pixels, the pixel size."""
+    image = object if object.ndim == 2 else np.prod(object, axis=0)
+    region = np.ones(image.shape, dtype=bool) if illumination is None else illumination > DIM * illumination.max()
+    if not region.any():
+        region = np.ones(image.shape, dtype=bool)
+    rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
+    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    image, side = blocks(image[box])
+    return image, blocks(region[box].astype(float))[0] > 0.5, scaled(pixel_size_m, side)
+
+
+def panel_size(shape: tuple[int, ...], pixel_size_m: Pixel, width: float = 5.0) -> tuple[float, float]:
+    """Width and height (inches) of a panel with title and colour bar, for an image of this shape."""
+    pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
+    ratio = shape[0] * pixel[0] / (shape[1] * pixel[1])
+    return width, min(max(0.82 * width * ratio, 0.5 * width), 1.5 * width) + 0.35
+
+
+def amplitude_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> None:
+    """|O| over the region."""
+    amplitude = np.where(region, np.abs(image), np.nan)
+    image_panel(axes, amplitude, "amplitude", "gray", pixel_size_m, bounds(amplitude), "|O|")
+
+
+def phase_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> None:
+    """arg O over the region, unwrapped."""
+    phase = unwrapped_phase(image, region)
+    image_panel(axes, phase, "phase, unwrapped, ramp removed", "viridis", pixel_size_m, bounds(phase), "arg O (rad)")

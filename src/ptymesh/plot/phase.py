@@ -1,0 +1,47 @@
+"""The phase of an object as a person wants to see it: unwrapped, without the ramp that means nothing.
+
+H, W    object pixels
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import fft
+from skimage.restoration import unwrap_phase
+
+# unwrap_phase follows Herraez et al., Appl. Opt. 41, 7437 (2002).
+
+
+def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.ndarray:
+    """Phase (rad) of a complex image (H, W), unwrapped over the region (H, W) bool (None: all), its plane removed.
+
+    The best plane phase is taken off before unwrapping, what remains of it after, by least squares; the median is
+    zero. Returns (H, W) float64, NaN outside the region.
+    """
+    region = np.ones(image.shape, dtype=bool) if region is None else region
+    phase = np.full(image.shape, np.nan)
+    if not region.any():
+        return phase
+    rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
+    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    inside = region[box]
+    flat = image[box].astype(np.complex128) * np.conj(_plane_wave(np.where(inside, image[box], 0)))
+    wrapped = np.ma.masked_array(np.angle(flat), ~inside)
+    # A line of pixels has nothing to unwrap in the second direction.
+    narrow = min(inside.shape) < 2
+    unwrapped = np.unwrap(np.angle(flat).ravel()).reshape(inside.shape) if narrow else unwrap_phase(wrapped, rng=0)
+    values = np.asarray(unwrapped)[inside]
+    y, x = np.nonzero(inside)
+    plane = np.stack([y - y.mean(), x - x.mean(), np.ones(len(y))], axis=-1)
+    values = values - plane @ np.linalg.lstsq(plane, values, rcond=None)[0]
+    phase[box][inside] = values - np.median(values)
+    return phase
+
+
+def _plane_wave(image: np.ndarray) -> np.ndarray:
+    """exp(i k.r) with the strongest spatial frequency of `image`."""
+    size = [fft.next_fast_len(2 * n) for n in image.shape]
+    spectrum = np.abs(fft.fft2(image, s=size))
+    peak = np.unravel_index(np.argmax(spectrum), spectrum.shape)
+    waves = [np.exp(2j * np.pi * i / n * np.arange(m)) for i, n, m in zip(peak, size, image.shape, strict=True)]
+    return waves[0][:, None] * waves[1][None, :]

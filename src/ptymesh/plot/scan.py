@@ -1,0 +1,98 @@
+"""Figures of the scan: where the light fell, and where the views were taken.
+
+N       views
+H, W    object pixels
+h, w    window pixels
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ptymesh.plot.style import (
+    BLUE,
+    GREY,
+    Pixel,
+    blocks,
+    image_panel,
+    legend,
+    new_figure,
+    plain_axes,
+    round_length,
+    scaled,
+    unit_for,
+)
+
+#: Displacements below this (pixels) are rounding, not refinement.
+STILL = 1e-3
+
+
+def coverage_figure(
+    illumination: np.ndarray,
+    centres_px: np.ndarray | None = None,
+    pixel_size_m: Pixel = None,
+    title: str | None = None,
+) -> Figure:
+    """Counts that fell on each object pixel (H, W), with the windows' centres (N, 2) y x in object pixels."""
+    figure = new_figure(6.0, 5.2, title)
+    coverage_panel(figure.subplots(), illumination, centres_px, pixel_size_m)
+    return figure
+
+
+def coverage_panel(axes: Axes, illumination: np.ndarray, centres_px: np.ndarray | None, pixel_size_m: Pixel) -> None:
+    """The same on given axes."""
+    image, side = blocks(illumination)
+    image_panel(axes, image, "illumination", "magma", scaled(pixel_size_m, side), None, "counts per object pixel")
+    if centres_px is not None:
+        y, x = ((centres_px + 0.5) / side - 0.5).T
+        size = np.clip(600 / len(centres_px), 0.3, 6)
+        axes.plot(x, y, ".", color="white", markersize=size, markeredgewidth=0, alpha=0.8)
+        axes.set_xlim(-0.5, image.shape[1] - 0.5)
+        axes.set_ylim(image.shape[0] - 0.5, -0.5)
+
+
+def positions_figure(
+    positions_px: np.ndarray,
+    nominal_px: np.ndarray | None = None,
+    pixel_size_m: Pixel = None,
+    title: str | None = None,
+) -> Figure:
+    """The scan (N, 2) y x, and how its positions moved from the nominal ones (N, 2), whose origin may differ."""
+    figure = new_figure(6.4, 5.8, title)
+    axes = figure.subplots()
+    pixel = np.ones(2) if pixel_size_m is None else np.array(pixel_size_m)
+    extent = float(np.ptp(positions_px * pixel, axis=0).max())
+    size, unit = (1.0, "px") if pixel_size_m is None else unit_for(extent / 2)
+    place = positions_px * pixel / size
+    plain_axes(axes, f"x ({unit})", f"y ({unit})")
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    moved = None if nominal_px is None else positions_px - nominal_px
+    if moved is not None:
+        moved = moved - moved.mean(axis=0)
+    if moved is None or np.abs(moved).max() < STILL:
+        axes.plot(place[:, 1], place[:, 0], ".", color=BLUE, markersize=4)
+        axes.set_title(f"{len(place)} views" + ("" if moved is None else ", as given"), fontsize=10)
+        return figure
+    start = place - moved * pixel / size
+    distance = np.linalg.norm(moved, axis=1)
+    # Arrows are drawn larger where that makes a typical one as long as half the distance between neighbours.
+    spacing = np.sqrt(max(np.prod(np.ptp(positions_px, axis=0)), 1.0) / len(place))
+    gain = max(1.0, round_length(0.5 * spacing / max(np.median(distance), STILL)))
+    arrows = moved * pixel / size * gain
+    axes.plot(start[:, 1], start[:, 0], "o", color=GREY, markersize=2.5, markeredgewidth=0, label="nominal")
+    drawn = axes.quiver(
+        start[:, 1], start[:, 0], arrows[:, 1], arrows[:, 0], distance,
+        cmap="viridis", angles="xy", scale_units="xy", scale=1, width=0.004, label="moved to",
+    )  # fmt: skip
+    axes.update_datalim(np.stack([start[:, ::-1], (start + arrows)[:, ::-1]]).reshape(-1, 2))
+    axes.autoscale_view()
+    colours = figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
+    colours.set_label("displacement (px)", fontsize=9)
+    colours.ax.tick_params(labelsize=8)
+    times = f", arrows drawn {gain:g} times longer" if gain > 1 else ""
+    axes.set_title(f"{len(place)} views moved by {distance.mean():.3g} px (mean){times}", fontsize=10)
+    legend(axes, loc="upper right")
+    return figure

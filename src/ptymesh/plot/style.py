@@ -1,0 +1,155 @@
+"""What all figures share: colours, image panels, scale bars, units.
+
+Figures are made through matplotlib's object interface: nothing is registered, no global setting is read or changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, hsv_to_rgb
+from matplotlib.figure import Figure
+from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
+
+#: Lines: Okabe & Ito's palette, told apart by every common colour vision.
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+#: Where there is nothing to show.
+BLANK = "#d9d9d9"
+#: Images with a longer side are averaged in blocks before they are drawn: a panel has fewer pixels anyway.
+LARGEST_SIDE = 1200
+
+_UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
+
+Pixel = tuple[float, float] | None
+
+
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
+    """A figure of that size in inches, laid out so that nothing overlaps."""
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def image_panel(
+    axes: Axes,
+    image: np.ndarray,
+    title: str,
+    cmap: str | None,
+    pixel_size_m: Pixel = None,
+    limits: tuple[float, float] | None = None,
+    label: str | None = None,
+    bar: bool = True,
+    norm: Normalize | None = None,
+) -> None:
+    """Draw (H, W), or (H, W, 3) colours, with a scale bar, and a colour bar where there is a `label`; NaN is blank."""
+    pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
+    axes.set_facecolor(BLANK)
+    norm = Normalize(*limits) if norm is None and limits is not None else norm
+    drawn = axes.imshow(image, cmap=cmap, norm=norm, aspect=pixel[0] / pixel[1], interpolation="nearest")
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if bar:
+        _scale_bar(axes, image.shape[:2], pixel_size_m)
+    if label is not None:
+        colours = axes.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
+        colours.set_label(label, fontsize=9)
+        colours.ax.tick_params(labelsize=8)
+
+
+def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:
+    """A bar of a round length, about a quarter of the width."""
+    width = shape[1] if pixel_size_m is None else shape[1] * pixel_size_m[1]
+    length = round_length(width / 4)
+    pixels = length if pixel_size_m is None else length / pixel_size_m[1]
+    name = f"{length:g} px" if pixel_size_m is None else length_name(length)
+    anchored = AnchoredSizeBar(
+        axes.transData, pixels, name, "lower left", pad=0.3, borderpad=0.5, sep=3, size_vertical=shape[0] / 100,
+        color="black", fontproperties={"size": 8},
+    )  # fmt: skip
+    anchored.patch.set(alpha=0.8, linewidth=0)
+    axes.add_artist(anchored)
+
+
+def round_length(length: float) -> float:
+    """The largest of 1, 2, 5 times a power of ten that is not longer."""
+    power = 10.0 ** math.floor(math.log10(length))
+    return max(step * power for step in (1, 2, 5) if step * power <= length * (1 + 1e-9))
+
+
+def unit_for(length_m: float) -> tuple[float, str]:
+    """The unit (metres, name) in which a length reads well."""
+    for size, name in _UNITS:
+        if length_m >= 0.9999 * size:
+            return size, name
+    return _UNITS[-1]
+
+
+def length_name(length_m: float) -> str:
+    """A length with its unit: '500 nm'."""
+    size, name = unit_for(length_m)
+    return f"{length_m / size:.4g} {name}"
+
+
+def colour_of(waves: np.ndarray, brightest: float | None = None) -> np.ndarray:
+    """Complex (..., h, w) to RGB (..., h, w, 3): phase is hue, amplitude is brightness."""
+    amplitude = np.abs(waves)
+    top = float(amplitude.max()) if brightest is None else brightest
+    value = np.clip(amplitude / top, 0, 1) if top > 0 else amplitude
+    hue = (np.angle(waves) / (2 * np.pi)) % 1.0
+    return hsv_to_rgb(np.stack([hue, np.ones_like(hue), value], axis=-1))
+
+
+def colour_wheel(axes: Axes) -> None:
+    """The key to `colour_of`: phase around, amplitude outwards."""
+    y, x = np.mgrid[1:-1:101j, -1:1:101j]
+    wave = x + 1j * y
+    rgb = np.concatenate([colour_of(wave, 1.0), (np.abs(wave) <= 1)[..., None]], axis=-1)
+    axes.imshow(rgb, extent=(-1, 1, -1, 1))
+    axes.set_axis_off()
+    for angle, name in ((0, "0"), (np.pi / 2, "π/2"), (np.pi, "π"), (-np.pi / 2, "-π/2")):
+        axes.text(1.3 * np.cos(angle), 1.3 * np.sin(angle), name, ha="center", va="center", fontsize=8)
+    axes.set_xlim(-1.6, 1.6)
+    axes.set_ylim(-1.6, 1.6)
+
+
+def plain_axes(axes: Axes, x: str, y: str, title: str | None = None) -> None:
+    """Labels, a light grid, small ticks."""
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3, linewidth=0.5)
+    if title:
+        axes.set_title(title, fontsize=10)
+
+
+def legend(axes: Axes, **options: Any) -> None:
+    """A small legend with a light frame."""
+    axes.legend(fontsize=8, framealpha=0.8, **options)
+
+
+def blocks(image: np.ndarray, largest: int = LARGEST_SIDE) -> tuple[np.ndarray, int]:
+    """Means over square blocks such that no side of (..., H, W) exceeds `largest`; also the block's side."""
+    side = max(1, math.ceil(max(image.shape[-2:]) / largest))
+    rows, columns = (n // side * side for n in image.shape[-2:])
+    cut = image[..., :rows, :columns].reshape(*image.shape[:-2], rows // side, side, columns // side, side)
+    return (cut.mean(axis=(-3, -1)) if side > 1 else image), side
+
+
+def scaled(pixel_size_m: Pixel, factor: float) -> Pixel:
+    """Pixel size after averaging in blocks."""
+    return None if pixel_size_m is None else (pixel_size_m[0] * factor, pixel_size_m[1] * factor)
+
+
+def bounds(values: np.ndarray, share: float = 0.5) -> tuple[float, float]:
+    """Percentiles `share` and 100 - `share` of the finite values, never equal."""
+    finite = values[np.isfinite(values)]
+    if finite.size == 0:
+        return 0.0, 1.0
+    low, high = (float(v) for v in np.percentile(finite, [share, 100 - share]))
+    return (low, high) if high - low > 1e-9 * max(abs(low), abs(high), 1e-30) else (low - 0.5, high + 0.5)

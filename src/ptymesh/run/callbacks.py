@@ -1,0 +1,284 @@
+"""What watches a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
+
+Nothing happens before `start`, so that every rank may make them; the loop calls them on rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
+
+#: Runs with more epochs than this print a plain line at most every so many seconds.
+LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
+
+
+def watchers() -> list[Callback]:
+    """Display, log and metrics, as `ptymesh run` uses them."""
+    return [Display(), LogFile(), MetricsFile()]
+
+
+def summary(run: RunInfo) -> str:
+    """One line about the size of a run."""
+    slices, height, width = run.object_shape
+    sliced = f"{slices} slices of " if slices > 1 else ""
+    return (
+        f"{run.views} views of {run.window[0]} x {run.window[1]}, object {sliced}{height} x {width}, "
+        f"{_count(run.modes, 'mode')}, {_count(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
+    )
+
+
+def plan(run: RunInfo) -> str:
+    """One line about the stages of a run."""
+    stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
+    return stages + (f" (resumed after {_count(run.done_epochs, 'epoch')})" if run.resumed else "")
+
+
+class Clock:
+    """Time left, from the batches that remain and the pace of the last epochs."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self.per_stage = [(epochs, batches) for _, epochs, batches in run.stages]
+        self.total = sum(epochs * batches for epochs, batches in self.per_stage)
+        self.done = self._before(run.done_epochs)
+        self._began, self._at_start = time.monotonic(), self.done
+
+    def _before(self, epochs: int) -> int:
+        """Batches in the first `epochs` epochs, over all stages."""
+        done = 0
+        for stage_epochs, batches in self.per_stage:
+            done += min(epochs, stage_epochs) * batches
+            epochs = max(0, epochs - stage_epochs)
+        return done
+
+    def at(self, stage: int, epoch: int, batch: int) -> None:
+        """`batch` batches of this epoch (1-based) of this stage are done."""
+        earlier = sum(epochs for epochs, _ in self.per_stage[:stage]) + epoch - 1
+        self.done = self._before(earlier) + batch
+
+    def left_s(self) -> float | None:
+        """Seconds to go, None before anything is known."""
+        fresh = self.done - self._at_start
+        if fresh <= 0:
+            return None
+        return (time.monotonic() - self._began) / fresh * (self.total - self.done)
+
+
+class Display(Callback):
+    """Live progress on a terminal; plain lines otherwise, one per epoch, fewer in long runs.
+
+    stream: where to write, standard output unless given.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._live: _Bars | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Say what is going to be done."""
+        stream = self._stream or sys.stdout
+        self._console = Console(file=stream)
+        self._run, self._clock = run, Clock(run)
+        self._last_line = -math.inf
+        self._print(summary(run), plan(run))
+        if stream.isatty() and not self._console.is_dumb_terminal:
+            self._live = _Bars(self._console)
+            self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
+            self._live.start()
+
+    def batch(self, report: BatchReport) -> None:
+        """Move the bar."""
+        self._clock.at(report.stage, report.epoch, report.batch)
+        if self._live:
+            left = _left(self._clock)
+            name = self._stage(report.stage, report.epoch)
+            self._live.update(self._task, completed=self._clock.done, description=name, left=left)
+
+    def epoch(self, report: EpochReport) -> None:
+        """Show loss, residual and pace, or print a line."""
+        self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
+        numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
+        if self._live:
+            self._live.numbers = numbers
+            return
+        now = time.monotonic()
+        ends = report.epoch in (1, report.epochs)
+        if not ends and report.total_epochs > LONG_RUN_EPOCHS and now - self._last_line < LINE_EVERY_S:
+            return
+        self._last_line = now
+        self._print(f"{self._stage(report.stage, report.epoch)}  {numbers}  {_left(self._clock)}".rstrip())
+
+    def finish(self, outcome: str) -> None:
+        """Leave the terminal as it was."""
+        self.close()
+
+    def close(self) -> None:
+        """End the live display, however the run ended."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            self._console.out(line, highlight=False)
+        self._console.file.flush()
+
+    def _stage(self, stage: int, epoch: int) -> str:
+        engine, epochs, _ = self._run.stages[min(stage, len(self._run.stages) - 1)]
+        which = f"stage {stage + 1}/{len(self._run.stages)} " if len(self._run.stages) > 1 else ""
+        return f"{which}{engine}  epoch {epoch}/{epochs}"
+
+
+class _Bars(Progress):
+    """A bar over all batches of the run, and the numbers of the last epoch below it."""
+
+    def __init__(self, console: Console) -> None:
+        self.numbers = ""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            refresh_per_second=4,
+            expand=True,
+        )
+
+    def add_task(self, description: str, *arguments: Any, **fields: Any) -> Any:
+        """As rich does, with the time left as a field."""
+        return super().add_task(description, *arguments, **{"left": "", **fields})
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, then the numbers."""
+        yield self.make_tasks_table(self.tasks)
+        if self.numbers:
+            yield Text(self.numbers)
+
+
+class LogFile(Callback):
+    """out/log.txt: what ran where, every epoch, every file written, with the time of each."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Open the log (a resumed run goes on with it) and describe run and machine."""
+        if run.out is None:
+            return
+        run.out.mkdir(parents=True, exist_ok=True)
+        self._file = (run.out / "log.txt").open("a" if run.resumed else "w", encoding="utf-8")
+        for line in (*environment(run), summary(run), plan(run)):
+            self._write(line)
+
+    def epoch(self, report: EpochReport) -> None:
+        """One line."""
+        self._write(f"{report}  {report.seconds:.3g} s")
+
+    def saved(self, path: Path) -> None:
+        """One line."""
+        self._write(f"wrote {path}")
+
+    def finish(self, outcome: str) -> None:
+        """The last line."""
+        self._write(outcome)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, however the run ended."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: str) -> None:
+        if self._file:
+            self._file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}\n")
+            self._file.flush()
+
+
+def environment(run: RunInfo) -> list[str]:
+    """Versions, machine and threads, one line each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    device = torch.device(run.device)
+    lines = [
+        f"ptymesh {version('ptymesh')}, torch {torch.__version__}, numpy {version('numpy')}, h5py {version('h5py')}, "
+        f"Python {platform.python_version()}",
+        f"{platform.node()}: {platform.platform()}, {cores} cores, {torch.get_num_threads()} threads per rank",
+    ]
+    if device.type == "cuda":
+        lines.append(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
+    return lines
+
+
+class MetricsFile(Callback):
+    """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
+
+    Keys: stage, engine, epoch, loss, residual, seconds, views_per_s. Numbers that are not finite are null.
+    A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
+    """
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Open the file, cut back to `run.done_epochs` lines."""
+        if run.out is None:
+            return
+        run.out.mkdir(parents=True, exist_ok=True)
+        path = run.out / "metrics.jsonl"
+        if run.resumed and path.exists():
+            _cut_back(path, run.done_epochs)
+        self._file = path.open("a" if run.resumed else "w", encoding="utf-8")
+
+    def epoch(self, report: EpochReport) -> None:
+        """One line, on disk when this returns."""
+        if not self._file:
+            return
+        row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
+        for name in ("loss", "residual", "seconds", "views_per_s"):
+            value = getattr(report, name)
+            row[name] = value if math.isfinite(value) else None
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def finish(self, outcome: str) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, however the run ended."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+
+def _cut_back(path: Path, epochs: int) -> None:
+    """Keep the first `epochs` whole lines; what a kill left of the last one goes."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epochs]
+    whole = [line for line in lines if line.endswith("\n")]
+    temporary = path.with_suffix(".new")
+    temporary.write_text("".join(whole), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _left(clock: Clock) -> str:
+    seconds = clock.left_s()
+    return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"

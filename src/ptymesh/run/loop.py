@@ -1,0 +1,155 @@
+"""The only loop: stages, epochs, batches. Engines step, upkeep follows, watchers are told.
+
+Between batches the loop looks whether it was asked to stop; between epochs it merges what ranks have moved, does the
+upkeep, lets the object grow, and may write a checkpoint. Every rank takes every decision alike, from global values.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from ptymesh.engines import Engine, constraints, positions
+from ptymesh.errors import Diverged, Interrupted
+from ptymesh.problem import Batch, Problem
+from ptymesh.run.batches import draw
+from ptymesh.run.reports import BatchReport, Callback, EpochReport
+from ptymesh.run.state import RunState
+
+#: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
+RISING_EPOCHS = 3
+
+
+class Loop:
+    """Runs stages on a problem, from wherever the state stands.
+
+    Args:
+        problem, state: what is solved, and how far it is.
+        stages: engines, one per stage; their memory is taken from and left in the state.
+        seed: of the batches.
+        callbacks: watchers (rank 0's).
+        stop: asked before each batch whether to stop; any rank's yes stops all.
+        save: writes a checkpoint (collective), or None.
+        due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        state: RunState,
+        stages: Sequence[Engine],
+        *,
+        seed: int = 0,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[], bool] = lambda: False,
+        save: Callable[[], None] | None = None,
+        due: Callable[[int], bool] = lambda done: False,
+    ) -> None:
+        self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
+        self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
+        self.total_epochs = sum(engine.epochs for engine in self.stages)
+        for engine in self.stages:
+            engine.check(problem)
+
+    def epochs(self) -> Iterator[EpochReport]:
+        """Runs what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
+        while self.state.stage < len(self.stages):
+            engine = self.stages[self.state.stage]
+            self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
+            engine.state.update(self.state.engines.get(self.state.stage, {}))
+            self.state.engines[self.state.stage] = engine.state
+            while self.state.epoch < engine.epochs:
+                yield self._epoch(engine)
+            self.state.stage, self.state.epoch = self.state.stage + 1, 0
+
+    def run(self) -> None:
+        """Runs what is left to the end."""
+        for _ in self.epochs():
+            pass
+
+    def _epoch(self, engine: Engine) -> EpochReport:
+        problem, state = self.problem, self.state
+        began = time.perf_counter() - state.epoch_seconds
+        problem.begin_epoch(state.estimate)
+        if state.batch == 0:
+            state.start = state.estimate.positions.clone()
+        self._batches(engine, began)
+        self._upkeep(engine)
+        loss, residual, _ = problem.running()
+        state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
+        seconds = time.perf_counter() - began
+        self._note(loss, residual, seconds)
+        report = EpochReport(
+            state.stage,
+            engine.name,
+            state.epoch,
+            engine.epochs,
+            loss,
+            residual,
+            seconds,
+            problem.views / seconds,
+            state.done_epochs,
+            self.total_epochs,
+        )
+        for callback in self.callbacks:
+            callback.epoch(report)
+        self._check(engine)
+        if self.save and problem.world.agree(problem.world.rank == 0 and self.due(state.done_epochs)):
+            self.save()
+        return report
+
+    def _batches(self, engine: Engine, began: float) -> None:
+        problem, state = self.problem, self.state
+        epoch = state.epoch + 1
+        refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
+        problem.probe_frozen = epoch <= engine.probe.frozen
+        batches = draw(problem.scan, engine.batch, self.seed, state.done_epochs)
+        views = sum(len(batch) for batch in batches[: state.batch])
+        for batch in batches[state.batch :]:
+            problem.stop_requested = self.stop()
+            engine.step(problem, state.estimate, Batch(batch, refine is not None))
+            if refine:
+                positions.after_batch(refine, problem, state.estimate, state.start)
+            state.batch += 1
+            views += len(batch)
+            state.epoch_seconds = time.perf_counter() - began
+            if self.callbacks:
+                report = BatchReport(state.stage, epoch, state.batch, len(batches), views, state.epoch_seconds)
+                for callback in self.callbacks:
+                    callback.batch(report)
+            if float(problem.stop_agreed) > 0:
+                self._interrupt()
+
+    def _upkeep(self, engine: Engine) -> None:
+        problem, state = self.problem, self.state
+        epoch = state.epoch + 1
+        if engine.positions and engine.positions.active(epoch):
+            positions.after_epoch(engine.positions, problem, state.estimate)
+        constraints.after_epoch(engine, problem, state.estimate, epoch)
+        positions.reanchor(engine, state.estimate)
+
+    def _note(self, loss: float, residual: float, seconds: float) -> None:
+        row = (self.state.epoch, self.state.stage, loss, residual, seconds)
+        for column, value in zip(self.state.history.values(), row, strict=True):
+            column.append(value)
+
+    def _check(self, engine: Engine) -> None:
+        """Diverged where the loss is no number any more, or the residual rises above that of an empty model."""
+        recent = self.state.history["residual"][-RISING_EPOCHS - 1 :]
+        finite = math.isfinite(self.state.history["loss"][-1]) and math.isfinite(recent[-1])
+        rising = len(recent) > RISING_EPOCHS and min(recent[1:]) > 1 and recent == sorted(recent)
+        if finite and not rising:
+            return
+        what = f"the residual rose to {recent[-1]:.3g}" if finite else "the loss is no longer a finite number"
+        raise Diverged(
+            f"Stage {self.state.stage + 1} ({engine.name}) diverged: {what} in epoch {self.state.epoch}; "
+            "try smaller steps (gamma_object, gamma_probe, a larger alpha), a smaller batch, or a better initial probe."
+        )
+
+    def _interrupt(self) -> None:
+        if self.save:
+            self.save()
+            raise Interrupted("Stopped after a checkpoint; `ptymesh resume` continues from here.")
+        raise Interrupted("Stopped between two batches.")

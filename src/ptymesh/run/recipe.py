@@ -1,0 +1,228 @@
+"""The recipe: one YAML file that says all that a run depends on.
+
+    data:      {path: scan.cxi}
+    seed: 0
+    precision: single
+    object:    {slices: 1}
+    probe:     {modes: 3}
+    positions: {subpixel: fourier}
+    stages:
+      - {engine: rpie, epochs: 50, batch: 64}
+    output:    {dir: out}
+
+Paths of data are relative to the recipe, paths given on the command line and `output.dir` to the working folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+
+from ptymesh.engines import ENGINES, Engine
+from ptymesh.errors import BadInput
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.run.initial import ObjectOptions, ProbeOptions
+from ptymesh.run.sentences import sentence, shown, unknown_word
+
+#: What is done when a recipe does not say.
+DEFAULT_STAGES = [{"engine": "rpie", "epochs": 50, "batch": 64}]
+
+#: Keys that hold a path, or an array reference that begins with one.
+_PATHS = (
+    *(f"data.{name}" for name in ("path", "mask", "dark", "flat", "gain", "background", "intensity")),
+    "object.initial",
+    "probe.start.path",
+)
+
+
+class OutputOptions(BaseModel):
+    """Recipe key `output`.
+
+    Fields:
+        dir: folder for result.h5, checkpoint/, log.txt, metrics.jsonl and figures.
+        checkpoint_every: epochs between checkpoints; checkpoint_minutes: also when so many have passed.
+        figures: draw PNG figures at the end. tiff: write object and probe as TIFF too.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dir: Path = Path("out")
+    checkpoint_every: PositiveInt = 10
+    checkpoint_minutes: PositiveFloat = 10.0
+    figures: bool = True
+    tiff: bool = False
+
+
+class Recipe(BaseModel):
+    """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: DataOptions
+    seed: int = Field(0, ge=0, lt=2**63)
+    precision: Literal["single", "double"] = "single"
+    object: ObjectOptions = ObjectOptions()
+    probe: ProbeOptions = ProbeOptions()
+    positions: PositionOptions = PositionOptions()
+    stages: list[Engine] = Field(default_factory=lambda: [_engine("stages.0", stage) for stage in DEFAULT_STAGES])
+    output: OutputOptions = OutputOptions()
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _engines(cls, stages: Any) -> Any:
+        if not isinstance(stages, list):
+            return stages
+        if not stages:
+            raise BadInput("stages is an empty list; give at least one, such as {engine: rpie, epochs: 50, batch: 64}.")
+        return [
+            stage if isinstance(stage, Engine) else _engine(f"stages.{index}", stage)
+            for index, stage in enumerate(stages)
+        ]
+
+    @classmethod
+    def parse(cls, raw: Any) -> Recipe:
+        """A recipe from plain dicts and lists. Raises BadInput with one sentence about the first thing to mend."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise BadInput(sentence(error, raw, cls)) from error
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Recipe:
+        """The recipe that `to_yaml` wrote. Raises BadInput."""
+        return cls.parse(_mapping(text, "The recipe"))
+
+    def to_yaml(self) -> str:
+        """YAML that reproduces the run: every key, defaults included, so that later defaults do not change it."""
+        groups = self.model_dump(mode="json", exclude={"stages"})
+        stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
+        ordered = {name: stages if name == "stages" else groups[name] for name in type(self).model_fields}
+        return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
+
+    def with_output(self, folder: Path) -> Recipe:
+        """The same recipe, writing to `folder`."""
+        return self.model_copy(update={"output": self.output.model_copy(update={"dir": folder})})
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> Recipe:
+    """Read a recipe, apply `key.path=VALUE` overrides in order, and check it.
+
+    out: output folder instead of the recipe's. Raises BadInput with one sentence naming key, value and remedy.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"The recipe {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"The recipe {path} is not a text file; give the path of a YAML file.") from error
+    raw = _mapping(text, f"The recipe {path}")
+    _anchor(raw, path.parent)
+    for override in overrides:
+        _override(raw, override)
+    _anchor(raw, Path())
+    recipe = Recipe.parse({key: value for key, value in raw.items() if value is not None})
+    return recipe if out is None else recipe.with_output(out)
+
+
+def _engine(path: str, stage: Any) -> Engine:
+    if not isinstance(stage, dict):
+        raise BadInput(f"{path} is {shown(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
+    options = {key: value for key, value in stage.items() if key != "engine"}
+    name = stage.get("engine")
+    if name is None:
+        raise BadInput(f"{path}.engine is missing; it should be {' or '.join(ENGINES)}.")
+    if not isinstance(name, str) or name not in ENGINES:
+        raise BadInput(unknown_word(f"{path}.engine", name, list(ENGINES)))
+    try:
+        return ENGINES[name].model_validate(options)
+    except ValidationError as error:
+        raise BadInput(sentence(error, options, ENGINES[name], path)) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader that reads 3e5 as a number, and refuses a key given twice (YAML would silently take the last)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for key in keys:
+            if keys.count(key) > 1:
+                problem = f"the key {key!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise BadInput(f"{what} is not valid YAML: {error.problem} (line {line}); mend that line.") from error
+    except yaml.YAMLError as error:
+        raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())}); mend it.") from error
+
+
+def _mapping(text: str, what: str) -> dict[str, Any]:
+    raw = _yaml(text, what)
+    if not isinstance(raw, dict):
+        raise BadInput(f"{what} holds {shown(raw)}; it should hold keys: {', '.join(Recipe.model_fields)}.")
+    return raw
+
+
+def _anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Make relative paths absolute, from `folder`."""
+    for key in _PATHS:
+        *groups, name = key.split(".")
+        options: Any = raw
+        for group in groups:
+            options = options.get(group) if isinstance(options, dict) else None
+        if isinstance(options, dict) and isinstance(options.get(name), str) and options[name] not in ("", "ones"):
+            options[name] = str((folder / Path(options[name]).expanduser()).absolute())
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    """Apply one `a.b.0.c=VALUE`; groups on the way are made, a list may grow by one."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise BadInput(f"--set {override!r} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
+    if parts[0] == "stages" and raw.get("stages") is None:
+        raw["stages"] = [dict(stage) for stage in DEFAULT_STAGES]
+    value = _yaml(text, f"The value of --set {override!r}")
+    node: Any = raw
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(node, dict):
+            if last:
+                node[part] = value
+            elif node.get(part) is None or isinstance(node[part], bool):
+                node[part] = {}
+            node = node[part]
+        elif isinstance(node, list):
+            node = _item(node, part, parts[:depth], value, last)
+        else:
+            where = ".".join(parts[:depth])
+            raise BadInput(f"--set {override!r} goes into {where}, which is {shown(node)}, not a group of keys.")
+
+
+def _item(items: list[Any], part: str, above: Sequence[str], value: Any, last: bool) -> Any:
+    where = ".".join(above)
+    if not part.isdecimal() or int(part) > len(items):
+        raise BadInput(
+            f"--set {where}.{part} is not an item of {where}, which has {len(items)}; count from 0 to {len(items) - 1}."
+        )
+    index = int(part)
+    if index == len(items):
+        items.append({})
+    if last:
+        items[index] = value
+    return items[index]

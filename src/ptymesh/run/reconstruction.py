@@ -1,0 +1,210 @@
+"""A reconstruction that a person can look into, from Python.
+
+    recon = pm.Reconstruction(pm.load("scan.cxi"), probe_modes=3)
+    for report in recon.run(pm.RPIE(epochs=50, batch=64)):
+        print(report)
+    recon.result().save("result.h5")
+
+The same lines run on several ranks under torchrun: every rank holds its own views and the same estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptymesh.engines import Engine
+from ptymesh.errors import BadInput
+from ptymesh.io import load_measurement
+from ptymesh.io.checkpoint import Checkpoint
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
+from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.world import World, join
+from ptymesh.physics.model import Model, Subpixel
+from ptymesh.problem import Problem
+from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
+from ptymesh.run.loop import Loop
+from ptymesh.run.reports import EpochReport
+from ptymesh.run.state import RunState
+
+#: Object pixels around the outermost windows, into which positions may move before the object has to grow.
+MARGIN_PX = 8
+
+
+class Reconstruction:
+    """A scan, what is being solved for, and the engines' memories between calls of `run`.
+
+    Args:
+        scan: what `ptymesh.load` returned.
+        object, probe: initial guesses, as options or as a dict of a recipe's keys; `probe_modes` is short for
+            probe={"modes": n}.
+        subpixel: how fractions of a pixel act.
+        precision: single or double.
+        seed: of batches and initial modes.
+        device: auto, cpu, cuda, cuda:N; or a World that was joined before.
+        saved: a checkpoint to go on from.
+
+    Raises BadInput where options and scan do not fit.
+    """
+
+    def __init__(
+        self,
+        scan: Measurement,
+        *,
+        probe_modes: int | None = None,
+        object: ObjectOptions | dict[str, Any] | None = None,
+        probe: ProbeOptions | dict[str, Any] | None = None,
+        subpixel: Subpixel = "fourier",
+        precision: str = "single",
+        seed: int = 0,
+        device: str | World = "auto",
+        saved: Checkpoint | None = None,
+    ) -> None:
+        if precision not in ("single", "double"):
+            raise BadInput(f"precision is {precision!r}; give single or double.")
+        object_options = object if isinstance(object, ObjectOptions) else ObjectOptions(**(object or {}))
+        probe_options = probe if isinstance(probe, ProbeOptions) else ProbeOptions(**(probe or {}))
+        if probe_modes is not None:
+            probe_options = probe_options.model_copy(update={"modes": probe_modes})
+        self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
+        self.world = device if isinstance(device, World) else join(device)
+        self.stages: list[Engine] = []
+        self.started = datetime.now(UTC)
+        dtype = torch.complex64 if precision == "single" else torch.complex128
+        model = Model.for_geometry(
+            scan.geometry,
+            subpixel=subpixel,
+            slices=object_options.slices,
+            slice_spacing_m=object_options.slice_spacing_m or 0.0,
+            dtype=dtype,
+            device=self.world.device,
+        )
+        self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
+        if saved is not None:
+            self.state = RunState.load(saved, self.problem)
+            return
+        mean = self.problem.mean_pattern()
+        estimate = self._everywhere(
+            lambda: initial_estimate(
+                scan,
+                mean,
+                object=object_options,
+                probe=probe_options,
+                precision=precision,
+                device=self.world.device,
+                subpixel=subpixel,
+                margin_px=MARGIN_PX,
+                seed=seed,
+            )
+        )
+        self.state = RunState(estimate)
+        self.state.start = estimate.positions.clone()
+
+    def _everywhere(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns; where it fails on any rank, every rank raises."""
+        made, failure = None, None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        self.world.all_well(failure, "reading the data")
+        return made
+
+    def loop(self, **watch: Any) -> Loop:
+        """The loop over what is left of `stages`; `watch` as in `Loop`."""
+        return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
+
+    def run(self, engine: Engine, epochs: int | None = None, batch: int | None = None) -> Iterator[EpochReport]:
+        """Runs one more stage, yielding after each epoch; an engine used before goes on with its memory.
+
+        epochs, batch: instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
+        """
+        changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
+        stage = type(engine)(**{**engine.model_dump(), **changes})
+        for index, earlier in enumerate(self.stages):
+            if earlier.name == stage.name:
+                self.state.engines[len(self.stages)] = self.state.engines.get(index, {})
+        self.state.stage, self.state.epoch = len(self.stages), 0
+        self.stages.append(stage)
+        yield from self.loop().epochs()
+
+    @property
+    def object(self) -> np.ndarray:
+        """Object as it is now, (L, H, W) complex."""
+        return self.state.estimate.object.cpu().numpy()
+
+    @property
+    def probe(self) -> np.ndarray:
+        """Probe modes as they are now, (M, h, w) complex."""
+        return self.state.estimate.probe.cpu().numpy()
+
+    def result(self, recipe: str = "") -> Result:
+        """The result with its final (frozen) residual: one pass over all views. Collective."""
+        stages, estimate, scan = self.stages, self.state.estimate, self.scan
+        residual, r = self.problem.residual(estimate)
+        positions = estimate.positions.cpu().numpy()
+        pixel = scan.geometry.object_pixel_m
+        return Result(
+            object=self.object,
+            probe=self.probe,
+            positions_px=positions,
+            positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
+            pixel_size_m=pixel,
+            slice_spacing_m=estimate.slice_spacing_m,
+            history={name: np.asarray(column) for name, column in self.state.history.items()},
+            recipe=recipe,
+            attrs={
+                "final_residual": residual,
+                "final_r": r,
+                "subpixel": self.subpixel,
+                "propagation": scan.geometry.propagation,
+                "fidelity": stages[-1].fidelity if stages else self.problem.model.fidelity,
+                "engine": "+".join(stage.name for stage in stages),
+                "ranks": self.world.size,
+                "layout": self.problem.layout.name,
+                "device": str(self.world.device.type),
+                "precision": self.precision,
+                "seed": self.seed,
+                "started": self.started.isoformat(timespec="seconds"),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "data_path": scan.path,
+                "data_fingerprint": scan.fingerprint,
+            },
+            nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
+            background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
+            weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
+        )
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Figure of the object as it is now; also written to `path` if one is given."""
+        from ptymesh.plot import object_figure
+
+        figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
+    """A scan from a file whose format is found by content.
+
+    positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
+    """
+    return load_measurement(DataOptions(path=Path(path), **data), PositionOptions(**(positions or {})))
+
+
+def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine, **options: Any) -> Result:
+    """Runs all stages and returns the result; options as in `Reconstruction`."""
+    stages = [stages] if isinstance(stages, Engine) else list(stages)
+    recon = Reconstruction(scan, **options)
+    for stage in stages:
+        for _ in recon.run(stage):
+            pass
+    return recon.result()

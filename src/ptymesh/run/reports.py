@@ -1,0 +1,91 @@
+"""What a run tells those who watch it.
+
+`loss` and `residual` are global, over all ranks; stages count from 0, epochs and batches from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is going to be done.
+
+    stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
+    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on.
+    """
+
+    stages: list[tuple[str, int, int]]
+    views: int
+    window: tuple[int, int]
+    object_shape: tuple[int, int, int]
+    modes: int
+    ranks: int
+    device: str
+    precision: str
+    out: Path | None
+    resumed: bool
+    done_epochs: int
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of all stages."""
+        return sum(epochs for _, epochs, _ in self.stages)
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """A batch is done. `views` counts those seen in this epoch so far, `seconds` the epoch's time so far."""
+
+    stage: int
+    epoch: int
+    batch: int
+    batches: int
+    views: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """An epoch is done; loss and residual are running values, each view as it was seen in its batch.
+
+    done_epochs and total_epochs count over all stages.
+    """
+
+    stage: int
+    engine: str
+    epoch: int
+    epochs: int
+    loss: float
+    residual: float
+    seconds: float
+    views_per_s: float
+    done_epochs: int
+    total_epochs: int
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage + 1} ({self.engine})  epoch {self.epoch}/{self.epochs}  "
+            f"loss {self.loss:.6g}  residual {self.residual:.6f}  {self.views_per_s:.0f} views/s"
+        )
+
+
+class Callback:
+    """Watches a run, on rank 0. Every method does nothing unless overridden."""
+
+    def start(self, run: RunInfo) -> None:
+        """Before the first batch."""
+
+    def batch(self, report: BatchReport) -> None:
+        """After each batch."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """After each epoch."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint or result was written."""
+
+    def finish(self, outcome: str) -> None:
+        """At the end: `done`, `interrupted` or `diverged`."""

@@ -1,0 +1,151 @@
+"""What pydantic finds wrong with a recipe, as one sentence: the key, the value, the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ptymesh.errors import PtymeshError
+
+#: pydantic's words for a wrong type, in the words of a YAML file.
+_PLAIN = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a group of keys",
+}
+
+
+def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: str = "") -> str:
+    """The first thing to mend in `data`, which `model` refused with `error`; `prefix` is the key of `data` itself.
+
+    Unknown keys come first: a misspelt key is often also a missing one.
+    """
+    errors = error.errors(include_url=False)
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    keys = _keys(first, data)
+    path = ".".join([*([prefix] if prefix else []), *map(str, keys)])
+    if first["type"] == "extra_forbidden":
+        return unknown_key(path, known_keys(model, first["loc"][:-1]))
+    if first["type"] == "missing":
+        return f"{path} is missing; add it to the recipe, or give it with --set {path}=VALUE."
+    context = first.get("ctx", {})
+    if first["type"].startswith("union_tag"):
+        kind = context["discriminator"].strip("'")
+        path = f"{path}.{kind}" if isinstance(_at(data, keys), Mapping) else path
+        expected = context.get("expected_tags") or ", ".join(_literals(model, first["loc"], kind))
+        return unknown_word(path, context.get("tag"), [word.strip("' ") for word in expected.split(",")])
+    raised = context.get("error")
+    if isinstance(raised, PtymeshError):
+        return str(raised)
+    if raised is not None:
+        return f"{path}: {raised}." if path else f"{str(raised)[:1].upper()}{str(raised)[1:]}."
+    same = [e for e in errors if _keys(e, data) == keys]
+    wanted = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
+    words = [word for e in same for word in _words(e)]
+    return f"{path or 'The recipe'} is {shown(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
+
+
+def unknown_key(path: str, known: Iterable[str]) -> str:
+    """Sentence about a key that nobody reads."""
+    known = list(known)
+    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
+    if near:
+        return f"{path} is unknown; did you mean {path.rpartition('.')[0]}{'.' if '.' in path else ''}{near[0]}?"
+    return f"{path} is unknown; the keys here are {', '.join(known)}."
+
+
+def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
+    """Sentence about a value that is not one of the known words."""
+    return f"{path} is {shown(value)}; it should be {' or '.join(known)}{_nearest(value, known)}."
+
+
+def shown(value: Any) -> str:
+    """A value as a user wrote it, shortened."""
+    if value is None:
+        return "empty"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Keys that may stand at pydantic's `location`, which names keys, list indices and branches of unions."""
+    return list(dict.fromkeys(name for found in _models_at(model, location) for name in found.model_fields))
+
+
+def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[type[BaseModel]]:
+    models = [model]
+    for part in location:
+        fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
+        if fields:
+            models = [found for field in fields for found in _models(field.annotation)]
+        else:  # an index, or the tag of a branch
+            models = [
+                m for m in models if any(part in get_args(f.annotation) for f in m.model_fields.values())
+            ] or models
+    return models
+
+
+def _literals(model: type[BaseModel], location: Sequence[str | int], key: str) -> list[str]:
+    """Words that the models at `location` allow for `key`."""
+    return [word for m in _models_at(model, location) for word in get_args(m.model_fields[key].annotation)]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _models(argument)]
+
+
+def _keys(error: ErrorDetails, data: Any) -> list[str | int]:
+    """Where the error is, in the data's own keys: pydantic also names branches of unions, which nobody wrote."""
+    keys: list[str | int] = []
+    node = data
+    for position, part in enumerate(error["loc"]):
+        inside = isinstance(node, Mapping) and part in node
+        inside = inside or (isinstance(node, list | tuple) and isinstance(part, int) and 0 <= part < len(node))
+        if inside:
+            keys.append(part)
+            node = node[part]
+        elif error["type"] == "missing" and position == len(error["loc"]) - 1:
+            keys.append(part)
+    return keys
+
+
+def _at(data: Any, keys: Sequence[str | int]) -> Any:
+    for key in keys:
+        data = data[key]
+    return data
+
+
+def _wanted(error: ErrorDetails, below: Sequence[str]) -> str:
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type") and below:
+        return f"a group of keys ({', '.join(below[:6])}{' ...' if len(below) > 6 else ''})"
+    if error["type"] in _PLAIN:
+        return _PLAIN[error["type"]]
+    message = error["msg"]
+    for start in ("Input should be ", "String should be "):
+        message = message.removeprefix(start)
+    return message[:1].lower() + message[1:]
+
+
+def _words(error: ErrorDetails) -> list[str]:
+    expected = error.get("ctx", {}).get("expected", "")
+    return [word.strip("' ") for part in str(expected).split(",") for word in part.split(" or ")]
+
+
+def _nearest(value: Any, words: Sequence[str]) -> str:
+    near = difflib.get_close_matches(value, words, n=1, cutoff=0.5) if isinstance(value, str) else []
+    return f" (did you mean {near[0]}?)" if near else ""

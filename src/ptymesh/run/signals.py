@@ -1,0 +1,42 @@
+"""Signals become a flag that the loop looks at between batches, so that a run stops where it can be resumed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+#: Ctrl-C, a scheduler's end, and a scheduler's warning that the end is near (where the system has it).
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+
+class StopSignal:
+    """Context manager: within it, SIGINT, SIGTERM and SIGUSR1 set `requested`; a second Ctrl-C interrupts at once.
+
+    The handlers that were there before come back at the end. Outside the main thread, where Python lets nobody handle
+    signals, `requested` stays False. A signal that was ignored (nohup) goes on being ignored.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,84 @@
+"""Simulated data sets as files: what an instrument would have written, and the truth beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.cxi_writer import write_cxi
+from ptymesh.io.results import Result
+from ptymesh.simulate import Simulation, Truth, patterns, truth
+
+SUFFIXES = (".cxi", ".h5", ".hdf5")
+
+
+def write(options: Simulation, path: str | Path, *, force: bool = False) -> tuple[Path, Path]:
+    """Simulate into a CXI file, a few views at a time, and write the truth beside it.
+
+    The data set is CXI whatever its name's ending (CXI is HDF5). The truth (`scan.cxi` -> `scan.truth.h5`) is a result
+    file, so that `ptymesh compare` and `ptymesh view` read it: object, probe, true and nominal positions.
+
+    Args:
+        options: what to simulate.
+        path: of the data set: .cxi, .h5 or .hdf5.
+        force: replace files that exist.
+
+    Returns:
+        Paths of the data set and of the truth.
+
+    Raises:
+        BadInput: another ending, a file that exists, or options that cannot be simulated; nothing is written then.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"The name {path} ends in {path.suffix or 'nothing'}; end it in .cxi, .h5 or .hdf5.")
+    beside = path.with_suffix(".truth.h5")
+    for file in (path, beside):
+        if file.is_dir() or (file.exists() and not force):
+            raise BadInput(f"{file} exists already; give another name, or --force to replace it.")
+    made = truth(options)
+    write_cxi(
+        path,
+        patterns=_centred(made),
+        count=options.views,
+        dtype=made.dtype,
+        geometry=made.geometry,
+        positions_m=(made.nominal - np.array(made.origin)) * np.array(made.geometry.object_pixel_m),
+        mask=_shifted(made, made.mask),
+        probe=made.guess(),
+        background=_shifted(made, made.background) if options.background_counts else None,
+        attributes={"simulation": options.model_dump_json()},
+    )
+    truth_result(made).save(beside)
+    return path, beside
+
+
+def truth_result(made: Truth) -> Result:
+    """The truth in the form of a reconstruction's result."""
+    pixel = made.geometry.object_pixel_m
+    return Result(
+        object=made.object,
+        probe=made.probe,
+        positions_px=made.positions,
+        positions_m=(made.positions - np.array(made.origin)) * np.array(pixel),
+        pixel_size_m=pixel,
+        slice_spacing_m=made.slice_spacing_m,
+        attrs={"engine": "simulate", "subpixel": "fourier", "propagation": made.geometry.propagation},
+        nominal_px=made.nominal,
+        background=made.background if made.options.background_counts else None,
+    )
+
+
+def _centred(made: Truth) -> Iterator[np.ndarray]:
+    """Patterns as a detector sees them, DC in the middle."""
+    for slab in patterns(made):
+        yield _shifted(made, slab)
+
+
+def _shifted(made: Truth, images: np.ndarray) -> np.ndarray:
+    if made.geometry.propagation != "far_field":
+        return images
+    return np.fft.fftshift(images, axes=(-2, -1))

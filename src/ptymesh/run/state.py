@@ -1,0 +1,108 @@
+"""Where a run stands: the estimate, the engines' memories, the counters. All that a checkpoint must hold.
+
+N       all views
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.io import checkpoint
+from ptymesh.problem import Problem
+
+#: Columns of the history, one entry per epoch.
+HISTORY = ("epoch", "stage", "loss", "residual", "seconds")
+
+_SHARED = ("object", "probe", "anchors", "nominal", "background")
+_PER_VIEW = ("positions", "weights")
+
+
+@dataclass
+class RunState:
+    """A run between two batches.
+
+    Fields:
+        estimate: as it is now.
+        stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
+        start: (N, 2) positions at the start of the running epoch.
+        engines: by stage, what its engine remembers.
+        history: one list per column of HISTORY, over all stages.
+        epoch_seconds: time spent in the running epoch so far.
+    """
+
+    estimate: Estimate
+    stage: int = 0
+    epoch: int = 0
+    batch: int = 0
+    start: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
+    engines: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in HISTORY})
+    epoch_seconds: float = 0.0
+
+    @property
+    def done_epochs(self) -> int:
+        """Epochs done over all stages."""
+        return len(self.history["epoch"])
+
+    def save(self, directory: Path, problem: Problem, meta: dict[str, Any]) -> None:
+        """Checkpoint into `directory`; collective."""
+        estimate, own = self.estimate, problem.layout.own
+        shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
+        for stage, memory in self.engines.items():
+            shared |= {f"engine/{stage}/{name}": _numpy(tensor) for name, tensor in memory.items()}
+        shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
+        per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen)}
+        counters = {
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "epoch_seconds": self.epoch_seconds,
+            "origin": list(estimate.origin),
+            "slice_spacing_m": estimate.slice_spacing_m,
+        }
+        checkpoint.save(
+            directory, problem.world, shared=shared, views=own, per_view=per_view, meta={**meta, "run": counters}
+        )
+
+    @classmethod
+    def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
+        """The state that `save` wrote, on any number of ranks. Raises BadInput where it is another data set's."""
+        device, run = problem.device, saved.meta["run"]
+        views = len(saved.per_view["positions"])
+        if views != problem.views:
+            raise BadInput(
+                f"The checkpoint is of a scan with {views} views, this data set has {problem.views}; "
+                "check data.path and data.views."
+            )
+        arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
+        arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
+        estimate = Estimate(**arrays, slice_spacing_m=run["slice_spacing_m"], origin=tuple(run["origin"]))
+        engines: dict[int, dict[str, Tensor]] = {}
+        for key, array in saved.shared.items():
+            if key.startswith("engine/"):
+                _, stage, name = key.split("/", 2)
+                engines.setdefault(int(stage), {})[name] = torch.as_tensor(array, device=device)
+        problem.seen.copy_(torch.as_tensor(saved.per_view["seen"][problem.layout.own]))
+        return cls(
+            estimate,
+            run["stage"],
+            run["epoch"],
+            run["batch"],
+            torch.as_tensor(saved.per_view["start"], device=device),
+            engines,
+            {name: saved.shared[f"history/{name}"].tolist() for name in HISTORY},
+            run["epoch_seconds"],
+        )
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,416 @@
+"""Simulated measurements with known truth.
+
+N, M, L     views, probe modes, slices
+H, W; h, w  object and window pixels
+d           object pixel (m)
+
+Random numbers come from (seed, purpose) or (seed, purpose, view), and intensities are computed in chunks that start at
+multiples of CHUNK: a view's counts do not depend on how many others are asked for at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
+from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.physics import probes
+from ptymesh.physics.model import Model
+from ptymesh.simulate import phantoms, scans
+
+Kind = Literal["xray", "near", "electron"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Range = tuple[float, float]
+
+#: Views whose intensities are computed together.
+CHUNK = 16
+#: Object pixels kept free around the outermost windows, beyond the position error.
+MARGIN_PX = 3
+
+
+class Simulation(BaseModel):
+    """What to simulate. Lengths in metres, angles in rad; None takes the kind's own default.
+
+    Fields:
+        kind: `xray` (far field, zone plate, test chart), `near` (X-ray near field, structured beam, powder) or
+            `electron` (far field, aberrated lens, multislice crystal).
+        views, window: N; window side in pixels.
+        scan, overlap, density_ratio: see `scans.scan`; step = (1 - overlap) * width of the beam.
+        photons_per_view: incident photons or electrons.  noise: Poisson; without it patterns are float32 intensities.
+        position_error_px: true positions differ from the nominal ones by up to this, uniformly, on either axis.
+        modes, mode_powers: incoherent probe modes (partial coherence), and their fractions of the power.
+        background_counts: added to every pixel of every view; known to the reconstruction.
+        defect: what is wrong with the detector, and masked: a beamstop over the centre, a dead module, or hot pixels.
+        slices, slice_spacing_m: object slices.
+        amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
+            not absorbed, and every slice has phase (0, 0.6).
+        energy_eV: of the photons or electrons.  pixel_m: object pixel.  detector_pixel_m: detector pixel.
+        focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
+        probe_guess: what the data set offers as a probe: nothing, the design's (one mode, defocus 10 % off; smoothed
+            in the near field), or the true one.
+        seed: of everything random.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Kind = "xray"
+    views: int = Field(default=400, ge=1)
+    window: int = Field(default=128, ge=16)
+    scan: scans.Scan = "fermat"
+    overlap: float | None = Field(default=None, ge=0, lt=1)
+    density_ratio: Positive = 1.0
+    photons_per_view: Positive | None = None
+    noise: bool = True
+    position_error_px: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    modes: int = Field(default=1, ge=1)
+    mode_powers: tuple[float, ...] | None = None
+    background_counts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    defect: Literal["none", "beamstop", "module", "hot"] = "none"
+    slices: int | None = Field(default=None, ge=1)
+    slice_spacing_m: Positive | None = None
+    amplitude: Range | None = None
+    phase_rad: Range | None = None
+    energy_eV: Positive | None = None
+    pixel_m: Positive | None = None
+    detector_pixel_m: Positive | None = None
+    focus_distance_m: Positive | None = None
+    probe_guess: Literal["none", "design", "true"] = "design"
+    seed: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    """What a kind takes where the options say nothing; `width` of the beam as a fraction of the window."""
+
+    energy_eV: float
+    pixel_m: float
+    detector_pixel_m: float
+    overlap: float
+    width: float
+    photons: float
+    phase_rad: Range
+
+
+_DEFAULTS: dict[Kind, _Defaults] = {
+    "xray": _Defaults(8.0e3, 20e-9, 75e-6, 0.72, 0.35, 1e6, (-1.2, 0.2)),
+    "near": _Defaults(17.0e3, 100e-9, 100e-9, 0.9, 0.7, 2e7, (-1.2, 0.2)),
+    "electron": _Defaults(200.0e3, 0.25e-10, 150e-6, 0.75, 0.35, 1e5, (0.0, 0.6)),
+}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """All that is known about a simulated measurement, except the counts.
+
+    Fields:
+        options: as simulated.  geometry: of the window.
+        object: (L, H, W) complex128.  probe: (M, h, w) complex128, sum |P|^2 the photons per view.
+        positions, nominal: (N, 2) true and nominal, object pixels.
+        origin: object pixel at which the scan's coordinates (centred on the scan) have their zero.
+        mask: (h, w) bool and background: (h, w), laid out as the patterns (far field: DC at the corner).
+        slice_spacing_m: 0 for one slice.
+    """
+
+    options: Simulation
+    geometry: Geometry
+    object: np.ndarray
+    probe: np.ndarray
+    positions: np.ndarray
+    nominal: np.ndarray
+    origin: tuple[float, float]
+    mask: np.ndarray
+    background: np.ndarray
+    slice_spacing_m: float
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the patterns: the smallest unsigned integer that cannot overflow, or float32 without noise."""
+        if not self.options.noise:
+            return np.dtype(np.float32)
+        photons = _photons(self.options)
+        # no pixel can hold more than all photons of its view
+        largest = photons + 12 * math.sqrt(photons) + 2 * self.options.background_counts + 100
+        return np.dtype(np.uint16 if largest < 2**16 else np.uint32)
+
+    def measurement(self, patterns: np.ndarray) -> Measurement:
+        """What a reconstruction is given: the patterns (N, h, w) and the nominal positions about the scan's centre."""
+        options = self.options
+        return Measurement(
+            patterns=ArraySource(patterns),
+            positions=self.nominal - np.array(self.origin),
+            geometry=self.geometry,
+            mask=self.mask,
+            background=self.background if options.background_counts else None,
+            probe=self.guess(),
+            name=f"simulated-{options.kind}",
+            fingerprint=f"simulation {options.model_dump_json()}",
+        )
+
+    def guess(self) -> np.ndarray | None:
+        """Probe (1 or M, h, w) that the data set offers (see `Simulation.probe_guess`)."""
+        if self.options.probe_guess == "none":
+            return None
+        if self.options.probe_guess == "true":
+            return self.probe
+        return _probe(self.options, self.geometry, error=0.1)[None].numpy()
+
+    def estimate(
+        self, dtype: torch.dtype = torch.complex128, device: torch.device | str = "cpu", *, nominal: bool = False
+    ) -> Estimate:
+        """The truth as an estimate, with the true (or the nominal) positions."""
+        positions = torch.from_numpy(self.nominal if nominal else self.positions).to(device)
+        real = torch.zeros((), dtype=dtype).real.dtype
+        return Estimate(
+            object=torch.from_numpy(self.object).to(device, dtype),
+            probe=torch.from_numpy(self.probe).to(device, dtype),
+            positions=positions.clone(),
+            anchors=torch.floor(positions + 0.5).to(torch.int64),
+            nominal=torch.from_numpy(self.nominal).to(device),
+            weights=torch.ones((len(positions), 1), dtype=real, device=device),
+            background=torch.from_numpy(self.background).to(device, real),
+            slice_spacing_m=self.slice_spacing_m,
+            origin=self.origin,
+        )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A measurement in memory and its truth."""
+
+    measurement: Measurement
+    truth: Truth
+
+
+def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
+    """Simulate a whole measurement in memory: `simulate(views=64, window=32)` or `simulate(Simulation(...))`.
+
+    Raises:
+        BadInput: options that contradict each other or that the window cannot sample.
+    """
+    made = truth(checked(options, **changes))
+    return Simulated(made.measurement(np.concatenate(list(patterns(made)))), made)
+
+
+def checked(options: Simulation | None = None, **changes: object) -> Simulation:
+    """The options with some of them changed. Raises BadInput, in one sentence, where a value cannot be used."""
+    known = {} if options is None else options.model_dump()
+    try:
+        return Simulation.model_validate({**known, **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, Simulation.model_fields, n=1) or list(Simulation.model_fields)
+            raise BadInput(f"There is no simulation option {name}; did you mean {' or '.join(near)}?") from error
+        why = first["msg"][:1].lower() + first["msg"][1:]
+        raise BadInput(f"The simulation option {name} is {first['input']!r}: {why}.") from error
+
+
+def truth(options: Simulation) -> Truth:
+    """Object, probe, positions and detector of a simulation, without the counts.
+
+    Raises:
+        BadInput: options that contradict each other or that the window cannot sample.
+    """
+    geometry = _geometry(options)
+    slices = options.slices or (2 if options.kind == "electron" else 1)
+    spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or _default_spacing_m(geometry)
+    if slices == 1 and options.slice_spacing_m is not None:
+        raise BadInput(f"slice_spacing_m is {options.slice_spacing_m} for a single slice; ask for slices=2 or more.")
+    width_px = _DEFAULTS[options.kind].width * options.window
+    overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
+    centred = scans.scan(
+        options.scan,
+        options.views,
+        (1 - overlap) * width_px,
+        density_ratio=options.density_ratio,
+        seed=options.seed,
+    )
+    margin = MARGIN_PX + math.ceil(options.position_error_px)
+    reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
+    sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
+    origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
+    nominal = centred + np.array(origin)
+    error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
+    modes = probes.extra_modes(_probe(options, geometry), options.modes, options.mode_powers, options.seed)
+    lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
+    return Truth(
+        options=options,
+        geometry=geometry,
+        object=_object(options, geometry, (sides[0], sides[1]), lit, slices),
+        probe=probes.rescaled(modes, _photons(options)).numpy(),
+        positions=nominal + error,
+        nominal=nominal,
+        origin=origin,
+        mask=_mask(options),
+        background=np.full(geometry.shape, options.background_counts),
+        slice_spacing_m=spacing_m,
+    )
+
+
+def patterns(made: Truth) -> Iterator[np.ndarray]:
+    """Counts, up to CHUNK views (n, h, w) at a time in scan order, laid out as `Measurement` has them."""
+    options, estimate = made.options, made.estimate()
+    model = Model.for_geometry(
+        made.geometry,
+        slices=len(made.object),
+        slice_spacing_m=made.slice_spacing_m,
+        dtype=torch.complex128,
+    )
+    for start in range(0, options.views, CHUNK):
+        views = torch.arange(start, min(start + CHUNK, options.views))
+        intensity = model.intensity(
+            estimate.object,
+            estimate.probe,
+            estimate.anchors[views],
+            estimate.fractions(views),
+            background=estimate.background,
+        )
+        yield _counts(made, start, intensity)
+
+
+def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
+    options, dtype = made.options, made.dtype
+    if not options.noise:
+        counts = intensity.numpy().astype(dtype)
+    else:
+        counts = np.empty(intensity.shape, dtype)
+        for row, expected in enumerate(intensity.numpy()):
+            counts[row] = np.random.default_rng([options.seed, 8, start + row]).poisson(expected)
+    # what masked pixels hold must not matter: dead ones read nothing, hot ones the largest number that the file holds
+    counts[:, ~made.mask] = np.iinfo(dtype).max if options.defect == "hot" and dtype.kind == "u" else 0
+    return counts
+
+
+def _photons(options: Simulation) -> float:
+    return options.photons_per_view or _DEFAULTS[options.kind].photons
+
+
+def _geometry(options: Simulation) -> Geometry:
+    default = _DEFAULTS[options.kind]
+    energy = options.energy_eV or default.energy_eV
+    pixel = options.pixel_m or default.pixel_m
+    shape = (options.window, options.window)
+    if options.kind == "near":
+        if options.detector_pixel_m is not None:
+            raise BadInput(
+                f"detector_pixel_m is {options.detector_pixel_m} for a near field, where it follows from pixel_m and "
+                f"focus_distance_m; give those."
+            )
+        wavelength = photon_wavelength_m(energy)
+        # diffraction over this distance spreads a point by sqrt(window / 2) pixels, which the margin of the beam holds
+        effective_m = 0.5 * options.window * pixel**2 / wavelength
+        if options.focus_distance_m is None:
+            return near_field(shape, wavelength, effective_m, (pixel, pixel))
+        focus = options.focus_distance_m
+        if effective_m >= focus:
+            raise BadInput(
+                f"focus_distance_m is {focus} m, and diffraction must act over {effective_m:.3g} m of parallel beam; "
+                f"give a focus farther away than that."
+            )
+        # z2 / Mag = effective distance with Mag = (z1 + z2) / z1
+        distance = effective_m * focus / (focus - effective_m)
+        magnified = pixel * (focus + distance) / focus
+        return near_field(shape, wavelength, distance, (magnified, magnified), focus)
+    if options.focus_distance_m is not None:
+        raise BadInput(f"focus_distance_m is {options.focus_distance_m} for kind {options.kind}; it is for near only.")
+    electrons = options.kind == "electron"
+    wavelength = electron_wavelength_m(energy) if electrons else photon_wavelength_m(energy)
+    detector = options.detector_pixel_m or default.detector_pixel_m
+    distance = pixel * options.window * detector / wavelength
+    return far_field(shape, wavelength, distance, (detector, detector), "electron" if electrons else "photon")
+
+
+def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
+    assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None
+    return geometry.object_pixel_m, geometry.wavelength_m
+
+
+def _default_spacing_m(geometry: Geometry) -> float:
+    """A distance over which waves of a third of the largest angle part by a pixel and a half: slices are separable."""
+    (pixel, _), wavelength = _optics(geometry)
+    return 1.5 * pixel / (wavelength / (6 * pixel))
+
+
+def _probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tensor:
+    """First probe mode (h, w), sum |P|^2 = 1; `error` is that of a design known approximately."""
+    pixel, wavelength = _optics(geometry)
+    width_m = _DEFAULTS[options.kind].width * options.window * pixel[0]
+    if options.kind == "near":
+        return _structured_beam(options, smoothed=error > 0)
+    semiangle = 0.35 * wavelength / (2 * pixel[0])
+    blur_m = width_m / (2 * semiangle) * (1 - error)
+    if options.kind == "xray":
+        outer, diameter = wavelength / (2 * semiangle), 150e-6
+        return probes.zone_plate(geometry.shape, pixel, wavelength, outer, diameter, diameter / 4, -blur_m)
+    aberrations: dict[str, float | list[float]] = {
+        "C10": -blur_m,
+        "C12": [0.05 * blur_m, 0.4],
+        "C30": 0.1 * blur_m / semiangle**2,
+    }
+    return probes.aberrated(geometry.shape, pixel, wavelength, semiangle, aberrations)
+
+
+def _structured_beam(options: Simulation, smoothed: bool) -> Tensor:
+    """A beam through a diffuser: smooth rim, speckle-like amplitude and phase; without its structure if `smoothed`."""
+    n = options.window
+    axis = (torch.arange(n, dtype=torch.float64) - n // 2) / (_DEFAULTS["near"].width * n / 2)
+    envelope = torch.exp(-((axis[:, None] ** 2 + axis[None, :] ** 2) ** 4))
+    if smoothed:
+        return probes.rescaled(envelope.to(torch.complex128), 1.0)
+    rng = np.random.default_rng([options.seed, 9])
+    k = torch.fft.fftfreq(n, dtype=torch.float64)
+    grain = torch.exp(-((k[:, None] ** 2 + k[None, :] ** 2) * (math.pi * 3.0) ** 2))
+    noise = torch.from_numpy(rng.standard_normal((2, n, n)))
+    rough = torch.fft.ifft2(torch.fft.fft2(noise) * grain).real
+    rough = rough / rough.std()
+    wave = envelope * (1 + 0.15 * rough[0].clamp(-3, 3)) * torch.exp(1j * 0.8 * rough[1])
+    return probes.rescaled(wave, 1.0)
+
+
+def _object(
+    options: Simulation, geometry: Geometry, shape: tuple[int, int], lit: tuple[int, int], slices: int
+) -> np.ndarray:
+    """Phantom (L, H, W); `lit` is the central part that the beam reaches."""
+    amplitude = options.amplitude or (0.6, 1.0)
+    if options.kind == "electron" and options.amplitude is not None:
+        raise BadInput(f"amplitude is {options.amplitude} for electrons, which atoms do not absorb; leave it out.")
+    if not 0 <= amplitude[0] <= amplitude[1] <= 1:
+        raise BadInput(f"The amplitude range is {amplitude}; give (low, high) with 0 <= low <= high <= 1.")
+    phase = options.phase_rad or _DEFAULTS[options.kind].phase_rad
+    if not phase[0] <= phase[1]:
+        raise BadInput(f"The phase range is {phase}; give (low, high).")
+    if options.kind == "electron":
+        drawn = phantoms.atoms(shape, slices, _optics(geometry)[0], options.seed, phase[1] - phase[0])
+        return np.asarray(drawn * np.exp(1j * phase[0]))
+    seeds = [options.seed + 1000 * level for level in range(slices)]
+    if options.kind == "near":
+        return np.concatenate([phantoms.powder(shape, seed, amplitude, phase) for seed in seeds])
+    return np.concatenate([phantoms.chart(shape, seed, amplitude, phase, lit) for seed in seeds])
+
+
+def _mask(options: Simulation) -> np.ndarray:
+    """Good detector pixels (h, w), laid out as the patterns."""
+    n = options.window
+    good = np.ones((n, n), bool)
+    if options.defect == "beamstop":
+        y, x = np.ogrid[:n, :n]
+        good &= np.hypot(y - n // 2, x - n // 2) > 0.04 * n
+    elif options.defect == "module":
+        good[round(0.62 * n) : round(0.62 * n) + max(2, n // 24)] = False
+        good[: n // 4, : n // 5] = False
+    elif options.defect == "hot":
+        count = max(3, n * n // 500)
+        good.ravel()[np.random.default_rng([options.seed, 10]).choice(n * n, count, replace=False)] = False
+    return good if options.kind == "near" else np.fft.ifftshift(good)

@@ -1,0 +1,35 @@
+"""Shared fixtures: the real data, a small problem with known truth, and a pool of ranks that lives for the session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from ranks import Pool  # noqa: E402
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the real data sets (PTYMESH_DATA, or shared/data beside the project); skips where there is none."""
+    folder = Path(os.environ.get("PTYMESH_DATA", HERE.parent.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"the real data sets are not in {folder}; set PTYMESH_DATA to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
+    """`ranks(R, fn, *args)` calls module-level fn(world, *args) on R gloo ranks and returns what each returned."""
+    pool = Pool(4, tmp_path_factory.mktemp("ranks"))
+    yield pool.run
+    pool.close()

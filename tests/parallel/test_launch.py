@@ -1,0 +1,202 @@
+"""The launcher: environment, statuses, signals and messages of the ranks, with ranks that load no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ptymesh.errors import BadInput
+from ptymesh.parallel import launch as module
+from ptymesh.parallel.launch import cores, launch
+
+PRELUDE = """
+import os, sys, time
+from ptymesh.parallel.child import settle
+settle()
+rank = int(os.environ["RANK"])
+"""
+
+
+def script(tmp_path: Path, body: str) -> tuple[str, ...]:
+    path = tmp_path / "rank.py"
+    path.write_text(PRELUDE + textwrap.dedent(body))
+    return (str(path),)
+
+
+def test_ranks_get_the_environment_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    body = """
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS TORCHELASTIC_USE_AGENT_STORE"
+    with open(f"{sys.argv[1]}/{rank}", "w") as file:
+        print(*(os.environ[name] for name in names.split()), *sys.argv[2:], file=file)
+    """
+    assert launch([str(tmp_path), "a b", "--x"], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 0
+    for rank in range(2):
+        threads = max(1, cores() // 2)
+        assert (tmp_path / str(rank)).read_text() == f"{rank} {rank} 2 2 127.0.0.1 {threads} True a b --x\n"
+    assert not (tmp_path / "ranks").exists(), "nothing was said, nothing is left"
+
+
+@pytest.mark.parametrize(("given", "environment", "expected"), [(3, "5", "3"), (None, "5", "5")])
+def test_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, environment: str, expected: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    body = f"sys.exit(0 if os.environ['OMP_NUM_THREADS'] == '{expected}' else 9)"
+    assert launch([], 1, threads_per_rank=given, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [([0, 0], 0), ([2, 2], 2), ([3, 3], 3), ([75, 75], 75), ([1, 2], 2), ([1, 0], 1), ([0, 130], 130), ([1, 3], 3)],
+)
+def test_status(tmp_path: Path, statuses: list[int], expected: int) -> None:
+    body = f"sys.exit({statuses}[rank])"
+    assert launch([], len(statuses), log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == expected
+
+
+def test_the_first_failure_counts(tmp_path: Path) -> None:
+    body = "time.sleep(0 if rank == 1 else 0.5); sys.exit(1 if rank == 1 else 75)"
+    assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
+
+
+def test_output_of_rank_0_is_ours_and_that_of_others_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "print('hello from', rank, flush=True)"
+    assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 0
+    assert capfd.readouterr().out == "hello from 0\n"
+    assert {p.name: p.read_text() for p in (tmp_path / "ranks").iterdir()} == {
+        "rank1.txt": "hello from 1\n",
+        "rank2.txt": "hello from 2\n",
+    }
+
+
+def test_a_failing_rank_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = """
+    if rank == 1:
+        print("ptymesh: rank one has no patterns.", file=sys.stderr)
+        sys.exit(2)
+    """
+    assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 2
+    err = capfd.readouterr().err
+    assert err == f"--- rank 1 (all of it in {tmp_path}/ranks/rank1.txt)\nptymesh: rank one has no patterns.\n"
+
+
+def test_what_all_ranks_say_is_shown_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "print('ptymesh: diverged.', file=sys.stderr); sys.exit(3)"
+    assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 3
+    assert capfd.readouterr().err == "ptymesh: diverged.\n"
+
+
+def test_a_killed_rank_is_named_and_the_others_are_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PEERS_S", 0.3)
+    body = """
+    import signal
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+    """
+    began = time.monotonic()
+    assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
+    assert time.monotonic() - began < 20
+    err = capfd.readouterr().err
+    assert "rank 1 was ended by SIGKILL" not in err, "rank 0 too, but by us"
+    assert "rank 0, 1 was ended by SIGKILL (often for want of memory" in err
+    assert "rank 2 was ended by SIGTERM because it did not end by itself." in err
+
+
+def test_no_ranks_are_refused() -> None:
+    with pytest.raises(BadInput, match="--ranks is 0; give 1 or more"):
+        launch([], 0)
+
+
+def test_handlers_and_environment_come_back(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in numbers], dict(os.environ)
+    launch([], 1, log_dir=tmp_path / "ranks", program=script(tmp_path, ""))
+    assert ([signal.getsignal(number) for number in numbers], dict(os.environ)) == before
+
+
+#: A launcher of two ranks that run until they are told to stop, then take a moment, as a checkpoint does.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from ptymesh.parallel import launch as module
+module.PEERS_S = 1.0
+sys.exit(module.launch([sys.argv[1]], 2, log_dir=Path(sys.argv[1]) / "ranks", program=(sys.argv[2],)))
+"""
+RANK = """
+from pathlib import Path
+from ptymesh.run.signals import StopSignal
+folder = Path(sys.argv[1])
+with StopSignal() as stop:
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    for _ in range(2000):
+        if stop.requested and not (folder / "stubborn").exists():
+            break
+        if stop.requested:
+            (folder / f"noticed{rank}").touch()
+        time.sleep(0.01)
+if not stop.requested:
+    sys.exit(1)
+time.sleep(0.5)
+(folder / f"checkpoint{rank}").touch()
+sys.exit(75)
+"""
+
+
+def wait_for(*paths: Path, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not all(path.exists() and (path.stat().st_size or "pid" not in path.name) for path in paths):
+        assert time.monotonic() < end, f"still waiting for {paths}"
+        time.sleep(0.02)
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    program = script(tmp_path, RANK)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), *program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(tmp_path / "pid0", tmp_path / "pid1")
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on_and_ranks_get_their_time(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("", "", 75)
+    assert (tmp_path / "checkpoint0").exists() and (tmp_path / "checkpoint1").exists()
+
+
+def test_a_second_ctrl_c_reaches_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "stubborn").touch()
+    process = start(tmp_path)
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "noticed0", tmp_path / "noticed1")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and "KeyboardInterrupt" in err
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells a process that its parent died")
+    process = start(tmp_path)
+    process.kill()
+    process.communicate()
+    wait_for(tmp_path / "checkpoint0", tmp_path / "checkpoint1")

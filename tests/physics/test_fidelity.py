@@ -1,0 +1,103 @@
+"""Steps of the three fidelities: what each must do to the intensities."""
+
+import pytest
+import torch
+
+from ptymesh.physics import fidelity
+from ptymesh.physics.fidelity import Data
+
+H, W = 8, 9
+
+
+def sample(dtype: torch.dtype = torch.float64, background: float | None = None) -> tuple[torch.Tensor, Data]:
+    rng = torch.Generator().manual_seed(0)
+    S = 50 * torch.rand(3, H, W, generator=rng, dtype=dtype)
+    y = torch.poisson(40 * torch.rand(3, H, W, generator=rng, dtype=dtype), generator=rng)
+    mask = torch.ones(H, W, dtype=torch.bool)
+    mask[2, 3] = False
+    b = None if background is None else torch.full((H, W), background, dtype=dtype)
+    return S, Data.of(y, mask, b, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_amplitude_step_is_the_modulus_projection(dtype: torch.dtype) -> None:
+    S, data = sample(dtype)
+    factor = fidelity.revision("amplitude", S, data)
+    assert torch.allclose((S * factor**2)[data.good], data.y[data.good], rtol=1e-5)
+
+
+def test_amplitude_step_with_background_leaves_room_for_it() -> None:
+    S, data = sample(background=3.0)
+    factor = fidelity.revision("amplitude", S, data)
+    expected = (data.y - 3).clamp(min=0)
+    assert torch.allclose((S * factor**2)[data.good], expected[data.good])
+
+
+@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("background", [None, 2.0])
+def test_step_lowers_the_loss_of_every_view(kind: fidelity.Fidelity, background: float | None) -> None:
+    S, data = sample(background=background)
+    before = fidelity.value(kind, S, data)
+    after = fidelity.value(kind, S * fidelity.revision(kind, S, data) ** 2, data)
+    assert (after < before).all()
+
+
+def test_poisson_step_finds_the_minimum_along_its_line() -> None:
+    S, data = sample()
+    xi = torch.where(data.good, 1 - data.y / S, 0.0)
+    xi = xi.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
+    ladder = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    losses = torch.stack([fidelity.value("poisson", S * (1 - a * xi) ** 2, data) for a in ladder])
+    best = fidelity.value("poisson", S * fidelity.revision("poisson", S, data) ** 2, data)
+    assert torch.allclose(best, losses.min(0).values, rtol=1e-6)
+
+
+def test_one_dim_pixel_does_not_decide_a_view() -> None:
+    S, data = sample()
+    S[0, 0, 0] = 1e-9
+    data.y[0, 0, 0] = 1
+    factor = fidelity.revision("poisson", S, data)
+    assert factor.abs().max() < 10
+    assert fidelity.value("poisson", S * factor**2, data)[0] < fidelity.value("poisson", S, data)[0]
+
+
+@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+def test_masked_pixels_ask_for_nothing(kind: fidelity.Fidelity) -> None:
+    S, data = sample()
+    assert (fidelity.revision(kind, S, data)[:, 2, 3] == 1).all()
+    assert (fidelity.slope(kind, S, data)[:, 2, 3] == 0).all()
+    changed = S.clone()
+    changed[:, 2, 3] *= 100
+    assert torch.equal(fidelity.value(kind, S, data), fidelity.value(kind, changed, data))
+    assert torch.equal(fidelity.residual_terms(S, data), fidelity.residual_terms(changed, data))
+
+
+def test_a_count_below_zero_is_no_data_in_that_view_alone() -> None:
+    counts = torch.full((2, H, W), 5, dtype=torch.int16)
+    counts[1, 4, 4] = -1
+    data = Data.of(counts, torch.ones(H, W, dtype=torch.bool), None, torch.float32)
+    assert data.good[0, 4, 4] and not data.good[1, 4, 4] and data.y[1, 4, 4] == 0
+
+
+@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dark_model_under_counts_stays_finite(kind: fidelity.Fidelity, dtype: torch.dtype) -> None:
+    _, data = sample(dtype)
+    S = torch.zeros(3, H, W, dtype=dtype)
+    for values in (
+        fidelity.revision(kind, S, data) * S.sqrt(),
+        fidelity.slope(kind, S, data),
+        fidelity.value(kind, S, data),
+    ):
+        assert torch.isfinite(values).all()
+
+
+def test_residual_terms() -> None:
+    S, data = sample()
+    terms = fidelity.residual_terms(S, data)
+    good = data.good
+    difference = (S.sqrt() - data.y.sqrt()) * good
+    assert torch.allclose(terms[:, 0], (difference**2).sum((1, 2)))
+    assert torch.allclose(terms[:, 1], data.y.sum((1, 2)))
+    assert torch.allclose(terms[:, 2], difference.abs().sum((1, 2)))
+    assert torch.allclose(terms[:, 3], (data.y.sqrt() * good).sum((1, 2)))

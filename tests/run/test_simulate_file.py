@@ -1,0 +1,154 @@
+"""Simulated files: what is read back is what was simulated, slab by slab, and the truth is a result."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ptymesh.cli.simulate import command
+from ptymesh.errors import BadInput
+from ptymesh.io.load import load_measurement
+from ptymesh.io.options import DataOptions
+from ptymesh.io.results import Result
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import Simulation, checked, simulate
+
+SMALL = {"views": 40, "window": 32}
+
+
+def loaded(path):
+    return load_measurement(DataOptions(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"kind": "near"},
+        {"kind": "near", "focus_distance_m": 0.02},
+        {"kind": "electron"},
+        {"background_counts": 4.0, "defect": "module", "modes": 2, "position_error_px": 1.0},
+        {"noise": False, "probe_guess": "none"},
+    ],
+    ids=str,
+)
+def test_file_and_memory_hold_the_same_measurement(tmp_path, change):
+    options = checked(**SMALL, **change)
+    path, beside = write(options, tmp_path / "scan.cxi")
+    here, there = simulate(options), loaded(path)
+    views = np.arange(40)
+    good = here.measurement.mask
+    np.testing.assert_array_equal(there.patterns.read(views)[:, good], here.measurement.patterns.read(views)[:, good])
+    np.testing.assert_array_equal(there.mask, good)
+    apart = there.positions - here.measurement.positions
+    np.testing.assert_allclose(apart, np.broadcast_to(apart[0], apart.shape), atol=1e-9)
+    for name in ("propagation", "radiation", "shape"):
+        assert getattr(there.geometry, name) == getattr(here.measurement.geometry, name)
+    for name in ("wavelength_m", "distance_m", "object_pixel_m", "focus_distance_m"):
+        wanted = getattr(here.measurement.geometry, name)
+        assert getattr(there.geometry, name) == (wanted if wanted is None else pytest.approx(wanted))
+    for name in ("probe", "background"):
+        wanted, found = getattr(here.measurement, name), getattr(there, name)
+        assert (found is None) == (wanted is None)
+        if wanted is not None:
+            # masked pixels have no background
+            used = np.broadcast_to(good if name == "background" else True, wanted.shape)
+            np.testing.assert_allclose(found[used], wanted[used], rtol=1e-6)
+    result = Result.load(beside)
+    np.testing.assert_array_equal(result.object, here.truth.object)
+    np.testing.assert_array_equal(result.probe, here.truth.probe)
+    np.testing.assert_array_equal(result.positions_px, here.truth.positions)
+    np.testing.assert_array_equal(result.nominal_px, here.truth.nominal)
+    np.testing.assert_allclose(result.pixel_size_m, here.truth.geometry.object_pixel_m)
+    assert result.slice_spacing_m == here.truth.slice_spacing_m
+
+
+def test_memory_is_bounded_by_a_slab(tmp_path):
+    whole = 400 * 64 * 64 * 4
+    tracemalloc.start()
+    write(Simulation(views=400, window=64, overlap=0.95), tmp_path / "scan.cxi")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * whole
+
+
+def test_nothing_is_overwritten_without_force(tmp_path):
+    options = checked(**SMALL)
+    path, beside = write(options, tmp_path / "scan.cxi")
+    before = path.read_bytes()
+    for victim in (path, beside):
+        other = path if victim is beside else beside
+        other.unlink()
+        with pytest.raises(BadInput, match="exists already"):
+            write(checked(**SMALL, seed=1), path)
+        assert not other.exists()
+        path.write_bytes(before)
+        beside.touch()
+    write(checked(**SMALL, seed=1), path, force=True)
+    assert loaded(path).views == 40
+
+
+@pytest.mark.parametrize("name", ["scan.tif", "scan"])
+def test_other_endings_are_refused(tmp_path, name):
+    with pytest.raises(BadInput, match=r"end it in \.cxi"):
+        write(checked(**SMALL), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_that_fail_leave_nothing_behind(tmp_path):
+    with pytest.raises(BadInput):
+        write(checked(**SMALL, phase_rad=(1.0, 0.0)), tmp_path / "scan.cxi")
+    assert not list(tmp_path.iterdir())
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_command_line_reaches_every_option(tmp_path):
+    out = tmp_path / "a.h5"
+    optics = ["--kind", "near", "--window", "32", "--focus-distance", "0.02", "--photons", "1e5", "--modes", "2"]
+    scan = ["--views", "20", "--scan", "raster", "--density-ratio", "2", "--position-error", "0.5", "--seed", "5"]
+    words = [*optics, *scan, "--background", "3", "--defect", "hot"]
+    done = run(out, *words)
+    assert done.exit_code == 0, done.output
+    assert "20 views of 32 x 32 pixels" in done.output and "a.truth.h5" in done.output
+    options = checked(
+        kind="near",
+        views=20,
+        window=32,
+        scan="raster",
+        density_ratio=2,
+        photons_per_view=1e5,
+        position_error_px=0.5,
+        modes=2,
+        background_counts=3,
+        defect="hot",
+        focus_distance_m=0.02,
+        seed=5,
+    )
+    wanted, found = simulate(options).measurement, loaded(out)
+    good = wanted.mask
+    np.testing.assert_array_equal(
+        found.patterns.read(np.arange(20))[:, good], wanted.patterns.read(np.arange(20))[:, good]
+    )
+
+
+def test_command_line_slices_and_no_noise(tmp_path):
+    run(tmp_path / "a.cxi", "--kind", "electron", "--views", 9, "--window", 32, "--slices", 3, "--photons", 0)
+    assert Result.load(tmp_path / "a.truth.h5").object.shape[0] == 3
+    assert loaded(tmp_path / "a.cxi").patterns.dtype == np.float32
+
+
+def test_command_line_does_not_overwrite(tmp_path):
+    out = tmp_path / "a.cxi"
+    out.write_text("precious")
+    refused = run(out, "--views", 9, "--window", 32)
+    assert isinstance(refused.exception, BadInput) and out.read_text() == "precious"
+    assert run(out, "--views", 9, "--window", 32, "--force").exit_code == 0
+    assert Path(out).stat().st_size > 1000
