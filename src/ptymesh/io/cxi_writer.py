@@ -71,9 +71,12 @@ def write_cxi(
     if positions is None or positions.shape != (count, 2):
         shape = None if positions is None else positions.shape
         raise BadInput(f"There are {count} patterns and positions of shape {shape}; give one (y, x) pair each.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error}); choose another folder.") from error
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
         with h5py.File(temporary, "w") as file:
             file.create_dataset("cxi_version", data=160)
             _write_instrument(file, geometry, mask, probe)

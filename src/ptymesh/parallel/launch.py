@@ -183,7 +183,6 @@ class _Watch:
 
     def run(self) -> None:
         """Returns when all have ended."""
-        self.context.start()
         handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
         self.running = {rank: handler.proc for rank, handler in handlers.items()}
         while self.running:

@@ -5,6 +5,8 @@ H, W    object pixels
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +17,7 @@ from ptymesh.plot.style import (
     BLUE,
     GREY,
     ORANGE,
+    UNITS,
     Pixel,
     blocks,
     bounds,
@@ -24,18 +27,26 @@ from ptymesh.plot.style import (
     new_figure,
     plain_axes,
     scaled,
-    unit_for,
 )
+
+
+class Rings(Protocol):
+    """Fourier ring correlation: of each ring the frequency (cycles per `unit`), correlation and threshold; the full
+    period at which they cross (None: below from the start), or at which the pixels end (`at_limit`)."""
+
+    frequency: np.ndarray
+    correlation: np.ndarray
+    threshold: np.ndarray
+    resolution: float | None
+    at_limit: bool
+    unit: str
 
 
 def comparison_figure(
     aligned: np.ndarray,
     reference: np.ndarray,
     region: np.ndarray,
-    frequency: np.ndarray,
-    correlation: np.ndarray,
-    threshold: np.ndarray,
-    resolution: float | None = None,
+    rings: Rings,
     pixel_size_m: Pixel = None,
     names: tuple[str, str] = ("A", "B"),
     title: str | None = None,
@@ -45,8 +56,7 @@ def comparison_figure(
     Args:
         aligned, reference: (H, W) complex, A in the frame of B, and B.
         region: (H, W) bool, the pixels that were compared.
-        frequency: of each ring, cycles per metre (per pixel in pixel units); correlation, threshold: of each ring.
-        resolution: full period (m or px) at which the two curves cross; None: they do not.
+        rings: Fourier ring correlation over the region, such as `compare.ring_correlation` returns.
         pixel_size_m: (y, x); None: pixel units.
     """
     rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
@@ -66,26 +76,22 @@ def comparison_figure(
     image_panel(grid[0, 1], phase, f"phase of {names[1]}", "viridis", pixel, limits, "rad")
     largest = max(float(np.nanpercentile(error, 99)), 1e-12)
     image_panel(grid[1, 0], error, "|difference| / rms", "magma", pixel, (0.0, largest), "")
-    rings_panel(grid[1, 1], frequency, correlation, threshold, resolution, pixel_size_m is not None)
+    rings_panel(grid[1, 1], rings)
     return figure
 
 
-def rings_panel(
-    axes: Axes,
-    frequency: np.ndarray,
-    correlation: np.ndarray,
-    threshold: np.ndarray,
-    resolution: float | None,
-    metres: bool,
-) -> None:
-    """Fourier ring correlation with the 1/2-bit threshold and where they cross; frequencies per metre or pixel."""
-    size, unit = unit_for(1 / frequency[-1]) if metres else (1.0, "px")
+def rings_panel(axes: Axes, rings: Rings) -> None:
+    """Fourier ring correlation with the 1/2-bit threshold and where they cross."""
+    top = rings.frequency[-1]
+    # Frequencies read well in the smallest unit of which they are more than one.
+    size, unit = next(((s, u) for s, u in UNITS[::-1] if top * s >= 1), UNITS[0]) if rings.unit == "m" else (1.0, "px")
     plain_axes(axes, f"spatial frequency (1/{unit})", "Fourier ring correlation")
-    axes.plot(frequency * size, correlation, color=BLUE, linewidth=1.2, label="correlation")
-    axes.plot(frequency * size, threshold, color=ORANGE, linewidth=1.2, linestyle="--", label="1/2-bit threshold")
-    if resolution is not None:
-        name = length_name(resolution) if metres else f"{resolution:.3g} px"
-        axes.axvline(size / resolution, color=GREY, linewidth=0.8, linestyle=":", label=f"full period {name}")
-    axes.set_ylim(min(-0.1, float(correlation.min()) - 0.05), 1.05)
-    axes.set_xlim(0, frequency[-1] * size)
+    axes.plot(rings.frequency * size, rings.correlation, color=BLUE, linewidth=1.2, label="correlation")
+    axes.plot(rings.frequency * size, rings.threshold, color=ORANGE, linewidth=1.2, ls="--", label="1/2-bit threshold")
+    if rings.resolution is not None:
+        name = length_name(rings.resolution) if rings.unit == "m" else f"{rings.resolution:.3g} px"
+        label = f"never below, pixels end at {name}" if rings.at_limit else f"full period {name}"
+        axes.axvline(size / rings.resolution, color=GREY, linewidth=1.0, linestyle=":", label=label)
+    axes.set_ylim(min(-0.1, float(rings.correlation.min()) - 0.05), 1.05)
+    axes.set_xlim(0, top * size * 1.01)
     legend(axes, loc="lower left")

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ptymesh.plot.phase import unwrapped_phase
-from ptymesh.plot.style import Pixel, blocks, bounds, image_panel, length_name, new_figure, scaled
+from ptymesh.plot.style import Pixel, blocks, bounds, colour_bar, image_panel, length_name, new_figure, scaled
 
 #: Pixels lit by less than this share of the largest illumination are blank.
 DIM = 0.05
@@ -56,13 +56,16 @@ def slices_figure(
     columns = min(len(chosen), 4)
     rows = -(-len(chosen) // columns)
     width, height = panel_size(phases[0].shape, images[0][2], 3.2)
-    figure = new_figure(columns * width, rows * height + 0.4, title or "phase of each slice (rad), ramp removed")
+    figure = new_figure(
+        columns * width + 0.8, rows * height + 0.4, title or "phase of each slice, unwrapped, ramp removed"
+    )
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[len(chosen) :]:
         axes.set_axis_off()
     for axes, index, phase, (_, _, pixel) in zip(grid, chosen, phases, images, strict=False):
         depth = f" at {length_name(index * slice_spacing_m)}" if slice_spacing_m > 0 and index > 0 else ""
-        image_panel(axes, phase, f"slice {index + 1} of {len(object)}{depth}", "viridis", pixel, limits, "")
+        drawn = image_panel(axes, phase, f"slice {index + 1} of {len(object)}{depth}", "viridis", pixel, limits)
+    colour_bar(drawn, list(grid), "arg O (rad)")
     return figure
 
 

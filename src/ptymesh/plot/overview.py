@@ -47,7 +47,7 @@ def overview_figure(
         final_residual: of the frozen estimate.
     """
     image, region, pixel = prepared(object, pixel_size_m, illumination)
-    figure = new_figure(13.5, 8.4, title)
+    figure = new_figure(13.5, 7.8, title)
     grid = figure.add_gridspec(2, 3)
     amplitude_panel(figure.add_subplot(grid[0, 0]), image, region, pixel)
     phase_panel(figure.add_subplot(grid[0, 1]), image, region, pixel)

@@ -21,10 +21,10 @@ def patterns_figure(
     shift: bool = True,
     title: str | None = None,
 ) -> Figure:
-    """Measured and modelled patterns side by side, with their difference in standard deviations of the counts.
+    """Measured and modelled patterns side by side, and the difference of their square roots that makes the residual.
 
     Args:
-        pairs: name of each row ("typical, view 12: residual 0.011") -> measured and modelled counts, both (h, w).
+        pairs: name of each row ("typical: view 12, residual 0.011") -> measured and modelled counts, both (h, w).
             Measured values below zero have no data.
         mask: (h, w) bool, True where the detector is good.
         shift: bring DC from the corner to the centre (far field).
@@ -33,16 +33,16 @@ def patterns_figure(
     grid = figure.subplots(len(pairs), 3, squeeze=False)
     for row, (name, (measured, modelled)) in zip(grid, pairs.items(), strict=True):
         good = measured >= 0 if mask is None else (measured >= 0) & mask
-        # sqrt(counts) has standard deviation 1/2 whatever the counts.
-        difference = 2 * (np.sqrt(np.maximum(modelled, 0)) - np.sqrt(np.maximum(measured, 0).astype(float)))
+        difference = np.sqrt(np.maximum(modelled, 0)) - np.sqrt(np.maximum(measured, 0).astype(float))
         panels = [np.where(good, image, np.nan) for image in (measured, modelled, difference)]
         if shift:
             panels = [np.fft.fftshift(panel) for panel in panels]
-        _logarithmic(row[0], panels[0], panels[0], f"measured: {name}")
+        _logarithmic(row[0], panels[0], panels[0], "measured")
+        row[0].set_ylabel(name, fontsize=9)
         _logarithmic(row[1], panels[1], panels[0], "model")
-        spread = max(float(np.nanpercentile(np.abs(panels[2]), 99)), 1.0) if good.any() else 1.0
-        label = "difference (standard deviations)"
-        image_panel(row[2], panels[2], "model less measured", "RdBu_r", None, (-spread, spread), label, bar=False)
+        spread = float(np.nanpercentile(np.abs(panels[2]), 99.5)) if good.any() else 0.0
+        limits = (-spread, spread) if spread > 0 else (-1.0, 1.0)
+        image_panel(row[2], panels[2], "√model - √measured", "RdBu_r", None, limits, "√counts", bar=False)
     return figure
 
 

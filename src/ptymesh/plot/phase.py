@@ -15,7 +15,7 @@ from skimage.restoration import unwrap_phase
 def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.ndarray:
     """Phase (rad) of a complex image (H, W), unwrapped over the region (H, W) bool (None: all), its plane removed.
 
-    The best plane phase is taken off before unwrapping, what remains of it after, by least squares; the median is
+    The strongest plane wave is taken off before unwrapping, what tilt remains (the median slope) after; the median is
     zero. Returns (H, W) float64, NaN outside the region.
     """
     region = np.ones(image.shape, dtype=bool) if region is None else region
@@ -30,12 +30,23 @@ def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.n
     # A line of pixels has nothing to unwrap in the second direction.
     narrow = min(inside.shape) < 2
     unwrapped = np.unwrap(np.angle(flat).ravel()).reshape(inside.shape) if narrow else unwrap_phase(wrapped, rng=0)
-    values = np.asarray(unwrapped)[inside]
-    y, x = np.nonzero(inside)
-    plane = np.stack([y - y.mean(), x - x.mean(), np.ones(len(y))], axis=-1)
-    values = values - plane @ np.linalg.lstsq(plane, values, rcond=None)[0]
-    phase[box][inside] = values - np.median(values)
+    values = np.asarray(unwrapped) - _plane(np.asarray(unwrapped), inside)
+    phase[box][inside] = (values - np.median(values[inside]))[inside]
     return phase
+
+
+def _plane(phase: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """What an even tilt adds to every pixel: the median slope, which edges and islands of structure do not move."""
+    tilt = np.zeros(phase.shape)
+    for axis in (0, 1):
+        lag = max(1, phase.shape[axis] // 50)
+        here = [slice(None), slice(None)]
+        there = list(here)
+        here[axis], there[axis] = slice(None, -lag), slice(lag, None)
+        both = inside[tuple(here)] & inside[tuple(there)]
+        slope = np.median((phase[tuple(there)] - phase[tuple(here)])[both]) / lag if both.any() else 0.0
+        tilt = tilt + slope * np.arange(phase.shape[axis]).reshape((-1, 1) if axis == 0 else (1, -1))
+    return tilt
 
 
 def _plane_wave(image: np.ndarray) -> np.ndarray:

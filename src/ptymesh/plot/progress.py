@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ptymesh.plot.style import BLUE, GREY, ORANGE, legend, new_figure, plain_axes
+from ptymesh.plot.style import BLUE, GREY, ORANGE, legend, logarithmic, new_figure, plain_axes
 
 
 def history_figure(
@@ -39,7 +39,7 @@ def curve_panel(axes: Axes, history: Mapping[str, np.ndarray], name: str, final_
     axes.plot(epochs, values, "-", color=BLUE, marker="o" if len(values) < 40 else "", markersize=3, label="running")
     finite = values[np.isfinite(values)]
     if finite.size and (finite > 0).all():
-        axes.set_yscale("log")
+        logarithmic(axes)
     if final_residual is not None and len(epochs):
         axes.plot(
             epochs[-1:], [final_residual], "D", color=ORANGE, markersize=5, label=f"final, frozen: {final_residual:.4g}"

@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from ptymesh.plot.style import (
     BLUE,
     GREY,
+    ORANGE,
     Pixel,
     blocks,
+    colour_bar,
     image_panel,
-    legend,
     new_figure,
     plain_axes,
     round_length,
@@ -44,11 +45,11 @@ def coverage_figure(
 def coverage_panel(axes: Axes, illumination: np.ndarray, centres_px: np.ndarray | None, pixel_size_m: Pixel) -> None:
     """The same on given axes."""
     image, side = blocks(illumination)
-    image_panel(axes, image, "illumination", "magma", scaled(pixel_size_m, side), None, "counts per object pixel")
+    image_panel(axes, image, "illumination", "gray", scaled(pixel_size_m, side), None, "counts per object pixel")
     if centres_px is not None:
         y, x = ((centres_px + 0.5) / side - 0.5).T
-        size = np.clip(600 / len(centres_px), 0.3, 6)
-        axes.plot(x, y, ".", color="white", markersize=size, markeredgewidth=0, alpha=0.8)
+        size = np.clip(1500 / len(centres_px), 0.6, 4)
+        axes.plot(x, y, "o", color=ORANGE, markersize=size, markeredgewidth=0)
         axes.set_xlim(-0.5, image.shape[1] - 0.5)
         axes.set_ylim(image.shape[0] - 0.5, -0.5)
 
@@ -78,21 +79,19 @@ def positions_figure(
         return figure
     start = place - moved * pixel / size
     distance = np.linalg.norm(moved, axis=1)
-    # Arrows are drawn larger where that makes a typical one as long as half the distance between neighbours.
+    # Arrows are drawn larger where that makes a typical one as long as the distance between neighbours.
     spacing = np.sqrt(max(np.prod(np.ptp(positions_px, axis=0)), 1.0) / len(place))
-    gain = max(1.0, round_length(0.5 * spacing / max(np.median(distance), STILL)))
+    gain = max(1.0, round_length(spacing / max(np.median(distance), STILL)))
     arrows = moved * pixel / size * gain
-    axes.plot(start[:, 1], start[:, 0], "o", color=GREY, markersize=2.5, markeredgewidth=0, label="nominal")
+    axes.plot(start[:, 1], start[:, 0], "o", color=GREY, markersize=2.5, markeredgewidth=0)
     drawn = axes.quiver(
         start[:, 1], start[:, 0], arrows[:, 1], arrows[:, 0], distance,
-        cmap="viridis", angles="xy", scale_units="xy", scale=1, width=0.004, label="moved to",
+        cmap="viridis", angles="xy", scale_units="xy", scale=1, width=0.004, headwidth=4,
     )  # fmt: skip
     axes.update_datalim(np.stack([start[:, ::-1], (start + arrows)[:, ::-1]]).reshape(-1, 2))
     axes.autoscale_view()
-    colours = figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
-    colours.set_label("displacement (px)", fontsize=9)
-    colours.ax.tick_params(labelsize=8)
-    times = f", arrows drawn {gain:g} times longer" if gain > 1 else ""
-    axes.set_title(f"{len(place)} views moved by {distance.mean():.3g} px (mean){times}", fontsize=10)
-    legend(axes, loc="upper right")
+    colour_bar(drawn, axes, "displacement (px)")
+    times = f", arrows {gain:g} times longer" if gain > 1 else ""
+    moves = f"{len(place)} views moved by {distance.mean():.3g} px on average"
+    axes.set_title(f"{moves}\ndots: nominal; arrows: displacement{times}", fontsize=10)
     return figure

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, hsv_to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 
 #: Lines: Okabe & Ito's palette, told apart by every common colour vision.
@@ -22,7 +25,7 @@ BLANK = "#d9d9d9"
 #: Images with a longer side are averaged in blocks before they are drawn: a panel has fewer pixels anyway.
 LARGEST_SIDE = 1200
 
-_UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
+UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
 
 Pixel = tuple[float, float] | None
 
@@ -45,7 +48,7 @@ def image_panel(
     label: str | None = None,
     bar: bool = True,
     norm: Normalize | None = None,
-) -> None:
+) -> AxesImage:
     """Draw (H, W), or (H, W, 3) colours, with a scale bar, and a colour bar where there is a `label`; NaN is blank."""
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
     axes.set_facecolor(BLANK)
@@ -57,9 +60,16 @@ def image_panel(
     if bar:
         _scale_bar(axes, image.shape[:2], pixel_size_m)
     if label is not None:
-        colours = axes.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
-        colours.set_label(label, fontsize=9)
-        colours.ax.tick_params(labelsize=8)
+        colour_bar(drawn, axes, label)
+    return drawn
+
+
+def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -> None:
+    """The key to the colours of an image, beside one or several axes."""
+    first = axes if isinstance(axes, Axes) else axes[0]
+    bar = first.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
+    bar.set_label(label, fontsize=9)
+    bar.ax.tick_params(which="both", labelsize=8)
 
 
 def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:
@@ -84,10 +94,10 @@ def round_length(length: float) -> float:
 
 def unit_for(length_m: float) -> tuple[float, str]:
     """The unit (metres, name) in which a length reads well."""
-    for size, name in _UNITS:
+    for size, name in UNITS:
         if length_m >= 0.9999 * size:
             return size, name
-    return _UNITS[-1]
+    return UNITS[-1]
 
 
 def length_name(length_m: float) -> str:
@@ -122,10 +132,18 @@ def plain_axes(axes: Axes, x: str, y: str, title: str | None = None) -> None:
     """Labels, a light grid, small ticks."""
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)
     axes.grid(alpha=0.3, linewidth=0.5)
     if title:
         axes.set_title(title, fontsize=10)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis whose ticks are plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
 def legend(axes: Axes, **options: Any) -> None:

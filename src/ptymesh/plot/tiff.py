@@ -24,19 +24,17 @@ def save_tiff(path: str | Path, image: np.ndarray, pixel_size_m: Pixel = None, d
     """
     pages = image if image.ndim == 3 else image[None]
     about = {"values": description, "pixel_size_m": pixel_size_m}
-    options = {} if pixel_size_m is None else {"resolution": _per_cm(pixel_size_m), "resolutionunit": "CENTIMETER"}
     with tifffile.TiffWriter(path) as file:
         for page in pages:
             file.write(
-                np.ascontiguousarray(page, dtype=np.float32), photometric="minisblack", metadata=None,
-                description=json.dumps(about), **options,
-            )  # fmt: skip
-
-
-def _per_cm(pixel_size_m: tuple[float, float]) -> tuple[float, float]:
-    """Pixels per centimetre on (x, y), the order of the tags."""
-    y, x = pixel_size_m
-    return 0.01 / x, 0.01 / y
+                np.ascontiguousarray(page, dtype=np.float32),
+                photometric="minisblack",
+                metadata=None,
+                description=json.dumps(about),
+                # The tags count pixels per centimetre, x first.
+                resolution=None if pixel_size_m is None else (0.01 / pixel_size_m[1], 0.01 / pixel_size_m[0]),
+                resolutionunit="NONE" if pixel_size_m is None else "CENTIMETER",
+            )
 
 
 def object_tiffs(

@@ -105,7 +105,6 @@ class Reconstruction:
             )
         )
         self.state = RunState(estimate)
-        self.state.start = estimate.positions.clone()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""

@@ -42,10 +42,14 @@ class RunState:
     stage: int = 0
     epoch: int = 0
     batch: int = 0
-    start: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
+    start: Tensor = None  # type: ignore[assignment]  # where the estimate is, unless told otherwise
     engines: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     history: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in HISTORY})
     epoch_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.start is None:
+            self.start = self.estimate.positions.clone()
 
     @property
     def done_epochs(self) -> int:
