@@ -4,6 +4,7 @@ N       views
 M       incoherent probe modes
 L       object slices
 H, W    object pixels (multiples of BLOCK)
+K       variable-probe (OPR) modes
 h, w    window pixels
 
 p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, and the rest f_j.
@@ -31,10 +32,12 @@ class Estimate:
         positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
         anchors: (N, 2) int64, the integer parts by which windows are cut.
         nominal: (N, 2) float64, positions at the start of the stage: batches are drawn from these.
-        weights: (N, 1) float, amplitude of the incident beam per view (1 where it was constant).
+        weights: (N, 1 + K) float: w_j0, amplitude of the incident beam per view (1 where it was constant), then the
+            view's shares w_jk of the OPR modes.
         background: (h, w) float counts added to every intensity (0 where there is none).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
+        opr: (K, h, w) complex, variable-probe modes; none unless asked for.
     """
 
     object: Object
@@ -46,6 +49,11 @@ class Estimate:
     background: torch.Tensor
     slice_spacing_m: float = 0.0
     origin: tuple[float, float] = (0.0, 0.0)
+    opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
+
+    def __post_init__(self) -> None:
+        if self.opr is None:
+            self.opr = self.probe[:0].clone()
 
     @property
     def window(self) -> tuple[int, int]:

@@ -45,13 +45,15 @@ class Sums:
     """Global sums over a batch.
 
     object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
-    probe: sum_j w_j T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j^2 |S_j O|^2, (h, w).
+    probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);
+    opr: sum_j w_jk T_{-f_j}(conj(S_j O) chi_j0), (K, h, w).
     """
 
     object: Touched
     object_weight: Touched
     probe: Tensor
     probe_weight: Tensor
+    opr: Tensor
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Problem:
         #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
-        self._object_sum = self._weight_sum = torch.zeros(0, device=self.device)
+        self._buffers: dict[str, Tensor] = {}
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
     def _read(self, measurement: Measurement) -> Tensor:
@@ -108,39 +110,17 @@ class Problem:
     # --- what an engine asks for ---
 
     def begin_epoch(self, estimate: Estimate) -> None:
-        """Makes room for sums over the object as it is now, and notes the anchors of this epoch."""
-        if self._object_sum.shape != estimate.object.shape:
-            self._object_sum = torch.zeros_like(estimate.object)
-            self._weight_sum = torch.zeros_like(estimate.object, dtype=self.real)
+        """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
         self._anchors = estimate.anchors.cpu()
         check_room(estimate)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
-        """Sums over the batch's views in one sweep: exit wave, detector, revision, adjoint. Notes what it has seen."""
-        blocks = self.layout.touched_blocks(
-            self._anchors[torch.as_tensor(batch.views)], self.window, estimate.object.shape
-        )
-        blocks = (blocks[0].to(self.device), blocks[1].to(self.device))
-        for field in (self._object_sum, self._weight_sum):
-            blocked(field)[:, blocks[0], blocks[1]] = 0
-        probe_sum, probe_weight = torch.zeros_like(estimate.probe), torch.zeros_like(estimate.probe[0].real)
-        self.position_steps.clear()
-        for chunk in self.chunks(estimate, self.layout.mine(batch.views)):
-            scene, chi = self._revised(estimate, chunk)
-            to_windows, to_probes = self.model.scene_adjoint(scene, chi)
-            self.model.windows_adjoint(self._object_sum, to_windows, chunk.anchors, chunk.fractions)
-            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-            self.model.windows_adjoint(self._weight_sum, illumination, chunk.anchors, chunk.fractions)
-            if not self.probe_frozen:
-                probe_sum += self.model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-                probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :, None] ** 2).sum(0)
-            if batch.refine:
-                self.position_steps.append((chunk.views, self._position_step(estimate, chunk, scene, chi)))
-        stop = torch.full((), float(self.stop_requested), dtype=self.real, device=self.device)
-        obj, weight, probe_sum, probe_weight, self.stop_agreed = self.layout.reduce(
-            [self._object_sum, self._weight_sum], blocks, probe_sum, probe_weight, stop
-        )
-        return Sums(obj, weight, probe_sum, probe_weight)
+        """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
+        sums = self.accumulator(estimate, batch)
+        for chunk in self.chunks(estimate, batch.views):
+            scene = self.scene(estimate, chunk)
+            sums.add(chunk, scene, self.revise(chunk, scene))
+        return sums.total()
 
     def add(self, target: Tensor, change: Touched | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
@@ -149,11 +129,11 @@ class Problem:
         else:
             target += change
 
-    def residual(self, estimate: Estimate) -> tuple[float, float]:
-        """Frozen residual and R over all views (ALGORITHMS.md, Fidelity): one pass, nothing moves."""
+    def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
+        """Frozen residual and R (ALGORITHMS.md, Fidelity) over all views, or over these: one pass, nothing moves."""
         terms = torch.zeros(4, dtype=torch.float64, device=self.device)
-        for chunk in self.chunks(estimate, self.layout.own):
-            S = power(self.model.detect(self._scene(estimate, chunk).exit, chunk.fractions))
+        for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
+            S = power(self.detect(chunk, self.scene(estimate, chunk).exit))
             terms += fidelity.residual_terms(S, chunk.data).sum(0)
         return _residuals(self.world.sum(terms)[0])
 
@@ -170,7 +150,7 @@ class Problem:
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
+        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
@@ -183,42 +163,114 @@ class Problem:
     # --- the words it is made of ---
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
-        """This rank's `views` (global indices that it owns) in chunks that fit the cache."""
+        """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
+        mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
-        every = torch.as_tensor(views, device=self.device)
-        rows = torch.as_tensor(self.layout.local(views), device=self.device)
+        every = torch.as_tensor(mine, device=self.device)
+        rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         for some, row in zip(every.split(size), rows.split(size), strict=True):
             if not len(some):
                 continue
             data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
             yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
 
-    def _scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
+    def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
+        """Windows, incoming and exit waves of a chunk."""
         windows = self.model.windows(estimate.object, chunk.anchors, chunk.fractions, self.window)
-        return self.model.scene(windows, self.model.probes(estimate.probe, chunk.fractions, chunk.weights))
+        probes = self.model.probes(estimate.probe, chunk.fractions, chunk.weights, estimate.opr)
+        return self.model.scene(windows, probes)
 
-    def _revised(self, estimate: Estimate, chunk: Chunk) -> tuple[Scene, Tensor]:
-        scene = self._scene(estimate, chunk)
-        detected = self.model.detect(scene.exit, chunk.fractions)
+    def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
+        """Psi = D psi, (B, M, h, w)."""
+        return self.model.detect(exit_waves, chunk.fractions)
+
+    def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
+        """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
+        detected = self.detect(chunk, scene.exit)
         S = power(detected)
+        self.note(chunk, S)
+        return self.model.revise(detected, S, chunk.data, chunk.fractions)
+
+    def note(self, chunk: Chunk, S: Tensor) -> None:
+        """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
         terms = fidelity.residual_terms(S, chunk.data)
         kind = self.model.fidelity
         self.seen[chunk.rows, 0] = terms[:, 0] if kind == "amplitude" else fidelity.value(kind, S, chunk.data)
         self.seen[chunk.rows, 1:] = terms
-        return scene, self.model.revise(detected, S, chunk.data, chunk.fractions)
 
-    def _position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
+    def accumulator(self, estimate: Estimate, batch: Batch) -> Accumulator:
+        """Collects adjoints of waves, chunk by chunk, into global sums over this batch."""
+        return Accumulator(self, estimate, batch)
+
+    def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the object's blocks that the batch covers, over all ranks."""
+        anchors = self._anchors[torch.as_tensor(batch.views)]
+        rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
+        return rows.to(self.device), columns.to(self.device)
+
+    def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
+        kept = self._buffers.get(name)
+        if kept is None or kept.shape != like.shape or kept.dtype != dtype:
+            kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
+        return kept
+
+    def spread(self, field: Touched, estimate: Estimate) -> Tensor:
+        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere."""
+        whole = self.buffer("spread", estimate.object, field.values.dtype)
+        blocked(whole)[:, field.rows, field.columns] = field.values
+        return whole
+
+    def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
         steps = []
         for axis in (0, 1):
-            moved = self.model.position_derivative(
-                estimate.object, estimate.probe, chunk.anchors, chunk.fractions, chunk.weights, scene, axis
-            )
+            moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
             along = (moved.conj() * chi).real.sum((1, 2, 3), dtype=torch.float64)
             norm = power(moved).sum((1, 2), dtype=torch.float64)
             steps.append(along / norm.clamp(min=torch.finfo(self.real).tiny))
         return torch.stack(steps, dim=1)
+
+
+class Accumulator:
+    """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk."""
+
+    def __init__(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        self.problem, self.estimate, self.batch = problem, estimate, batch
+        self.blocks = problem.blocks(estimate, batch)
+        self.object = problem.buffer("object sum", estimate.object, problem.dtype)
+        self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
+        for field in (self.object, self.object_weight):
+            blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
+        self.probe = torch.zeros_like(estimate.probe)
+        self.probe_weight = torch.zeros_like(estimate.probe[0].real)
+        self.opr = torch.zeros_like(estimate.opr)
+        problem.position_steps.clear()
+
+    def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
+        """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
+        problem, model = self.problem, self.problem.model
+        to_windows, to_probes = model.scene_adjoint(scene, waves)
+        model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
+        illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
+        model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
+        if not problem.probe_frozen:
+            self.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
+            self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
+            if len(self.opr):
+                self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
+        if self.batch.refine:
+            problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
+
+    def total(self) -> Sums:
+        """Sums over all ranks, in one message."""
+        problem = self.problem
+        stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
+        *sums, problem.stop_agreed = problem.layout.reduce(
+            [self.object, self.object_weight], self.blocks, self.probe, self.probe_weight, self.opr, stop
+        )
+        return Sums(*sums)
 
 
 def check_room(estimate: Estimate) -> None:

@@ -114,7 +114,7 @@ def assert_holds(directory: Path, seed: int = 0) -> None:
     found = checkpoint.load(directory)
     assert_same(found.shared, shared)
     assert_same(found.per_view, per_view)
-    assert found.meta == meta
+    assert found.meta == meta == checkpoint.read_meta(directory)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, N + 2])
@@ -245,3 +245,6 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], Any], message:
     damage(tmp_path)
     with pytest.raises(BadInput, match=message):
         checkpoint.load(tmp_path)
+    if damage in (remove_shard, truncate_shard):
+        with pytest.raises(BadInput, match=message):
+            checkpoint.read_meta(tmp_path)

@@ -253,9 +253,7 @@ def test_written_file_follows_the_standard(tmp_path: Path, patterns: np.ndarray,
     path = tmp_path / "scan.cxi"
     slabs = iter([patterns[:2], patterns[2:]])
     truth = {"object": np.ones((1, 40, 40), complex)}
-    write_cxi(
-        path, patterns=slabs, count=6, dtype="uint16", positions_m=positions, geometry=GEOMETRY, extra=truth
-    )
+    write_cxi(path, patterns=slabs, count=6, dtype="uint16", positions_m=positions, geometry=GEOMETRY, extra=truth)
     with h5py.File(path) as file:
         assert file["cxi_version"][()] == 160
         np.testing.assert_array_equal(file["/entry_1/data_1/data"][()], patterns)

@@ -33,7 +33,7 @@ def test_one_axis() -> None:
     assert table(8, crop=4, centre=3, flip=True) == [[5], [4], [3], [2]]
     assert table(8, binning=2) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert table(9, binning=3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert table(7, binning=2) == [[0, 1], [2, 3], [4, 5]]
+    assert table(7, binning=2) == [[1, 2], [3, 4], [5, 6]]
     assert table(4, pad=6) == [[-1], [0], [1], [2], [3], [-1]]
     assert table(6, binning=3, pad=4) == [[-1] * 3, [0, 1, 2], [3, 4, 5], [-1] * 3]
 
@@ -104,7 +104,9 @@ def window(options: dict[str, Any], far: bool, centred: bool, shape: tuple[int, 
 
 def smooth_probe(shape: tuple[int, int], width: float = 1.8) -> np.ndarray:
     y, x = (np.arange(n) - n // 2 for n in shape)
-    first = np.exp(-((y[:, None] - 0.6) ** 2 + (x + 1) ** 2) / (2 * width**2)) * np.exp(0.3j * x + 0.1j * y[:, None] ** 2)
+    first = np.exp(-((y[:, None] - 0.6) ** 2 + (x + 1) ** 2) / (2 * width**2)) * np.exp(
+        0.3j * x + 0.1j * y[:, None] ** 2
+    )
     return np.stack([first, first * (y[:, None] + 0.5 * x)])
 
 
@@ -133,7 +135,8 @@ def test_binned_probe_far_field(binning: int) -> None:
     wanted = cut.binned(cut.gather(np.fft.fftshift(pattern, axes=(1, 2))), np.dtype(float))
     resampled = resampled_probe(probe, cut, far=True, centred=True)
     found = np.abs(np.fft.fft2(np.fft.ifftshift(resampled, axes=(1, 2)), norm="ortho")) ** 2
-    assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
+    # What is left is the curvature of the pattern within a bin; without the shift to the bin's middle it is 0.1 to 0.3.
+    assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
     assert (np.abs(resampled) ** 2).sum() == pytest.approx((np.abs(probe) ** 2).sum(), rel=1e-3)
 
 

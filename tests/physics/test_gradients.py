@@ -27,7 +27,10 @@ def disturbed(toy: Toy) -> Toy:
     obj = truth.object + 0.1 * torch.randn(truth.object.shape, generator=rng, dtype=truth.object.dtype)
     probe = truth.probe * (1 + 0.1 * torch.randn(truth.probe.shape, generator=rng, dtype=truth.probe.dtype))
     moved = truth.positions + 0.2 * (torch.rand(truth.positions.shape, generator=rng, dtype=torch.float64) - 0.5)
-    return Toy(toy.measurement, toy.model, replace(truth, object=obj, probe=probe, positions=moved))
+    opr = 0.3 * truth.probe[:1].flip(0, 1).repeat(2, 1, 1) * torch.tensor([1, 1j])[:, None, None]
+    weights = torch.cat((truth.weights, torch.randn(VIEWS, 2, generator=rng, dtype=torch.float64)), dim=1)
+    changes = dict(object=obj, probe=probe, positions=moved, opr=opr, weights=weights)
+    return Toy(toy.measurement, toy.model, replace(truth, **changes))
 
 
 def data(toy: Toy, background: torch.Tensor) -> Data:
@@ -40,7 +43,7 @@ def data(toy: Toy, background: torch.Tensor) -> Data:
 
 def loss(toy: Toy, **changes: torch.Tensor) -> torch.Tensor:
     e, every = replace(toy.truth, **changes), torch.arange(VIEWS)
-    S = toy.model.intensity(e.object, e.probe, e.anchors, e.fractions(every), e.weights)
+    S = toy.model.intensity(e.object, e.probe, e.anchors, e.fractions(every), e.weights, None, e.opr)
     return fidelity.value(toy.model.fidelity, S, data(toy, e.background)).sum()
 
 
@@ -54,7 +57,7 @@ def test_gradients(case: dict) -> None:
     model, e = toy.model, toy.truth
     every = torch.arange(VIEWS)
     f = e.fractions(every)
-    scene = model.scene(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights))
+    scene = model.scene(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights, e.opr))
     detected = model.detect(scene.exit, f)
     S = power(detected)
     slope = fidelity.slope(model.fidelity, S, data(toy, e.background))
@@ -81,15 +84,18 @@ def test_gradients(case: dict) -> None:
         direction = torch.zeros_like(e.probe)
         direction[m] = torch.randn(e.probe[m].shape, generator=rng, dtype=e.probe.dtype)
         check("probe", to_probe, direction)
+    for k in range(len(e.opr)):
+        direction = torch.zeros_like(e.opr)
+        direction[k] = torch.randn(e.opr[k].shape, generator=rng, dtype=e.opr.dtype)
+        check("opr", model.opr_adjoint(to_probes, f, e.weights), direction)
+    to_weights = 2 * model.weights_adjoint(to_probes, e.probe, f, e.opr)
+    check("weights", to_weights, torch.randn(e.weights.shape, generator=rng, dtype=torch.float64))
     check("background", slope.sum(0), torch.rand(e.window, generator=rng, dtype=torch.float64))
     if model.subpixel == "none":
         return
     to_positions = torch.stack(
         [
-            2
-            * (model.position_derivative(e.object, e.probe, e.anchors, f, e.weights, scene, a).conj() * g).real.sum(
-                (1, 2, 3)
-            )
+            2 * (model.position_derivative(e.object, e.probe, e.anchors, f, scene, a).conj() * g).real.sum((1, 2, 3))
             for a in (0, 1)
         ],
         dim=1,

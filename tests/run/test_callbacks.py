@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ptymesh.run import callbacks
-from ptymesh.run.callbacks import Clock, Display, LogFile, MetricsFile, plan, summary, watchers
+from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, plan, summary, watchers
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 
@@ -186,4 +186,13 @@ def test_without_an_output_folder_nothing_is_written(tmp_path: Path, monkeypatch
             play(watching, info(None))
             watching.saved(Path("result.h5"))
             watching.finish("done")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fresh_start_removes_an_earlier_run_and_a_resumed_one_does_not(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint" / "000001").mkdir(parents=True)
+    (tmp_path / "result.h5").touch()
+    FreshStart().start(info(tmp_path, resumed=True, done=1))
+    assert len(list(tmp_path.iterdir())) == 2
+    FreshStart().start(info(tmp_path))
     assert list(tmp_path.iterdir()) == []

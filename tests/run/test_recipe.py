@@ -171,6 +171,7 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ),
         ({"output": {"checkpoint_every": 0}}, "output.checkpoint_every is 0; it should be greater than 0."),
         ({"output": {"figures": "maybe"}}, "output.figures is 'maybe'; it should be true or false."),
+        ({"output": {"figures": False, "tiff": True}}, "output: tiff files are written with the figures; set figures"),
         ([1], "The recipe is [1]; it should be a group of keys (data, seed, precision, object, probe, positions ...)."),
     ],
 )

@@ -99,10 +99,8 @@ def load(directory: Path) -> Checkpoint:
 
     Raises BadInput when there is none, when a shard is missing or truncated, or when views are missing.
     """
-    manifest = _read_manifest(directory)
+    manifest = _checked_manifest(directory)
     paths = [directory / entry["name"] for entry in manifest["files"]]
-    for path, entry in zip(paths, manifest["files"], strict=True):
-        _check_file(path, entry["bytes"])
     shared: dict[str, np.ndarray] = {}
     rows: list[np.ndarray] = []
     parts: list[dict[str, np.ndarray]] = []
@@ -118,6 +116,11 @@ def load(directory: Path) -> Checkpoint:
     if not np.array_equal(np.sort(views), np.arange(len(views))):
         raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")
     return Checkpoint(shared, _merge(rows, parts), manifest["meta"])
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    """The checkpoint's meta alone, once all its files are found whole. Raises BadInput as `load` does."""
+    return _checked_manifest(directory)["meta"]
 
 
 def exists(directory: Path) -> bool:
@@ -211,6 +214,13 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
             f"{path} has checkpoint version {manifest.get('version')}, this ptymesh reads {VERSION}; "
             f"resume with the version that wrote it."
         )
+    return manifest
+
+
+def _checked_manifest(directory: Path) -> dict[str, Any]:
+    manifest = _read_manifest(directory)
+    for entry in manifest["files"]:
+        _check_file(directory / entry["name"], entry["bytes"])
     return manifest
 
 

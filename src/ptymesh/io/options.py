@@ -17,8 +17,8 @@ from ptymesh.geometry import Propagation, Radiation
 
 
 def _both(value: Any) -> Any:
-    """One number for y and x."""
-    return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    """One number for y and x; YAML reads 1e-8 as text, which becomes a number where it is checked."""
+    return (value, value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -236,10 +236,11 @@ def _centre(raw: RawScan, data: DataOptions, good: np.ndarray, far: bool) -> tup
 def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
     """The pixel nearest to the centre of gravity of a mean pattern (H, W).
 
-    Values count from a tenth of the bright level (99th percentile) up to that level, so that neither a diffuse
-    background nor a hot pixel draws the centre away. BadInput on a dark pattern.
+    Values count from a tenth of the bright level (the twentieth largest value) up to that level, so that neither a
+    diffuse background nor hot pixels draw the centre away. BadInput on a dark pattern.
     """
-    bright = float(np.percentile(mean[good], 99))
+    values = np.sort(mean[good])
+    bright = float(values[-min(20, len(values))]) or float(values[-1])
     weight = np.clip(mean, 0, bright) - 0.1 * bright
     weight = np.where(good & (weight > 0), weight, 0)
     if weight.sum() <= 0:

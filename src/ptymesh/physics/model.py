@@ -2,7 +2,8 @@
 
 B, M, L     views of the chunk, modes, slices
 O_jl        S_j O_l, window of slice l             (B, L, h, w)
-P_jm        w_j T_{f_j} P_m, probe of view j       (B, M, h, w)
+P_jm        T_{f_j}(w_j0 P_m), to m = 0 adds sum_k w_jk V_k: probe of view j (B, M, h, w)
+V_k         variable-probe (OPR) modes (Odstrcil et al., Opt. Express 24, 8360, 2016)
 phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
@@ -87,10 +88,14 @@ class Model:
 
     # --- forward ---
 
-    def probes(self, probe: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """P_jm: probe (M, h, w), fractions (B, 2), weights (B, 1) -> (B, M, h, w)."""
-        moved = views.shift(probe, fractions) if self.subpixel == "fourier" else probe[None]
-        return moved * weights[:, 0, None, None, None]
+    def probes(self, probe: Tensor, fractions: Tensor, weights: Tensor, opr: Tensor | None = None) -> Tensor:
+        """P_jm: probe (M, h, w), fractions (B, 2), weights (B, 1 + K), opr (K, h, w) -> (B, M, h, w)."""
+        fourier = self.subpixel == "fourier"
+        modes = (fft(probe) if fourier else probe) * weights[:, :1, None, None]
+        if opr is not None and len(opr):
+            variable = torch.einsum("bk,khw->bhw", weights[:, 1:].to(opr.dtype), fft(opr) if fourier else opr)
+            modes = torch.cat((modes[:, :1] + variable[:, None], modes[:, 1:]), dim=1)
+        return ifft(modes * views.ramps(fractions, _window(probe))[:, None]) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
         """O_jl: object (L, H, W) -> (B, L, h, w)."""
@@ -119,12 +124,13 @@ class Model:
         fractions: Tensor,
         weights: Tensor | None = None,
         background: Tensor | None = None,
+        opr: Tensor | None = None,
     ) -> Tensor:
-        """I_j, (B, h, w), from object (L, H, W), probe (M, h, w), anchors and fractions (B, 2), weights (B, 1)."""
+        """I_j, (B, h, w), of object (L, H, W) and probe (M, h, w) at anchors and fractions (B, 2); weights (B, 1 + K)."""
         if weights is None:
             weights = fractions.new_ones((len(fractions), 1))
-        window = (probe.shape[-2], probe.shape[-1])
-        scene = self.scene(self.windows(obj, anchors, fractions, window), self.probes(probe, fractions, weights))
+        windows = self.windows(obj, anchors, fractions, _window(probe))
+        scene = self.scene(windows, self.probes(probe, fractions, weights, opr))
         S = power(self.detect(scene.exit, fractions))
         return S if background is None else S + background
 
@@ -152,8 +158,24 @@ class Model:
         return torch.stack(to_windows[::-1], dim=1), chi
 
     def probes_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """sum_j w_j T_{-f_j} of (B, M, h, w) -> (M, h, w), the adjoint of `probes`."""
-        weighted = to_probes * weights[:, 0, None, None, None]
+        """sum_j w_j0 T_{-f_j} of (B, M, h, w) -> (M, h, w), the adjoint of `probes` in the probe."""
+        return self._unshifted_sum(to_probes, fractions, weights[:, 0])
+
+    def opr_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        """sum_j w_jk T_{-f_j} of the first mode's (B, M, h, w) -> (K, h, w), the adjoint of `probes` in the V_k."""
+        sums = [self._unshifted_sum(to_probes[:, :1], fractions, w) for w in weights[:, 1:].unbind(1)]
+        return torch.cat(sums)
+
+    def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
+        """<dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first."""
+        ones = fractions.new_ones((len(fractions), 1))
+        parts = [(self.probes(probe, fractions, ones).conj() * to_probes).real.sum((1, 2, 3))]
+        for mode in opr if opr is not None else ():
+            parts.append((self.probes(mode[None], fractions, ones)[:, 0].conj() * to_probes[:, 0]).real.sum((1, 2)))
+        return torch.stack(parts, dim=1)
+
+    def _unshifted_sum(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        weighted = waves * weights[:, None, None, None]
         return views.shift_adjoint(weighted, fractions) if self.subpixel == "fourier" else weighted.sum(0)
 
     def windows_adjoint(self, out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
@@ -163,30 +185,23 @@ class Model:
         else:
             views.add_back(out, windows, anchors)
 
-    def position_derivative(
-        self, obj: Tensor, probe: Tensor, anchors: Tensor, fractions: Tensor, weights: Tensor, scene: Scene, axis: int
-    ) -> Tensor:
+    def position_derivative(self, obj: Tensor, anchors: Tensor, fractions: Tensor, scene: Scene, axis: int) -> Tensor:
         """d psi / d p_a at the exit of the last slice, (B, M, h, w).
 
-        `fourier`: -S_j O . T_{f_j}(d_a P); `bilinear`: P . d(S_j O)/d f_a. In the near field with `fourier` the image
+        `fourier`: -S_j O . d_a P_j; `bilinear`: P_j . d(S_j O)/d f_a. In the near field with `fourier` the image
         moves back with the probe, which adds D^H dD/df psi = d_a psi; the two together are what the detector sees.
         Raises BadInput for `none`, whose intensities do not depend on fractions.
         """
         if self.subpixel == "none":
             raise BadInput("Positions cannot be refined with subpixel 'none'; use 'fourier' or 'bilinear'.")
-        window = (probe.shape[-2], probe.shape[-1])
         if self.subpixel == "bilinear":
-            moved = views.cut_bilinear_derivative(obj, anchors, fractions, window, axis)
-            return self._through_slices(scene, None, moved)
-        moved = views.shift_derivative(probe, fractions, axis) * weights[:, 0, None, None, None]
-        derivative = self._through_slices(scene, moved, None)
-        if self.kernel is not None:
-            still = torch.zeros_like(fractions)
-            derivative = derivative - views.shift_derivative(scene.exit, still, axis)
-        return derivative
+            moved = views.cut_bilinear_derivative(obj, anchors, fractions, _window(scene.exit), axis)
+            return self.exit_change(scene, None, moved)
+        derivative = self.exit_change(scene, -views.derivative(scene.incoming[0], axis), None)
+        return derivative if self.kernel is None else derivative + views.derivative(scene.exit, axis)
 
-    def _through_slices(self, scene: Scene, probes: Tensor | None, windows: Tensor | None) -> Tensor:
-        """Derivative of the exit wave for a change of probes and/or windows (product rule, slice by slice)."""
+    def exit_change(self, scene: Scene, probes: Tensor | None, windows: Tensor | None) -> Tensor:
+        """First-order change (B, M, h, w) of exit waves for changes of probes (B, M, h, w) and windows (B, L, h, w)."""
         d_incoming = torch.zeros_like(scene.incoming[0]) if probes is None else probes
         last = len(scene.incoming) - 1
         for index, incoming in enumerate(scene.incoming):
@@ -208,14 +223,17 @@ class Model:
         assert self.kernel is not None
         if self.subpixel != "fourier":
             return self.kernel
-        shape = (self.kernel.shape[-2], self.kernel.shape[-1])
-        return (self.kernel * views.ramps(fractions, shape).conj())[:, None]
+        return (self.kernel * views.ramps(fractions, _window(self.kernel)).conj())[:, None]
 
 
 def power(detected: Tensor) -> Tensor:
     """S = sum_m |Psi_m|^2: (B, M, h, w) -> (B, h, w)."""
     parts = torch.view_as_real(detected)
     return parts.square().sum((1, -1))
+
+
+def _window(waves: Tensor) -> tuple[int, int]:
+    return waves.shape[-2], waves.shape[-1]
 
 
 def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:

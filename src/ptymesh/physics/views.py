@@ -63,10 +63,10 @@ def shift_adjoint(waves: Tensor, fractions: Tensor) -> Tensor:
     return ifft((fft(waves) * ramps(fractions, _window(waves)).conj()[:, None]).sum(0))
 
 
-def shift_derivative(probe: Tensor, fractions: Tensor, axis: int) -> Tensor:
-    """d(T_f P)/d f_a = -T_f d_a P with the spectral derivative, (B, M, h, w); axis 0 = y, 1 = x."""
-    k = frequencies(_window(probe), (1.0, 1.0), probe.device)[axis].to(probe.real.dtype)
-    return ifft(fft(probe) * (-2j * math.pi * k) * ramps(fractions, _window(probe))[:, None])
+def derivative(waves: Tensor, axis: int) -> Tensor:
+    """Spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f P."""
+    k = frequencies(_window(waves), (1.0, 1.0), waves.device)[axis].to(waves.real.dtype)
+    return ifft(fft(waves) * (2j * math.pi * k))
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.probes import powers_percent, probe_figure
 from ptymesh.plot.progress import history_figure
 from ptymesh.plot.scan import coverage_figure, positions_figure
-from ptymesh.plot.tiff import object_tiffs, save_tiff
+from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
 
 __all__ = [
     "comparison_figure",
@@ -25,6 +25,7 @@ __all__ = [
     "positions_figure",
     "powers_percent",
     "probe_figure",
+    "probe_tiffs",
     "save_tiff",
     "slices_figure",
     "unwrapped_phase",

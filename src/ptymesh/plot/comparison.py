@@ -31,15 +31,31 @@ from ptymesh.plot.style import (
 
 
 class Rings(Protocol):
-    """Fourier ring correlation: of each ring the frequency (cycles per `unit`), correlation and threshold; the full
-    period at which they cross (None: below from the start), or at which the pixels end (`at_limit`)."""
+    """Fourier ring correlation, as `compare.ring_correlation` returns it."""
 
-    frequency: np.ndarray
-    correlation: np.ndarray
-    threshold: np.ndarray
-    resolution: float | None
-    at_limit: bool
-    unit: str
+    @property
+    def frequency(self) -> np.ndarray:
+        """Of each ring, cycles per `unit`."""
+
+    @property
+    def correlation(self) -> np.ndarray:
+        """Of each ring, -1 to 1."""
+
+    @property
+    def threshold(self) -> np.ndarray:
+        """Of each ring."""
+
+    @property
+    def resolution(self) -> float | None:
+        """Full period (in `unit`) at which the two cross; None: below from the start."""
+
+    @property
+    def at_limit(self) -> bool:
+        """They never cross, and the resolution is that of the pixels."""
+
+    @property
+    def unit(self) -> str:
+        """m or px."""
 
 
 def comparison_figure(
@@ -56,7 +72,7 @@ def comparison_figure(
     Args:
         aligned, reference: (H, W) complex, A in the frame of B, and B.
         region: (H, W) bool, the pixels that were compared.
-        rings: Fourier ring correlation over the region, such as `compare.ring_correlation` returns.
+        rings: Fourier ring correlation over the region.
         pixel_size_m: (y, x); None: pixel units.
     """
     rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))

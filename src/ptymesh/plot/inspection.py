@@ -100,7 +100,7 @@ def _scan(
     if diameter > 0 or window is not None:
         axes.legend(loc="lower right", fontsize="small")
     axes.set(title=f"{len(positions)} positions", xlabel=f"x ({unit})", ylabel=f"y ({unit})")
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_aspect("equal", adjustable="box")
     axes.invert_yaxis()
 
 

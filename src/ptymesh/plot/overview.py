@@ -9,7 +9,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,6 +33,7 @@ def overview_figure(
     history: Mapping[str, np.ndarray],
     pixel_size_m: Pixel = None,
     final_residual: float | None = None,
+    stage_names: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Object, strongest probe modes, coverage and residual.
@@ -45,6 +46,7 @@ def overview_figure(
         history: columns `epoch`, `stage`, `residual` or `loss`.
         pixel_size_m: (y, x); None: pixel units.
         final_residual: of the frozen estimate.
+        stage_names: what the stages are called.
     """
     image, region, pixel = prepared(object, pixel_size_m, illumination)
     figure = new_figure(13.5, 7.8, title)
@@ -54,7 +56,7 @@ def overview_figure(
     column = next((name for name in ("residual", "loss") if name in history), None)
     curve = figure.add_subplot(grid[0, 2])
     if column is not None:
-        curve_panel(curve, history, column, final_residual if column == "residual" else None)
+        curve_panel(curve, history, column, final_residual if column == "residual" else None, stage_names)
         curve.set_title(column, fontsize=10)
     else:
         curve.set_axis_off()

@@ -79,9 +79,9 @@ def positions_figure(
         return figure
     start = place - moved * pixel / size
     distance = np.linalg.norm(moved, axis=1)
-    # Arrows are drawn larger where that makes a typical one as long as the distance between neighbours.
+    # Arrows are drawn larger where that makes most of them shorter than the distance between neighbours.
     spacing = np.sqrt(max(np.prod(np.ptp(positions_px, axis=0)), 1.0) / len(place))
-    gain = max(1.0, round_length(spacing / max(np.median(distance), STILL)))
+    gain = max(1.0, round_length(spacing / max(np.percentile(distance, 90), STILL)))
     arrows = moved * pixel / size * gain
     axes.plot(start[:, 1], start[:, 0], "o", color=GREY, markersize=2.5, markeredgewidth=0)
     drawn = axes.quiver(

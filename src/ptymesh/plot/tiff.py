@@ -38,19 +38,32 @@ def save_tiff(path: str | Path, image: np.ndarray, pixel_size_m: Pixel = None, d
 
 
 def object_tiffs(
-    folder: str | Path, object: np.ndarray, pixel_size_m: Pixel = None, region: np.ndarray | None = None
+    folder: str | Path,
+    object: np.ndarray,
+    pixel_size_m: Pixel = None,
+    region: np.ndarray | None = None,
+    prefix: str = "",
 ) -> list[Path]:
     """Write `object_amplitude.tiff` and `object_phase.tiff` of an object (L, H, W), one page per slice.
 
     The phase is unwrapped over the region (H, W) bool (None: all), without its ramp, and 0 outside.
-    Returns the two paths.
+    Returns the two paths; `prefix` goes before the names.
     """
-    folder = Path(folder)
     phase = np.stack([np.nan_to_num(unwrapped_phase(image, region)) for image in object])
-    images = {
-        "object_amplitude.tiff": (np.abs(object), "amplitude of the object"),
-        "object_phase.tiff": (phase, "phase of the object (rad), unwrapped, without its linear ramp"),
-    }
-    for name, (image, what) in images.items():
-        save_tiff(folder / name, image, pixel_size_m, what)
-    return [folder / name for name in images]
+    what = "phase of the object (rad), unwrapped, without its linear ramp"
+    return _pair(folder, f"{prefix}object", np.abs(object), phase, pixel_size_m, what)
+
+
+def probe_tiffs(folder: str | Path, probe: np.ndarray, pixel_size_m: Pixel = None, prefix: str = "") -> list[Path]:
+    """Write `probe_amplitude.tiff` and `probe_phase.tiff` (not unwrapped) of a probe (M, h, w), one page per mode."""
+    what = "phase of the probe (rad), -pi to pi"
+    return _pair(folder, f"{prefix}probe", np.abs(probe), np.angle(probe), pixel_size_m, what)
+
+
+def _pair(
+    folder: str | Path, name: str, amplitude: np.ndarray, phase: np.ndarray, pixel_size_m: Pixel, what: str
+) -> list[Path]:
+    paths = [Path(folder) / f"{name}_amplitude.tiff", Path(folder) / f"{name}_phase.tiff"]
+    save_tiff(paths[0], amplitude, pixel_size_m, "amplitude")
+    save_tiff(paths[1], phase, pixel_size_m, what)
+    return paths

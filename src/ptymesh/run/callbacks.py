@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -28,9 +29,16 @@ from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
 
 
-def watchers() -> list[Callback]:
-    """Display, log and metrics, as `ptymesh run` uses them."""
-    return [Display(), LogFile(), MetricsFile()]
+class Watcher(Callback):
+    """A callback that holds something open: `close` lets go of it, however the run ended."""
+
+    def close(self) -> None:
+        """May be called at any time, and again."""
+
+
+def watchers() -> list[Watcher]:
+    """What `ptymesh run` uses: an earlier run's files go, then display, log and metrics."""
+    return [FreshStart(), Display(), LogFile(), MetricsFile()]
 
 
 def summary(run: RunInfo) -> str:
@@ -47,6 +55,21 @@ def plan(run: RunInfo) -> str:
     """One line about the stages of a run."""
     stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
     return stages + (f" (resumed after {_count(run.done_epochs, 'epoch')})" if run.resumed else "")
+
+
+class FreshStart(Watcher):
+    """Removes an earlier run's result and checkpoint when a new run starts, so that neither is taken for the new one's.
+
+    Only when it starts: a run that is refused has touched nothing.
+    """
+
+    def start(self, run: RunInfo) -> None:
+        """Unless this run goes on with that checkpoint."""
+        if run.out is None or run.resumed:
+            return
+        (run.out / "result.h5").unlink(missing_ok=True)
+        if (run.out / "checkpoint").exists():
+            shutil.rmtree(run.out / "checkpoint")
 
 
 class Clock:
@@ -79,7 +102,7 @@ class Clock:
         return (time.monotonic() - self._began) / fresh * (self.total - self.done)
 
 
-class Display(Callback):
+class Display(Watcher):
     """Live progress on a terminal; plain lines otherwise, one per epoch, fewer in long runs.
 
     stream: where to write, standard output unless given.
@@ -170,7 +193,7 @@ class _Bars(Progress):
             yield Text(self.numbers)
 
 
-class LogFile(Callback):
+class LogFile(Watcher):
     """out/log.txt: what ran where, every epoch, every file written, with the time of each."""
 
     def __init__(self) -> None:
@@ -181,7 +204,10 @@ class LogFile(Callback):
         if run.out is None:
             return
         run.out.mkdir(parents=True, exist_ok=True)
-        self._file = (run.out / "log.txt").open("a" if run.resumed else "w", encoding="utf-8")
+        path = run.out / "log.txt"
+        if not run.resumed:
+            path.unlink(missing_ok=True)
+        self._file = path.open("a", encoding="utf-8")  # ranks that fail append their tracebacks
         for line in (*environment(run), summary(run), plan(run)):
             self._write(line)
 
@@ -224,7 +250,7 @@ def environment(run: RunInfo) -> list[str]:
     return lines
 
 
-class MetricsFile(Callback):
+class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
     Keys: stage, engine, epoch, loss, residual, seconds, views_per_s. Numbers that are not finite are null.

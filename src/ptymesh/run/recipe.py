@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
@@ -46,7 +55,7 @@ class OutputOptions(BaseModel):
     Fields:
         dir: folder for result.h5, checkpoint/, log.txt, metrics.jsonl and figures.
         checkpoint_every: epochs between checkpoints; checkpoint_minutes: also when so many have passed.
-        figures: draw PNG figures at the end. tiff: write object and probe as TIFF too.
+        figures: draw PNG figures at the end. tiff: write object and probe as TIFF with them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +65,12 @@ class OutputOptions(BaseModel):
     checkpoint_minutes: PositiveFloat = 10.0
     figures: bool = True
     tiff: bool = False
+
+    @model_validator(mode="after")
+    def _drawn(self) -> OutputOptions:
+        if self.tiff and not self.figures:
+            raise ValueError("tiff files are written with the figures; set figures: true, or use ptymesh view --tiff")
+        return self
 
 
 class Recipe(BaseModel):

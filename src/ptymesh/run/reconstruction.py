@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class Reconstruction:
         object: ObjectOptions | dict[str, Any] | None = None,
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
-        precision: str = "single",
+        precision: Literal["single", "double"] = "single",
         seed: int = 0,
         device: str | World = "auto",
         saved: Checkpoint | None = None,

@@ -21,7 +21,7 @@ from ptymesh.problem import Problem
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds")
 
-_SHARED = ("object", "probe", "anchors", "nominal", "background")
+_SHARED = ("object", "probe", "anchors", "nominal", "background", "opr")
 _PER_VIEW = ("positions", "weights")
 
 

@@ -1,0 +1,111 @@
+"""ptymesh compare: how far two results agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.compare import Comparison
+
+FIGURES = (".png", ".pdf", ".svg")
+
+
+def command(
+    a: Annotated[Path, typer.Argument(metavar="A.h5", help="Result.")],
+    b: Annotated[Path, typer.Argument(metavar="B.h5", help="Result (or truth) that A is held against.")],
+    figure: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Draw both objects, their difference and the correlation.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Tell how two results differ once phase, scale, ramp and shift are removed, and to which resolution they agree.
+
+    The resolution is where the Fourier ring correlation falls below the 1/2-bit threshold. Where A turns out to be
+    the twin of B (turned by 180 degrees and conjugated), that is said, and the twin is compared.
+    """
+    from ptymesh.compare import compare_results
+    from ptymesh.errors import BadInput
+    from ptymesh.io.results import Result
+
+    if figure is not None and figure.suffix.lower() not in FIGURES:
+        raise BadInput(f"--figure {figure} has an unknown ending; it should be one of {' '.join(FIGURES)}.")
+    found = compare_results(Result.load(a), Result.load(b))
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"a": str(a), "b": str(b), **found.summary()}, indent=2))
+    else:
+        for name, value in _lines(found):
+            typer.echo(f"{name:<11} {value}")
+        for note in found.notes:
+            typer.echo(f"Note: {note}")
+    if figure is not None:
+        names = (a.name, b.name) if a.name != b.name else (str(a), str(b))
+        _draw(found, figure, names)
+
+
+def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
+    """What is said, by subject."""
+    moved = found.alignment
+    yield "object", f"NRMSE {found.nrmse:.4g} over {moved.region.sum()} pixels"
+    yield (
+        "",
+        (
+            f"A was moved by {moved.shift[0]:.4g}, {moved.shift[1]:.4g} px (y, x), "
+            f"tilted by {moved.ramp[0]:.3g}, {moved.ramp[1]:.3g} rad/px, scaled by {abs(moved.factor):.4g}"
+        ),
+    )
+    if found.slice_nrmse:
+        yield "slices", "NRMSE " + ", ".join(f"{error:.4g}" for error in found.slice_nrmse)
+    if found.twin:
+        yield "twin", "A is the twin of B, turned by 180 degrees and conjugated; all numbers are for its twin"
+    else:
+        yield "twin", f"no: turned by 180 degrees and conjugated, A has NRMSE {found.twin_nrmse:.4g}"
+    yield "resolution", _resolution(found)
+    powers = " and ".join(" ".join(f"{power:.3g}" for power in side) for side in found.powers)
+    yield "probe", f"NRMSE {found.probe_nrmse:.4g}; powers of the modes {powers} %"
+    if found.position_mean_px is not None and found.position_p95_px is not None:
+        yield (
+            "positions",
+            (
+                f"differ by {_length(found.position_mean_px, found)} on average, "
+                f"95 % of them by less than {_length(found.position_p95_px, found)}"
+            ),
+        )
+
+
+def _resolution(found: Comparison) -> str:
+    rings = found.rings
+    if rings.resolution is None:
+        return "none: the Fourier ring correlation is below the 1/2-bit threshold from the start"
+    value = f"{rings.resolution:.3g} px" if rings.unit == "px" else f"{rings.resolution * 1e9:.4g} nm"
+    if rings.at_limit:
+        return f"{value} (full period) or better: the correlation stays above the 1/2-bit threshold up to the pixels"
+    return f"{value} (full period, 1/2-bit threshold of the Fourier ring correlation)"
+
+
+def _length(pixels: float, found: Comparison) -> str:
+    if found.pixel_size_m is None:
+        return f"{pixels:.3g} px"
+    y, x = found.pixel_size_m
+    return f"{pixels:.3g} px ({pixels * (y * x) ** 0.5 * 1e9:.3g} nm)"
+
+
+def _draw(found: Comparison, path: Path, names: tuple[str, str]) -> None:
+    from ptymesh.errors import BadInput
+    from ptymesh.plot import comparison_figure
+
+    moved = found.alignment
+    title = f"{names[0]} and {names[1]}: NRMSE {found.nrmse:.3g}" + (", twin" if found.twin else "")
+    drawing = comparison_figure(
+        moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
+    )
+    try:
+        drawing.savefig(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); check its folder.") from error
+    typer.echo(str(path), err=True)

@@ -1,0 +1,76 @@
+"""ptymesh demo: a simulated scan, reconstructed, drawn and held against the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.compare import Comparison
+
+RECIPE = """\
+# Written by ptymesh demo. Change what you like, then: ptymesh run {recipe} --out second
+data:
+  path: {scan}
+probe:
+  start: file            # the beam as designed; its defocus is 10 % wrong
+stages:
+  - {{engine: rpie, epochs: 40, batch: 32}}
+output:
+  dir: {out}
+"""
+VIEWS, WINDOW = 200, 64
+
+
+def command(
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to start on this machine.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for everything that is made.")] = Path("demo"),
+) -> None:
+    """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
+    from ptymesh.cli.running import execute, refuse_to_overwrite
+    from ptymesh.errors import BadInput
+    from ptymesh.parallel.world import inside_ranks
+    from ptymesh.run.recipe import load_recipe
+    from ptymesh.run.simulate_file import write
+    from ptymesh.simulate import checked
+
+    if inside_ranks():
+        raise BadInput("The demo starts its own ranks; run `ptymesh demo --ranks N` without torchrun.")
+    refuse_to_overwrite(out, force=True)
+    recipe = out / "recipe.yaml"
+    if out.exists() and any(out.iterdir()) and not _ours(recipe):
+        raise BadInput(f"{out} holds files that are not of a demo; give another folder with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
+    options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
+    _, truth = write(options, out / "scan.cxi", force=True)
+    arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
+    execute(load_recipe(recipe, out=out), arguments, device="auto", ranks=ranks, resume=False)
+    found = _compare(out / "result.h5", truth, out / "comparison.png")
+    typer.echo("")
+    typer.echo(
+        f"Simulated {VIEWS} views of a test chart and reconstructed them on {ranks} rank{'s' * (ranks > 1)}: "
+        f"the object differs from the truth by {found.nrmse:.1%} (comparison.png)."
+    )
+    typer.echo(f"Look at {out / 'overview.png'}; the numbers are in {out / 'result.h5'}, the settings in {recipe}.")
+    typer.echo(f"Next: edit {recipe} and `ptymesh run {recipe} --out second`, or `ptymesh inspect` your own data.")
+
+
+def _ours(recipe: Path) -> bool:
+    return recipe.is_file() and recipe.read_bytes().startswith(RECIPE.partition(".")[0].encode())
+
+
+def _compare(result: Path, truth: Path, picture: Path) -> Comparison:
+    from ptymesh.compare import compare_results
+    from ptymesh.io.results import Result
+    from ptymesh.plot import comparison_figure
+
+    found = compare_results(Result.load(result), Result.load(truth))
+    moved, title = found.alignment, f"Reconstruction and truth differ by {found.nrmse:.1%}"
+    names = ("reconstruction", "truth")
+    comparison_figure(
+        moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
+    ).savefig(picture)
+    return found

@@ -1,0 +1,84 @@
+"""The command line. Commands live in one file each; what is heavy they import inside."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from ptymesh import __version__
+from ptymesh.errors import PtymeshError
+
+#: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
+COMMANDS = {
+    "demo": "Simulate, reconstruct, show.",
+    "inspect": "What is in a data set, and is it sound?",
+    "run": "Reconstruct what a recipe says.",
+    "resume": "Go on with a run that was stopped.",
+    "view": "Draw the figures of a result.",
+    "compare": "How far do two results agree?",
+    "simulate": "Make a data set with known truth.",
+    "convert": "Write any data set as CXI.",
+}
+
+#: Set for the ranks that a command starts, so that they show tracebacks too.
+DEBUG = "PTYMESH_DEBUG"
+
+app = typer.Typer(
+    name="ptymesh",
+    help="Ptychography on any number of devices: X-ray and electron, one command, the same answer.",
+    epilog="Exit status: 0 done, 2 bad input, 3 diverged, 75 interrupted after a checkpoint, 1 anything else.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ptymesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+for _name, _short in COMMANDS.items():
+    app.command(_name, short_help=_short)(import_module(f"ptymesh.cli.{_name}").command)
+
+
+def main() -> None:
+    """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:  # wherever it stands
+        arguments.remove("--debug")
+        os.environ[DEBUG] = "1"
+    try:
+        app(arguments, prog_name="ptymesh")
+    except PtymeshError as error:
+        _report(error, str(error))
+        sys.exit(error.exit_status)
+    except Exception as error:
+        where = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."
+        _report(error, f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}. {where}")
+        sys.exit(1)
+
+
+def _report(error: Exception, sentence: str) -> None:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)

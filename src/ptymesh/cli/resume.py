@@ -1,0 +1,25 @@
+"""ptymesh resume: go on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
+    ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Go on with a run that was stopped, on any number of ranks."""
+    from ptymesh.cli.running import execute
+    from ptymesh.io import checkpoint
+    from ptymesh.run.recipe import Recipe
+
+    if folder.name == "checkpoint" and checkpoint.exists(folder):
+        folder = folder.parent
+    saved = checkpoint.read_meta(folder / "checkpoint")
+    recipe = Recipe.from_yaml(saved["recipe"]).with_output(folder)
+    execute(recipe, ["resume", str(folder), "--device", device], device=device, ranks=ranks, resume=True)

@@ -1,0 +1,113 @@
+"""What `run`, `resume` and `demo` share: checks before any rank starts, ranks, the end of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.run.recipe import Recipe
+    from ptymesh.run.session import Outcome
+
+
+def refuse_to_overwrite(out: Path, *, force: bool) -> None:
+    """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder."""
+    from ptymesh.errors import BadInput
+    from ptymesh.io import checkpoint
+
+    first = next((folder for folder in (out, *out.absolute().parents) if folder.exists()), out)
+    if not first.is_dir() or not os.access(first, os.W_OK):
+        raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
+    if force:
+        return
+    if (out / "result.h5").exists():
+        raise BadInput(
+            f"{out / 'result.h5'} exists; choose another folder with --out, or replace what is there with --force."
+        )
+    if checkpoint.exists(out / "checkpoint"):
+        raise BadInput(
+            f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
+            f"choose another folder with --out, or start anew with --force."
+        )
+
+
+def execute(recipe: Recipe, arguments: Sequence[str], *, device: str, ranks: int | None, resume: bool) -> None:
+    """Run the recipe in this process, or start `ranks` ranks of `ptymesh ARGUMENTS`, which come back here.
+
+    Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
+    """
+    from ptymesh.errors import BadInput
+    from ptymesh.io import load_measurement
+    from ptymesh.parallel.devices import device_for
+    from ptymesh.parallel.world import inside_ranks
+
+    out = recipe.output.dir
+    if inside_ranks():
+        size = os.environ["WORLD_SIZE"]
+        if ranks is not None and ranks != int(size):
+            raise BadInput(f"--ranks is {ranks} inside a world of {size} ranks; leave --ranks out.")
+        _here(recipe, device, resume)
+    elif ranks is None or ranks == 1:
+        _here(recipe, device, resume)
+    else:
+        from ptymesh.parallel.launch import launch
+
+        if ranks < 1:
+            raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+        device_for(device, ranks - 1)
+        load_measurement(recipe.data, recipe.positions)
+        status = launch(arguments, ranks, log_dir=out / "ranks")
+        if status:
+            raise typer.Exit(status)
+
+
+def _here(recipe: Recipe, device: str, resume: bool) -> None:
+    from ptymesh.run.callbacks import watchers
+    from ptymesh.run.session import run_recipe
+
+    watching = watchers()
+    with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as stack:
+        for callback in watching:
+            stack.callback(callback.close)
+        outcome = run_recipe(recipe, device=device, resume=resume, callbacks=watching)
+    if os.environ.get("RANK", "0") == "0":
+        _conclude(recipe, outcome)
+
+
+def _conclude(recipe: Recipe, outcome: Outcome) -> None:
+    """Say what came of it, and draw."""
+    attributes = outcome.result.attrs
+    typer.echo(f"Final residual {attributes['final_residual']:.6f}, R {attributes['final_r']:.4f}: {outcome.path}")
+    if recipe.output.figures:
+        from ptymesh.io import load_measurement
+        from ptymesh.run.figures import compared_patterns, write_figures
+
+        patterns = compared_patterns(outcome.result, load_measurement(recipe.data, recipe.positions))
+        drawn = write_figures(outcome.result, recipe.output.dir, tiff=recipe.output.tiff, patterns=patterns)
+        typer.echo(f"Figures: {' '.join(str(path) for path in drawn)}")
+
+
+@contextmanager
+def _traceback_in(log: Path) -> Iterator[None]:
+    """An unexpected error leaves its traceback in the log, and a note that says so."""
+    from ptymesh.errors import PtymeshError
+
+    try:
+        yield
+    except PtymeshError:
+        raise
+    except Exception as error:
+        import traceback
+        from datetime import datetime
+
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            file.write(f"{now}  rank {os.environ.get('RANK', '0')} failed\n{traceback.format_exc()}")
+        error.add_note(f"The traceback is in {log}.")
+        raise

@@ -1,0 +1,179 @@
+"""All figures of a result, written to a folder; and which patterns to show against the model.
+
+N, B    all views, views looked at
+h, w    window pixels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ptymesh import plot
+from ptymesh.compare import illuminated, illumination
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
+from ptymesh.physics.model import Model
+
+#: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
+LOOKED_AT = 1024
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Measured patterns against the model.
+
+    Fields:
+        pairs: title of each -> measured and modelled counts, both (h, w).
+        mask: (h, w) bool, True where the detector is good.
+        far_field: whether DC is at the corner.
+    """
+
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
+    mask: np.ndarray
+    far_field: bool
+
+
+def write_figures(
+    result: Result,
+    folder: Path,
+    *,
+    prefix: str = "",
+    suffix: str = "png",
+    tiff: bool = False,
+    patterns: Patterns | None = None,
+) -> list[Path]:
+    """Write every figure that the result has something for; `prefix` goes before their names.
+
+    Args:
+        suffix: png, pdf or svg.
+        tiff: also write amplitude and phase of object and probe as TIFF.
+        patterns: of `compared_patterns`; None: no such figure.
+
+    Returns the paths written. Raises PtymeshError where the disk refuses.
+    """
+    height, width = result.object.shape[-2:]
+    light = illumination((height, width), result.probe, result.positions_px, result.weights)
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in _figures(result, light, patterns):
+            path = folder / f"{prefix}{name}.{suffix}"
+            figure.savefig(path)
+            written.append(path)
+        if tiff:
+            written += plot.object_tiffs(folder, result.object, result.pixel_size_m, illuminated(light, 0.05), prefix)
+            written += plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
+    except OSError as error:
+        raise PtymeshError(f"Figures cannot be written to {folder} ({error.strerror}); give another folder.") from error
+    return written
+
+
+def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> Iterator[tuple[str, Figure]]:
+    """Name and figure, one after the other."""
+    pixel, title = result.pixel_size_m, title_of(result)
+    final = result.attrs.get("final_residual")
+    stages = str(result.attrs["engine"]).split("+") if "engine" in result.attrs else None
+    yield (
+        "overview",
+        plot.overview_figure(
+            result.object, result.probe, result.positions_px, light, result.history, pixel, final, stages, title
+        ),
+    )
+    yield "object", plot.object_figure(result.object, pixel, light, title)
+    if len(result.object) > 1:
+        yield "slices", plot.slices_figure(result.object, pixel, light, result.slice_spacing_m)
+    yield "probe", plot.probe_figure(result.probe, pixel)
+    centres = result.positions_px + (np.array(result.probe.shape[-2:]) - 1) / 2
+    yield "coverage", plot.coverage_figure(light, centres, pixel)
+    yield "positions", plot.positions_figure(result.positions_px, result.nominal_px, pixel)
+    if {"loss", "residual"} & result.history.keys():
+        yield "history", plot.history_figure(result.history, final, stages)
+    if patterns is not None:
+        yield "patterns", plot.patterns_figure(patterns.pairs, patterns.mask, patterns.far_field)
+
+
+def title_of(result: Result) -> str:
+    """Name of the data, engines and final residual, as far as the result knows them."""
+    attrs = result.attrs
+    words = [Path(str(attrs["data_path"])).name] if attrs.get("data_path") else []
+    words += [f"{len(result.positions_px)} views"]
+    words += [str(attrs["engine"])] if attrs.get("engine") else []
+    words += [f"final residual {attrs['final_residual']:.4g}"] if attrs.get("final_residual") is not None else []
+    return ", ".join(words)
+
+
+def compared_patterns(result: Result, scan: Measurement) -> Patterns:
+    """The pattern of typical (median) and of largest residual, sum (sqrt I - sqrt y)^2 / sum y, with its model.
+
+    Raises BadInput where the scan is not the one that the result was made from.
+    """
+    _same(result, scan)
+    views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
+    model = Model.for_geometry(
+        scan.geometry,
+        subpixel=result.attrs.get("subpixel", "fourier"),
+        slices=len(result.object),
+        slice_spacing_m=result.slice_spacing_m,
+        dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
+    )
+    chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
+    residuals = np.concatenate([_residuals(scan, chunk, _modelled(model, result, chunk)) for chunk in chunks])
+    order = np.argsort(residuals, kind="stable")
+    few = "" if len(views) == scan.views else f" of {len(views)}"
+    pairs = {}
+    for name, index in ((f"typical{few}", order[len(order) // 2]), (f"worst{few}", order[-1])):
+        view = views[index : index + 1]
+        title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
+        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), _modelled(model, result, view)[0])
+    return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
+
+
+def _same(result: Result, scan: Measurement) -> None:
+    """That result and scan belong together, else BadInput."""
+    window = (result.probe.shape[-2], result.probe.shape[-1])
+    if scan.views != len(result.positions_px) or scan.window != window:
+        raise BadInput(
+            f"{scan.path} has {scan.views} views of {scan.window} pixels and the result {len(result.positions_px)} "
+            f"of {window}; the data, or what is done to them, are not those of the run."
+        )
+    known = result.attrs.get("data_fingerprint")
+    if known and scan.fingerprint and known != scan.fingerprint:
+        raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
+
+
+def _modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
+    """Model intensities (B, h, w) of these views."""
+    positions = result.positions_px[views]
+    anchors = np.floor(positions + 0.5)
+    real = result.probe.real.dtype
+    weights = np.ones((len(views), 1)) if result.weights is None else result.weights[views]
+    background = None if result.background is None else torch.as_tensor(result.background.astype(real))
+    return (
+        model.intensity(
+            torch.as_tensor(result.object.astype(result.probe.dtype)),
+            torch.as_tensor(result.probe),
+            torch.as_tensor(anchors.astype(np.int64)),
+            torch.as_tensor((positions - anchors).astype(real)),
+            torch.as_tensor(weights.astype(real)),
+            background,
+        )
+        .numpy()
+        .astype(np.float64)
+    )
+
+
+def _residuals(scan: Measurement, views: np.ndarray, modelled: np.ndarray) -> np.ndarray:
+    """Residual of each view over its good pixels."""
+    measured = scan.patterns.read(views).astype(np.float64)
+    good = scan.mask & (measured >= 0)
+    counts = np.where(good, measured, 0)
+    difference = np.where(good, (np.sqrt(np.maximum(modelled, 0)) - np.sqrt(counts)) ** 2, 0)
+    return difference.sum(axis=(1, 2)) / np.maximum(counts.sum(axis=(1, 2)), 1e-30)
