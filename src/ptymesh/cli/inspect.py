@@ -56,7 +56,7 @@ def command(
             window=summary.window,
         )
         try:
-            drawing.savefig(figure, dpi=110)
+            drawing.savefig(figure, dpi=110, bbox_inches="tight")
         except OSError as error:
             raise BadInput(f"{figure} cannot be written ({error.strerror}); check its folder.") from error
 

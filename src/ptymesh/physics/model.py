@@ -126,7 +126,7 @@ class Model:
         background: Tensor | None = None,
         opr: Tensor | None = None,
     ) -> Tensor:
-        """I_j, (B, h, w), of object (L, H, W) and probe (M, h, w) at anchors and fractions (B, 2); weights (B, 1 + K)."""
+        """I_j, (B, h, w), of object (L, H, W), probe (M, h, w); anchors and fractions (B, 2), weights (B, 1 + K)."""
         if weights is None:
             weights = fractions.new_ones((len(fractions), 1))
         windows = self.windows(obj, anchors, fractions, _window(probe))
