@@ -95,7 +95,7 @@ def test_gradients(case: dict) -> None:
         return
     to_positions = torch.stack(
         [
-            2 * (model.position_derivative(e.object, e.probe, e.anchors, f, scene, a).conj() * g).real.sum((1, 2, 3))
+            2 * (model.position_derivative(e.object, e.anchors, f, scene, a).conj() * g).real.sum((1, 2, 3))
             for a in (0, 1)
         ],
         dim=1,

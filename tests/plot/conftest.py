@@ -60,3 +60,9 @@ def build(size: int = 480, window: int = 128, views: int = 500, slices: int = 1)
 def example() -> Example:
     """Small, for speed."""
     return build(120, 32, 60)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Example:
+    """Five slices."""
+    return build(96, 32, 40, slices=5)

@@ -1,0 +1,188 @@
+"""Every figure is drawn without a warning, with nothing cut off and no text over another."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from ptymesh import plot
+from ptymesh.compare import align, illuminated, ring_correlation
+from ptymesh.plot import style
+
+
+def texts(figure: Figure) -> list[tuple[str, Bbox]]:
+    """All text that is seen, with its place on the canvas."""
+    figure.savefig(io.BytesIO())
+    hidden: set[int] = set()
+    for axes in figure.findobj(Axes):
+        frame = axes.get_window_extent()
+        for axis, low, high in ((axes.xaxis, frame.x0, frame.x1), (axes.yaxis, frame.y0, frame.y1)):
+            ticks = axis.get_ticklabels(which="both")
+            for tick in ticks:
+                box = tick.get_window_extent()
+                middle = (box.x0 + box.x1) / 2 if axis is axes.xaxis else (box.y0 + box.y1) / 2
+                if not axes.axison or not low - 1 <= middle <= high + 1:
+                    hidden.add(id(tick))
+    shown = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    return [(text.get_text(), text.get_window_extent()) for text in shown if id(text) not in hidden]
+
+
+def check(figure: Figure) -> None:
+    """Nothing cut off, no text over another."""
+    width, height = figure.canvas.get_width_height()
+    found = texts(figure)
+    for name, box in found:
+        inside = box.x0 > -2 and box.y0 > -2 and box.x1 < width + 2 and box.y1 < height + 2
+        assert inside, f"{name!r} is cut off"
+    for (one, first), (other, second) in combinations(found, 2):
+        overlap = Bbox.intersection(first, second)
+        assert overlap is None or min(overlap.width, overlap.height) < 2, f"{one!r} lies over {other!r}"
+
+
+def patterns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    y, x = np.indices((24, 32))
+    model = 300 * np.exp(-((y - 12) ** 2 + (x - 16) ** 2) / 20)
+    names = ("typical of 1024: view 123, residual 0.0111", "worst of 1024: view 999, residual 0.094")
+    return {name: (np.fft.ifftshift(rng.poisson(model)).astype(float), np.fft.ifftshift(model)) for name in names}
+
+
+def comparison(e: Any, **options: Any) -> Figure:
+    rng = np.random.default_rng(0)
+    noisy = e.object[0] * (1 + 0.3 * rng.normal(size=e.object[0].shape))
+    found = align(noisy, e.object[0], illuminated(e.illumination))
+    pixel = options.get("pixel_size_m")
+    rings = ring_correlation(found.aligned, found.reference, found.region, pixel)
+    return plot.comparison_figure(found.aligned, found.reference, found.region, rings, **options)
+
+
+def overview(e: Any, **options: Any) -> Figure:
+    return plot.overview_figure(e.object, e.probe, e.positions_px, e.illumination, e.history, **options)
+
+
+FIGURES: dict[str, Callable[[Any], Figure]] = {
+    "object": lambda e: plot.object_figure(e.object, e.pixel_size_m, e.illumination, "star, 60 views"),
+    "object in pixels": lambda e: plot.object_figure(e.object),
+    "wide object": lambda e: plot.object_figure(e.object[0, :30]),
+    "tall object": lambda e: plot.object_figure(e.object[0, :, :30], (5e-11, 5e-11)),
+    "oblong pixels": lambda e: plot.object_figure(e.object, (1e-8, 3e-8)),
+    "probe": lambda e: plot.probe_figure(e.probe, e.pixel_size_m),
+    "many modes": lambda e: plot.probe_figure(np.concatenate([e.probe] * 5)),
+    "one mode": lambda e: plot.probe_figure(e.probe[:1]),
+    "dark probe": lambda e: plot.probe_figure(0 * e.probe),
+    "coverage": lambda e: plot.coverage_figure(e.illumination, e.positions_px + 15.5, e.pixel_size_m, "coverage"),
+    "moved": lambda e: plot.positions_figure(e.positions_px, e.nominal_px, e.pixel_size_m),
+    "unmoved": lambda e: plot.positions_figure(e.positions_px, e.positions_px + 5),
+    "a line scan": lambda e: plot.positions_figure(e.positions_px * [0, 1], e.nominal_px * [0, 1]),
+    "one view": lambda e: plot.positions_figure(e.positions_px[:1]),
+    "history": lambda e: plot.history_figure(e.history, 0.013, title="history"),
+    "one epoch": lambda e: plot.history_figure({"loss": np.array([3.0])}),
+    "losses below zero": lambda e: plot.history_figure({"loss": np.array([3.0, -1.0, np.nan])}),
+    "no history": lambda e: plot.history_figure({}),
+    "patterns": lambda e: plot.patterns_figure(patterns(), np.arange(24 * 32).reshape(24, 32) > 50, title="patterns"),
+    "dark patterns": lambda e: plot.patterns_figure({"dark": (np.zeros((8, 8)), np.zeros((8, 8)))}),
+    "masked patterns": lambda e: plot.patterns_figure({"bad": (np.full((8, 8), -1.0), np.ones((8, 8)))}),
+    "comparison": lambda e: comparison(e, pixel_size_m=e.pixel_size_m, names=("a.h5", "b.h5"), title="a and b"),
+    "comparison in pixels": lambda e: comparison(e),
+    "overview": lambda e: overview(e, pixel_size_m=e.pixel_size_m, final_residual=0.0131, title="overview"),
+    "overview in pixels": lambda e: overview(e, title="overview"),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_is_readable(name: str, example: Any) -> None:
+    check(FIGURES[name](example))
+
+
+def test_slices(stack: Any) -> None:
+    figure = plot.slices_figure(stack.object, stack.pixel_size_m, stack.illumination, 2e-6)
+    check(figure)
+    titles = [text for text, _ in texts(figure) if text.startswith("slice")]
+    assert titles[:2] == ["slice 1 of 5", "slice 2 of 5 at 2 µm"] and len(titles) == 5
+    check(plot.object_figure(stack.object, stack.pixel_size_m, stack.illumination))
+    many = np.concatenate([stack.object] * 5)
+    assert "slice 25 of 25" in [text for text, _ in texts(plot.slices_figure(many))]
+
+
+def test_powers_are_said(example: Any) -> None:
+    """Gaussian modes x f, y f of these factors: 92, 6 and 2 %."""
+    powers = plot.powers_percent(example.probe)
+    assert powers.sum() == pytest.approx(100)
+    names = [text for text, _ in texts(plot.probe_figure(example.probe))]
+    assert f"mode 2: {powers[1]:.3g} %" in names
+
+
+def test_colours_of_waves() -> None:
+    """Positive real is red, and dark is dark."""
+    red, cyan, black = style.colour_of(np.array([1.0 + 0j, -1.0, 0.0]))
+    np.testing.assert_allclose(red, [1, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(cyan, [0, 1, 1], atol=1e-9)
+    np.testing.assert_allclose(black, 0)
+
+
+def test_stages_are_named(example: Any) -> None:
+    numbered = {**example.history, "stage": np.repeat([0, 1], [20, 30]), "epoch": np.r_[1:21, 1:31]}
+    named = [text for text, _ in texts(plot.history_figure(numbered, stage_names=["rpie", "mpie"]))]
+    assert named.count("rpie") == named.count("mpie") == 2
+    unnamed = [text for text, _ in texts(plot.history_figure(numbered))]
+    assert unnamed.count("stage 2") == 2
+    axes = plot.history_figure(numbered).axes[0]
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), np.arange(1, 51))
+
+
+def test_what_is_not_lit_is_blank(example: Any) -> None:
+    image = plot.object_figure(example.object, None, example.illumination).axes[0].images[0].get_array()
+    assert np.ma.getmaskarray(np.ma.masked_invalid(image)).any()
+
+
+def test_scan_that_only_shifted_did_not_move(example: Any) -> None:
+    """A common translation of all positions is not a refinement."""
+    axes = plot.positions_figure(example.positions_px, example.positions_px - 7.5).axes[0]
+    assert axes.get_title() == "60 views, as given"
+
+
+def test_displacements_point_the_right_way() -> None:
+    """Down and right is positive y and x."""
+    nominal = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0), indexing="ij"), axis=-1).reshape(-1, 2) * 10
+    refined = nominal.copy()
+    refined[0] += [0.5, 0.25]
+    axes = plot.positions_figure(refined, nominal).axes[0]
+    arrows = axes.collections[0]
+    moved = [0.5 * 24 / 25, 0.25 * 24 / 25]
+    gain = arrows.V[0] / moved[0]
+    np.testing.assert_allclose([arrows.U[0], arrows.V[0]], [moved[1] * gain, moved[0] * gain])
+    assert gain >= 1 and axes.yaxis_inverted()
+
+
+@pytest.mark.parametrize(
+    ("length", "rounded", "name"),
+    [(3.4e-7, 2e-7, "200 nm"), (9.9e-7, 5e-7, "500 nm"), (1.2e-6, 1e-6, "1 µm"), (7e-11, 5e-11, "0.05 nm"),
+     (2.6e-3, 2e-3, "2 mm"), (1e-6, 1e-6, "1 µm")],
+)  # fmt: skip
+def test_scale_bars_are_round(length: float, rounded: float, name: str) -> None:
+    assert style.round_length(length) == pytest.approx(rounded)
+    assert style.length_name(style.round_length(length)) == name
+
+
+def test_large_images_are_averaged() -> None:
+    image = np.arange(24.0).reshape(4, 6)
+    small, side = style.blocks(image, 3)
+    assert side == 2
+    np.testing.assert_allclose(small, [[3.5, 5.5, 7.5], [15.5, 17.5, 19.5]])
+    assert style.scaled((1e-9, 2e-9), side) == (2e-9, 4e-9)
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_formats(suffix: str, example: Any) -> None:
+    file = io.BytesIO()
+    plot.probe_figure(example.probe[:1]).savefig(file, format=suffix)
+    assert len(file.getvalue()) > 1000
