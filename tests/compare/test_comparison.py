@@ -174,6 +174,14 @@ def test_other_views_and_margins() -> None:
     assert "positions were not compared" in found.notes[0]
 
 
+def test_other_window() -> None:
+    """The same probe in a wider window, its axis still at the middle."""
+    truth = scan()
+    wide = replace(truth, probe=np.pad(truth.probe, ((0, 0), (4, 4), (3, 3))), positions_px=truth.positions_px - [4, 3])
+    found = compare_results(wide, truth)
+    assert found.nrmse < 1e-9 and found.probe_nrmse < 1e-6
+
+
 def test_summary_is_json() -> None:
     truth = scan(modes=1)
     found = compare_results(truth, truth)

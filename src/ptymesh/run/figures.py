@@ -125,14 +125,14 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
         dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
     )
     chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
-    residuals = np.concatenate([_residuals(scan, chunk, _modelled(model, result, chunk)) for chunk in chunks])
+    residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk)) for chunk in chunks])
     order = np.argsort(residuals, kind="stable")
     few = "" if len(views) == scan.views else f" of {len(views)}"
     pairs = {}
     for name, index in ((f"typical{few}", order[len(order) // 2]), (f"worst{few}", order[-1])):
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
-        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), _modelled(model, result, view)[0])
+        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view)[0])
     return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
@@ -149,8 +149,8 @@ def _same(result: Result, scan: Measurement) -> None:
         raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
 
 
-def _modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
-    """Model intensities (B, h, w) of these views."""
+def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
+    """Intensities (B, h, w) of these views, with the result's weights and background."""
     positions = result.positions_px[views]
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype

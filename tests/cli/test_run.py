@@ -1,0 +1,307 @@
+"""ptymesh run, resume and demo, on a small simulated scan."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptymesh.cli import main as module
+from ptymesh.cli import running
+from ptymesh.io import checkpoint
+from ptymesh.io.results import Result
+from ptymesh.parallel import launch as launcher
+from ptymesh.run import session
+from ptymesh.run.callbacks import MetricsFile
+from ptymesh.run.reports import EpochReport
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+Run = Callable[..., tuple[int, str, str]]
+
+RECIPE = """
+data: {path: scan.cxi}
+precision: double
+stages: [{engine: rpie, epochs: 4, batch: 7, positions: true}]
+output: {figures: false, checkpoint_every: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], made: Path, tmp_path: Path) -> Run:
+    """The command line in this process, in an empty folder: status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    for name in (module.DEBUG, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ptymesh", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        out, err = capfd.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path) -> Result:
+    """The run of the recipe, uninterrupted, on one rank."""
+    command = [sys.executable, "-m", "ptymesh", "run", "recipe.yaml", "--out", "whole"]
+    done = subprocess.run(command, cwd=made, capture_output=True, text=True, env=one_thread())
+    assert (done.returncode, done.stderr) == (0, "")
+    return Result.load(made / "whole" / "result.h5")
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def epochs(folder: Path) -> list[int]:
+    return [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equal(found: Result, expected: Result, tolerance: float) -> None:
+    for name in ("object", "probe", "positions_px"):
+        a, b = getattr(found, name), getattr(expected, name)
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b), name
+
+
+def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_path: Path) -> None:
+    status, out, err = run("run", made / "recipe.yaml", "--set", "stages.0.epochs=3")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("20 views of 32 x 32") and lines[1] == "rpie, 3 epochs of 3 batches"
+    assert len(lines) == 6 and lines[-1].startswith("Final residual 0.0") and lines[-1].endswith(": out/result.h5")
+    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
+    assert epochs(tmp_path / "out") == [1, 2, 3]
+    result = Result.load(tmp_path / "out" / "result.h5")
+    assert result.attrs["final_residual"] == pytest.approx(float(lines[-1].split()[2].rstrip(",")), abs=1e-6)
+    assert "epochs: 3" in result.recipe and checkpoint.exists(tmp_path / "out" / "checkpoint")
+
+
+def test_the_recipe_in_the_result_reproduces_it(run: Run, made: Path, whole: Result, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(whole.recipe)
+    assert run("run", "again.yaml", "--out", "again")[0] == 0
+    assert_equal(Result.load(tmp_path / "again" / "result.h5"), whole, 1e-13)
+
+
+def test_figures_and_tiff(run: Run, made: Path, tmp_path: Path) -> None:
+    settings = ["--set", "stages.0.epochs=1", "--set", "output={figures: true, tiff: true}"]
+    status, out, err = run("run", made / "recipe.yaml", *settings, "--out", "drawn")
+    assert (status, err) == (0, "")
+    drawn = out.splitlines()[-1].removeprefix("Figures: ").split()
+    assert {Path(p).suffix for p in drawn} == {".png", ".tiff"} and all((tmp_path / p).exists() for p in drawn)
+    assert {"drawn/object.png", "drawn/patterns.png"} <= set(drawn)
+
+
+def test_an_earlier_run_is_not_overwritten(run: Run, made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "result.h5").write_text("precious")
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 2 and files(out) == {"result.h5"} and (out / "result.h5").read_text() == "precious"
+    assert err.startswith("ptymesh: out/result.h5 exists; choose another folder") and "--force" in err
+    (out / "result.h5").rename(out / "mine.txt")
+    (out / "checkpoint").mkdir()
+    (out / "checkpoint" / "manifest.json").write_text("{}")
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 2 and "`ptymesh resume out`" in err and len(err.splitlines()) == 1
+    status, _, err = run("run", made / "recipe.yaml", "--force", "--set", "stages.0.epochs=1")
+    assert (status, err) == (0, "")
+    assert files(out) == {"result.h5", "log.txt", "metrics.jsonl", "mine.txt"}, "the old checkpoint went"
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set", "stages.0.epoch=1"], "ptymesh: stages.0.epoch is unknown; did you mean stages.0.epochs?"),
+        (["--set", "data.path=gone.cxi"], "gone.cxi"),
+        (["--set", "data.path=recipe.yaml"], "recipe.yaml"),
+        (["--device", "gpu"], "ptymesh: Device 'gpu' is unknown;"),
+        (["--out", "recipe.yaml"], "recipe.yaml is not a folder that can be written to;"),
+    ],
+)
+def test_unsound_input_writes_nothing(
+    run: Run,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+    ranks: Any,
+) -> None:
+    shutil.copy(made / "recipe.yaml", tmp_path)
+    shutil.copy(made / "scan.cxi", tmp_path)
+    before = files(tmp_path)
+    monkeypatch.setattr(launcher, "launch", lambda *_, **__: pytest.fail("ranks were started"))
+    status, out, err = run("run", "recipe.yaml", *arguments, *ranks)
+    assert (status, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
+    assert files(tmp_path) == before
+
+
+def test_forced_runs_that_are_refused_keep_the_earlier_one(run: Run, made: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "result.h5").write_text("precious")
+    assert run("run", made / "recipe.yaml", "--force", "--set", "data.path=gone.cxi")[0] == 2
+    assert files(tmp_path / "out") == {"result.h5"}
+
+
+def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def launch(arguments: list[str], ranks: int, *, log_dir: Path) -> int:
+        calls.append((arguments, ranks, log_dir))
+        return 3
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    settings = ["--set", "seed=4", "--set", "stages.0.epochs=1"]
+    path = str(made / "recipe.yaml")
+    assert run("run", path, *settings, "--ranks", 3, "--device", "cpu", "--force")[0] == 3
+    assert calls == [(["run", path, "--device", "cpu", "--out", "out", *settings, "--force"], 3, Path("out/ranks"))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--ranks", "0"], "--ranks is 0; give 1 or more."), (["--ranks", "2", "--device", "cuda:0"], "names one GPU")],
+)
+def test_impossible_ranks(run: Run, made: Path, arguments: list[str], sentence: str) -> None:
+    status, _, err = run("run", made / "recipe.yaml", *arguments)
+    assert status == 2 and sentence in err
+
+
+def test_ranks_inside_a_world_must_agree(run: Run, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    status, _, err = run("run", made / "recipe.yaml", "--ranks", 2)
+    assert status == 2 and "--ranks is 2 inside a world of 4 ranks; leave --ranks out." in err
+
+
+def test_a_crash_leaves_its_traceback_in_the_log(
+    run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr(session, "run_recipe", crash)
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 1
+    assert err == "ptymesh: unexpected ZeroDivisionError: by nought. The traceback is in out/log.txt.\n"
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "rank 0 failed\nTraceback" in log and log.endswith("ZeroDivisionError: by nought\n")
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """The process gets SIGTERM in the middle of that epoch."""
+    write_line = MetricsFile.epoch
+
+    def signalled(self: MetricsFile, report: EpochReport) -> None:
+        write_line(self, report)
+        if report.done_epochs == epoch - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(MetricsFile, "epoch", signalled)
+
+
+def test_interrupted_then_resumed_is_the_uninterrupted_run(
+    run: Run, made: Path, whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        status, _, err = run("run", made / "recipe.yaml")
+    assert (status, err) == (75, "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n")
+    assert files(tmp_path / "out") == {"checkpoint", "log.txt", "metrics.jsonl"}
+    moved = tmp_path / "moved"
+    (tmp_path / "out").rename(moved)
+    shutil.copytree(moved, tmp_path / "copy")
+
+    status, out, err = run("resume", moved / "checkpoint")
+    assert (status, err) == (0, "") and "resumed after 2 epochs" in out
+    assert not (tmp_path / "out").exists() and epochs(moved) == [1, 2, 3, 4]
+    assert_equal(Result.load(moved / "result.h5"), whole, 1e-13)
+
+    command = [sys.executable, "-m", "ptymesh", "resume", str(tmp_path / "copy"), "--ranks", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=one_thread())
+    assert (done.returncode, done.stderr) == (0, "") and "2 ranks on cpu" in done.stdout
+    assert epochs(tmp_path / "copy") == [1, 2, 3, 4]
+    assert_equal(Result.load(tmp_path / "copy" / "result.h5"), whole, 1e-12)
+
+
+def test_ranks_are_interrupted_together(made: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ptymesh", "run", str(made / "recipe.yaml"), "--ranks", "2"]
+    settings = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=100000"]
+    process = subprocess.Popen(
+        [*command, *settings], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=one_thread()
+    )
+    end = time.monotonic() + 60
+    while not (tmp_path / "out" / "metrics.jsonl").exists() or len(epochs(tmp_path / "out")) < 2:
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert err == "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n"
+    assert "2 ranks on cpu" in out and "Traceback" not in (tmp_path / "out" / "log.txt").read_text()
+    saved = checkpoint.load(tmp_path / "out" / "checkpoint")
+    assert len(saved.shared["history/epoch"]) in (len(epochs(tmp_path / "out")), len(epochs(tmp_path / "out")) - 1)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_resume_needs_a_checkpoint(run: Run, folder: str) -> None:
+    status, _, err = run("resume", folder)
+    assert status == 2 and "holds no checkpoint" in err and len(err.splitlines()) == 1
+
+
+def test_demo(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptymesh.cli import demo
+
+    monkeypatch.setattr(demo, "VIEWS", 60)
+    monkeypatch.setattr(demo, "RECIPE", demo.RECIPE.replace("epochs: 40", "epochs: 10"))
+    for _ in range(2):
+        status, out, err = run("demo")
+        assert (status, err) == (0, "")
+    made, look, following = out.splitlines()[-3:]
+    assert "60 views" in made and "on 1 rank:" in made and float(made.split("by ")[1].split("%")[0]) < 20
+    assert "demo/overview.png" in look and "ptymesh run demo/recipe.yaml --out second" in following
+    pictures = {"overview.png", "object.png", "probe.png", "comparison.png", "patterns.png"}
+    assert pictures | {"scan.cxi", "scan.truth.h5", "recipe.yaml", "result.h5"} <= files(tmp_path / "demo")
+    assert run("run", "demo/recipe.yaml", "--out", "second", "--set", "stages.0.epochs=1")[0] == 0
+
+
+def test_demo_leaves_other_folders_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("data: {path: mine.cxi}")
+    status, _, err = run("demo", "--out", "mine")
+    assert (
+        status == 2 and "mine holds files that are not of a demo" in err and files(tmp_path / "mine") == {"recipe.yaml"}
+    )
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptymesh.errors import BadInput
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(BadInput, match="not a folder that can be written to; choose another one with --out"):
+        running.refuse_to_overwrite(tmp_path / "a" / "b", force=True)
