@@ -222,6 +222,22 @@ class Problem:
         blocked(whole)[:, field.rows, field.columns] = field.values
         return whole
 
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b)
+
+    def touched(self, whole: Tensor, like: Touched) -> Touched:
+        """The blocks of `like` out of an array (L, H, W)."""
+        return Touched(blocked(whole)[:, like.rows, like.columns], like.rows, like.columns)
+
+    def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
+        """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
+        values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
+        mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
+        if parts:
+            values[mine] = torch.cat(parts)
+        return self.world.sum(values)[0]
+
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
         steps = []

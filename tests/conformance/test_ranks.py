@@ -30,7 +30,7 @@ def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dty
     """What one rank ends with, and the decisions that it took."""
     toy = make(views=41, dtype=dtype, **case)
     problem = toy.problem(world)
-    options = {"epochs": 5, "batch": 9, "fidelity": toy.model.fidelity, **stage}
+    options = {"epochs": 5, "batch": 9, "fidelity": toy.model.fidelity, **OPTIONS.get(engine, {}), **stage}
     state = RunState(toy.start(position_error=0.5))
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     e = state.estimate
@@ -63,6 +63,13 @@ def same(one: dict, many: list[dict], tolerance: float) -> None:
     assert sum(other["own"] for other in many) == one["own"]
 
 
+#: Engines with trims, gates or line searches may differ by 1e-10; the others, 1e-12.
+TOLERANCE = {"lsqml": 1e-10}
+#: Collectives per batch, where it is not one.
+COLLECTIVES = {"lsqml": 2}
+#: Options that make a conformance run meaningful for an engine.
+OPTIONS = {"lsqml": {"momentum": {"memory": 1}}}
+
 UPKEEP = {
     "positions": {"limit_px": 0.8},
     "probe": {"centre": True, "orthogonalise": True, "support": {"radius": 0.95}, "power": {"every": 2}},
@@ -76,7 +83,7 @@ UPKEEP = {
 def test_double(ranks, engine: str, case: str, size: int) -> None:  # type: ignore[no-untyped-def]
     """Batches of 9, which 2 and 4 do not divide, positions refined."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
-    same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), 1e-12)
+    same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), TOLERANCE.get(engine, 1e-12))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -99,12 +106,12 @@ def test_single(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_collective_a_batch(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_collectives_a_batch(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     few, more = (
         ranks(2, outcome, engine, {}, {"epochs": 1, "batch": batch}, torch.complex128)[0]["collectives"]
         for batch in (41, 5)
     )
-    assert more - few == 8  # 9 batches instead of 1
+    assert more - few == 8 * COLLECTIVES.get(engine, 1)  # 9 batches instead of 1
 
 
 def test_growth_is_the_same_on_all_ranks(ranks) -> None:  # type: ignore[no-untyped-def]

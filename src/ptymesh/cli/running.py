@@ -23,6 +23,10 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
     first = next((folder for folder in (out, *out.absolute().parents) if folder.exists()), out)
     if not first.is_dir() or not os.access(first, os.W_OK):
         raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
+    if (out / "checkpoint").is_file() or (out / "result.h5").is_dir():
+        raise BadInput(
+            f"{out} holds a file named checkpoint or a folder named result.h5; choose another one with --out."
+        )
     if force:
         return
     if (out / "result.h5").exists():

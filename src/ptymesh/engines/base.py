@@ -159,6 +159,12 @@ class Engine(Options):
         if self.probe.centre and problem.geometry.propagation != "far_field":
             raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
 
+    def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
+        """What is computed once per epoch, before its first batch; kept in `state`, for an epoch may be interrupted."""
+
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One update from one batch."""
         raise NotImplementedError
+
+    def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
+        """What is done once per epoch, after its last batch and before the upkeep."""

@@ -47,6 +47,10 @@ class Touched:
     def __truediv__(self, other: Touched | float | Tensor) -> Touched:
         return self._with(self.values / (other.values if isinstance(other, Touched) else other))
 
+    def sqrt(self) -> Touched:
+        """Elementwise square root."""
+        return self._with(self.values.sqrt())
+
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1)."""
         return self.values.amax((1, 2, 3), keepdim=True)
@@ -104,6 +108,11 @@ class Replicated:
         gathered = [blocked(f)[:, blocks[0], blocks[1]] for f in fields]
         summed = self.world.sum(*gathered, *others)
         return [Touched(values, *blocks) for values in summed[: len(fields)]] + summed[len(fields) :]
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Re sum conj(a) b over pixels, 0-d float64: every rank holds them all."""
+        products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
+        return products.sum(dtype=torch.float64)
 
     def merge_positions(self, positions: Tensor) -> Tensor:
         """Positions (N, 2) in which every row is its owner's."""

@@ -226,10 +226,9 @@ class Model:
         return (self.kernel * views.ramps(fractions, _window(self.kernel)).conj())[:, None]
 
 
-def power(detected: Tensor) -> Tensor:
+def power(waves: Tensor) -> Tensor:
     """S = sum_m |Psi_m|^2: (B, M, h, w) -> (B, h, w)."""
-    parts = torch.view_as_real(detected)
-    return parts.square().sum((1, -1))
+    return (waves.real.square() + waves.imag.square()).sum(1)
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -75,6 +75,7 @@ class Loop:
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
+            engine.before_epoch(problem, state.estimate)
         self._batches(engine, began)
         self._upkeep(engine)
         loss, residual, _ = problem.running()
@@ -125,6 +126,7 @@ class Loop:
     def _upkeep(self, engine: Engine) -> None:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
+        engine.after_epoch(problem, state.estimate)
         if engine.positions and engine.positions.active(epoch):
             positions.after_epoch(engine.positions, problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)

@@ -1,0 +1,192 @@
+"""LSQML: iterative least-squares solver for generalised maximum-likelihood ptychography.
+
+Odstrcil, Menzel & Guizar-Sicairos, Opt. Express 26, 3108 (2018).
+
+chi_j    change of the exit wave that view j's counts ask for
+dO, dP   common directions of object and probe;  dO_j = S_j dO, dP_j = T_{f_j} dP
+kappa    sum_j S_j^H sum_m |P_jm|^2 over *all* views
+
+    dO = sum_j S_j^H sum_m conj(P_jm) chi_jm / sqrt(kappa^2 + (delta max kappa)^2)
+    dP = mean_j T_{-f_j}(conj(O_j) chi_jm)
+
+Steps a_j (object) and b_j (probe) of each view minimise ||chi_j - a_j P_j dO_j - b_j dP_j O_j||^2:
+
+    [A11 A12] [a]   [<P dO, chi>]     A11 = ||P dO||^2, A22 = ||dP O||^2, A12 = <P dO, dP O>
+    [A12 A22] [b] = [<dP O, chi>]     diagonals += damping x their mean over the batch
+
+The object moves by the trimmed mean of its steps over the batch, the probe by the mean of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ptymesh.engines.base import Engine, OnOff, Schedule
+from ptymesh.estimate import Estimate
+from ptymesh.parallel.layout import Touched
+from ptymesh.physics.model import Scene
+from ptymesh.problem import Batch, Chunk, Problem, Sums
+
+
+class Momentum(Schedule):
+    """Acceleration by the updates of whole epochs, while the Fourier error falls and updates agree (paper, sec. 3.4).
+
+    gain: of the velocity; memory: earlier epochs whose updates must all point along the present one.
+    """
+
+    gain: float = Field(0.5, gt=0, le=1)
+    memory: int = Field(2, ge=1, le=5)
+
+
+class LSQML(Engine):
+    """Least-squares maximum likelihood: one step length per view and unknown, from a 2 x 2 system.
+
+    delta: regularises kappa; damping: of the 2 x 2 systems; step: factor on all step lengths; trim: fraction of object
+    steps left out of their mean, half at either end; coupled: object and probe solved together or each alone;
+    step_modes: probe modes that the systems sum over; probe_direction: plain mean, or weighted by sum_j |O_j|^2;
+    schedule: random batches, or compact ones, where the object is applied once per epoch.
+    """
+
+    name: ClassVar[str] = "lsqml"
+
+    delta: float = Field(0.1, gt=0, le=1)
+    damping: float = Field(0.1, ge=0, le=1)
+    step_factor: float = Field(0.9, gt=0, le=1)
+    trim: float = Field(0.1, ge=0, lt=1)
+    coupled: bool = True
+    step_modes: Literal["all", "first"] = "all"
+    probe_direction: Literal["mean", "weighted"] = "mean"
+    momentum: Annotated[Momentum | None, OnOff] = None
+
+    def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
+        """kappa of all views, and where the epoch starts."""
+        self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
+        if self.momentum:
+            self.state["epoch_start"] = estimate.object.clone()
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """Directions from one sweep, step lengths from a second one over the same views."""
+        sums, revised = self._sweep(problem, estimate, batch)
+        d_object, d_probe = self._directions(problem, sums, len(batch.views))
+        systems = problem.of_batch(batch, self._systems(problem, estimate, batch, d_object, d_probe, revised), 5)
+        a, b = self._solve(systems)
+        problem.add(estimate.object, trimmed_mean(a, self.trim).to(problem.real) * d_object)
+        problem.add(estimate.probe, b.mean().to(problem.real) * d_probe)
+
+    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Tensor]]:
+        accumulator, revised = problem.accumulator(estimate, batch), []
+        for chunk in problem.chunks(estimate, batch.views):
+            scene = problem.scene(estimate, chunk)
+            revised.append(problem.revise(chunk, scene))
+            accumulator.add(chunk, scene, revised[-1])
+        return accumulator.total(), revised
+
+    def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
+        kappa = problem.touched(self.state["kappa"], sums.object)
+        floor = self.delta * self.state["kappa"].max()
+        d_object = sums.object / (kappa * kappa + floor**2).sqrt()
+        if self.probe_direction == "mean":
+            return d_object, sums.probe / views
+        weight = sums.probe_weight
+        return d_object, sums.probe / (weight + self.delta * weight.max() + torch.finfo(weight.dtype).tiny)
+
+    def _systems(
+        self,
+        problem: Problem,
+        estimate: Estimate,
+        batch: Batch,
+        d_object: Touched,
+        d_probe: Tensor,
+        revised: list[Tensor],
+    ) -> list[Tensor]:
+        """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
+        direction = problem.spread(d_object, estimate)
+        modes = slice(None) if self.step_modes == "all" else slice(1)
+        systems = []
+        for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True):
+            scene = problem.scene(estimate, chunk)
+            by_object, by_probe = self._changes(problem, chunk, scene, direction, d_probe)
+            p, o, x = (torch.view_as_real(waves[:, modes]) for waves in (by_object, by_probe, chi))
+            products = (p * p, o * o, p * o, p * x, o * x)
+            systems.append(torch.stack([t.sum((1, 2, 3, 4), dtype=torch.float64) for t in products], dim=1))
+        return systems
+
+    @staticmethod
+    def _changes(
+        problem: Problem, chunk: Chunk, scene: Scene, direction: Tensor, d_probe: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """P dO and dP O (through all slices), (B, M, h, w)."""
+        model = problem.model
+        windows = model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
+        probes = model.probes(d_probe, chunk.fractions, chunk.weights)
+        return model.exit_change(scene, None, windows), model.exit_change(scene, probes, None)
+
+    def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
+        """Steps a, b (B,) from (B, 5), real, not negative, shortened."""
+        a11, a22, a12, b1, b2 = systems.unbind(1)
+        tiny = torch.finfo(systems.dtype).tiny
+        a11 = a11 + self.damping * a11.mean() + tiny
+        a22 = a22 + self.damping * a22.mean() + tiny
+        if self.coupled:
+            determinant = (a11 * a22 - a12**2).clamp(min=tiny)
+            a, b = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
+            # a direction that vanished (a frozen probe) leaves the other one alone
+            a = torch.where(a22 > 1e-30 * a11, a, b1 / a11)
+            b = torch.where(a22 > 1e-30 * a11, b, torch.zeros_like(b))
+        else:
+            a, b = b1 / a11, b2 / a22
+        return self.step_factor * a.clamp(min=0), self.step_factor * b.clamp(min=0)
+
+    def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
+        """Momentum: v <- (1 - friction) v + U with the epoch's update U, O <- O + gain W v, W the illumination.
+
+        Only while the Fourier error has fallen over the remembered epochs and their updates all point along U; the
+        friction is a tenth of the rate at which their correlation with U decays. Otherwise v is halved.
+        """
+        if self.momentum is None:
+            return
+        state, memory = self.state, self.momentum.memory
+        update = estimate.object - state.pop("epoch_start")
+        residual = torch.tensor([problem.running()[1]], dtype=torch.float64)
+        errors = torch.cat((state.get("errors", residual[:0]), residual))[-memory - 1 :]
+        earlier = [state[f"update{age}"] for age in range(1, memory + 1) if f"update{age}" in state]
+        velocity = state.setdefault("velocity", torch.zeros_like(update))
+        falling = len(errors) > memory and bool((errors.diff() < 0).all())
+        if falling and len(earlier) == memory:
+            friction = _friction(problem, update, earlier)
+            if friction is None:
+                velocity *= 0.5
+            else:
+                velocity.mul_(1 - friction).add_(update)
+                kappa = state["kappa"]
+                weight = kappa / (0.1 * kappa.max() + kappa)
+                problem.add(estimate.object, self.momentum.gain * weight * velocity)
+        else:
+            velocity *= 0.5
+        state["errors"] = errors
+        for age in range(memory, 1, -1):
+            if f"update{age - 1}" in state:
+                state[f"update{age}"] = state[f"update{age - 1}"]
+        state["update1"] = update
+
+
+def _friction(problem: Problem, update: Tensor, earlier: list[Tensor]) -> float | None:
+    """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
+    norm = problem.dot(update, update)
+    correlations = [problem.dot(update, u) / (norm * problem.dot(u, u)).sqrt() for u in earlier]
+    if not all(float(c) > 0 for c in correlations):
+        return None
+    ages = torch.arange(len(earlier) + 1, dtype=torch.float64)
+    logs = torch.log(torch.tensor([1.0, *(float(c) for c in correlations)], dtype=torch.float64))
+    slope = ((ages - ages.mean()) * (logs - logs.mean())).sum() / ((ages - ages.mean()) ** 2).sum()
+    return min(1.0, 0.1 * max(-float(slope), 0.0))
+
+
+def trimmed_mean(values: Tensor, trim: float) -> Tensor:
+    """Mean of (B,) without the trim/2 lowest and the trim/2 highest fractions."""
+    cut = int(len(values) * trim / 2)
+    return values.sort().values[cut : len(values) - cut].mean()
