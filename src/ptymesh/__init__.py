@@ -9,7 +9,15 @@ from typing import Any
 
 __version__ = version("ptymesh")
 
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    **dict.fromkeys(("Reconstruction", "load", "reconstruct"), "ptymesh.run.reconstruction"),
+    **dict.fromkeys(("EPIE", "LSQML", "MPIE", "RPIE", "Engine"), "ptymesh.engines"),
+    **dict.fromkeys(("BadInput", "Diverged", "Interrupted", "PtymeshError"), "ptymesh.errors"),
+    "Result": "ptymesh.io.results",
+    "fetch": "ptymesh.io.samples",
+    "Measurement": "ptymesh.measurement",
+    "Geometry": "ptymesh.geometry",
+}
 
 __all__ = ["__version__", *_PUBLIC]
 

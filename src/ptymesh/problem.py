@@ -34,10 +34,15 @@ SLAB = 64
 
 @dataclass(frozen=True)
 class Batch:
-    """Views (B,) of one update, global indices; `refine`: whether their position steps are wanted too."""
+    """Views (B,) of one update, global indices.
+
+    refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1.
+    """
 
     views: np.ndarray
     refine: bool = False
+    epoch: int = 1
+    vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Sums:
 
     object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
     probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);
-    opr: sum_j w_jk T_{-f_j}(conj(S_j O) chi_j0), (K, h, w).
+    For variable probes (OPR) the same with w_jk and the first mode: opr and opr_weight, (K, h, w).
+    others: what else was handed to `total`.
     """
 
     object: Touched
@@ -54,6 +60,8 @@ class Sums:
     probe: Tensor
     probe_weight: Tensor
     opr: Tensor
+    opr_weight: Tensor
+    others: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Problem:
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
         self.position_steps: list[tuple[Tensor, Tensor]] = []
+        #: Steps (B, 1 + K) of the beam weights of own views (B,), when the last batch was to vary them.
+        self.weight_steps: list[tuple[Tensor, Tensor]] = []
+        #: Sums of the last batch, for the upkeep of variable probes.
+        self.last: Sums | None = None
         #: While set, the probe's sums are zero, so that no engine moves it.
         self.probe_frozen = False
         #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
@@ -164,6 +176,7 @@ class Problem:
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
+        self._follow_spacing(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
@@ -174,6 +187,12 @@ class Problem:
                 continue
             data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
             yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+
+    def _follow_spacing(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance that the estimate has."""
+        model, spacing = self.model, estimate.slice_spacing_m
+        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
+            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
@@ -232,11 +251,15 @@ class Problem:
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
+        return self.world.sum(self.rows(batch, parts, width))[0]
+
+    def rows(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
+        """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
         if parts:
-            values[mine] = torch.cat(parts)
-        return self.world.sum(values)[0]
+            values[mine] = torch.cat(parts).to(values.dtype)
+        return values
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
@@ -246,6 +269,16 @@ class Problem:
             along = (moved.conj() * chi).real.sum((1, 2, 3), dtype=torch.float64)
             norm = power(moved).sum((1, 2), dtype=torch.float64)
             steps.append(along / norm.clamp(min=torch.finfo(self.real).tiny))
+        return torch.stack(steps, dim=1)
+
+    def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
+        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
+        ones = torch.ones_like(chunk.weights[:, :1])
+        steps = []
+        for modes in (estimate.probe, *estimate.opr[:, None]):
+            moved = self.model.exit_change(scene, self.model.probes(modes, chunk.fractions, ones), None)
+            along = (moved.conj() * chi[:, : len(modes)]).real.sum((1, 2, 3))
+            steps.append(along / power(moved).sum((1, 2)).clamp(min=torch.finfo(self.real).tiny))
         return torch.stack(steps, dim=1)
 
 
@@ -262,7 +295,9 @@ class Accumulator:
         self.probe = torch.zeros_like(estimate.probe)
         self.probe_weight = torch.zeros_like(estimate.probe[0].real)
         self.opr = torch.zeros_like(estimate.opr)
+        self.opr_weight = torch.zeros_like(estimate.opr.real)
         problem.position_steps.clear()
+        problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
@@ -276,17 +311,26 @@ class Accumulator:
             self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
             if len(self.opr):
                 self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
+                squares = chunk.weights[:, 1:].T ** 2
+                self.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
+        if self.batch.vary:
+            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
 
-    def total(self) -> Sums:
-        """Sums over all ranks, in one message."""
+    def total(self, *others: Tensor) -> Sums:
+        """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
         problem = self.problem
         stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
         *sums, problem.stop_agreed = problem.layout.reduce(
-            [self.object, self.object_weight], self.blocks, self.probe, self.probe_weight, self.opr, stop
+            [self.object, self.object_weight],
+            self.blocks,
+            *(self.probe, self.probe_weight, self.opr, self.opr_weight),
+            *others,
+            stop,
         )
-        return Sums(*sums)
+        problem.last = Sums(*sums[:6], tuple(sums[6:]))
+        return problem.last
 
 
 def check_room(estimate: Estimate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -103,7 +104,12 @@ def test_usage_errors(run: Run, arguments: list[str]) -> None:
 )
 def test_known_errors_are_one_sentence(run: Run, failing: Any, error: Exception, status: int) -> None:
     failing(error)
-    assert run("fail") == (status, "", "ptymesh: x\n")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run("fail") == (status, "", "ptymesh: x\n")
+        assert (signal.getsignal(signal.SIGTERM) is signal.SIG_IGN) == (status == 75), "asked twice, it leaves with 75"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_unexpected_errors_are_short(run: Run, failing: Any) -> None:

@@ -65,9 +65,10 @@ def run(
         out, err = capfd.readouterr()
         return int(left.value.code or 0), out, err
 
-    threads = torch.get_num_threads()
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     torch.set_num_threads(1)
     yield call
+    signal.signal(signal.SIGTERM, handler)
     torch.set_num_threads(threads)
 
 
@@ -220,6 +221,20 @@ def test_a_crash_leaves_its_traceback_in_the_log(
     assert err == "ptymesh: unexpected ZeroDivisionError: by nought. The traceback is in out/log.txt.\n"
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "rank 0 failed\nTraceback" in log and log.endswith("ZeroDivisionError: by nought\n")
+
+
+def test_a_rank_that_lost_another_says_so(
+    run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer.")
+
+    monkeypatch.setattr(session, "run_recipe", lose)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 1 and err.startswith("ptymesh: Rank 1 lost contact with another rank, which failed first;")
+    assert "rank 1 failed\nTraceback" in (tmp_path / "out" / "log.txt").read_text()
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:

@@ -62,6 +62,17 @@ def test_status(tmp_path: Path, statuses: list[int], expected: int) -> None:
     assert launch([], len(statuses), log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == expected
 
 
+def test_a_repeated_signal_does_not_hide_the_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = """
+    import signal
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit(75)
+    """
+    assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 75
+    assert capfd.readouterr().err == ""
+
+
 def test_the_first_failure_counts(tmp_path: Path) -> None:
     body = "time.sleep(0 if rank == 1 else 0.5); sys.exit(1 if rank == 1 else 75)"
     assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
@@ -147,11 +158,11 @@ with StopSignal() as stop:
         if stop.requested:
             (folder / f"noticed{rank}").touch()
         time.sleep(0.01)
-if not stop.requested:
-    sys.exit(1)
-time.sleep(0.5)
-(folder / f"checkpoint{rank}").touch()
-sys.exit(75)
+    if not stop.requested:
+        sys.exit(1)
+    time.sleep(0.5)
+    (folder / f"checkpoint{rank}").touch()
+    sys.exit(75)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ptymesh import __version__
-from ptymesh.errors import PtymeshError
+from ptymesh.errors import Interrupted, PtymeshError
 
 #: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
 COMMANDS = {
@@ -68,6 +69,8 @@ def main() -> None:
     try:
         app(arguments, prog_name="ptymesh")
     except PtymeshError as error:
+        if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _report(error, str(error))
         sys.exit(error.exit_status)
     except Exception as error:

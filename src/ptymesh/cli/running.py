@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
+#: How torch's backends speak of a rank that has gone; they raise plain RuntimeErrors.
+LOST = ("gloo", "NCCL", "Connection closed", "Connection reset")
+
 
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
     """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder."""
@@ -106,8 +109,12 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
 
 @contextmanager
 def _traceback_in(log: Path) -> Iterator[None]:
-    """An unexpected error leaves its traceback in the log, and a note that says so."""
+    """An unexpected error leaves its traceback in the log, and a note that says so.
+
+    Where it only says that another rank has gone, that is said instead: the other one knows why.
+    """
     from ptymesh.errors import PtymeshError
+    from ptymesh.parallel.world import inside_ranks
 
     try:
         yield
@@ -121,5 +128,10 @@ def _traceback_in(log: Path) -> Iterator[None]:
         with log.open("a", encoding="utf-8") as file:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             file.write(f"{now}  rank {os.environ.get('RANK', '0')} failed\n{traceback.format_exc()}")
+        if inside_ranks() and isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
+            raise PtymeshError(
+                f"Rank {os.environ['RANK']} lost contact with another rank, which failed first; "
+                f"`ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
+            ) from error
         error.add_note(f"The traceback is in {log}.")
         raise

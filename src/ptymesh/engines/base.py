@@ -103,10 +103,24 @@ class Smooth(Schedule):
     weight: float = Field(0.1, gt=0, le=1)
 
 
+class Variable(Schedule):
+    """Beams that differ from view to view: the view's intensity, or its shares of the OPR modes (Odstrcil 2016).
+
+    gain: of the steps, each normalised by what the view itself sees.
+    """
+
+    gain: float = Field(0.5, gt=0, le=1)
+
+
 class ProbeUpkeep(Options):
-    """Probe: frozen for the first `frozen` epochs; power gauge, centring, orthogonal modes, supports."""
+    """Probe: frozen for the first `frozen` epochs; variable intensity and OPR modes; gauges, supports, modes.
+
+    OPR modes are refined by default, where the estimate has any (`probe.opr_modes` of the recipe).
+    """
 
     frozen: int = Field(0, ge=0)
+    intensity: Annotated[Variable | None, OnOff] = None
+    opr: Annotated[Variable | None, OnOff] = Variable()
     power: Annotated[Power | None, OnOff] = None
     centre: Annotated[Schedule | None, OnOff] = None
     orthogonalise: Annotated[Schedule | None, OnOff] = Schedule()

@@ -29,7 +29,7 @@ def after_batch(options: Positions, problem: Problem, estimate: Estimate, start:
 
 def after_epoch(options: Positions, problem: Problem, estimate: Estimate) -> None:
     """Every rank learns the positions of all views; then drift and affine model, over all views."""
-    estimate.positions.copy_(problem.layout.merge_positions(estimate.positions))
+    estimate.positions.copy_(problem.layout.merge(estimate.positions))
     displacement = estimate.positions - estimate.nominal
     if options.affine:
         displacement = affine_part(estimate.nominal, displacement)

@@ -12,6 +12,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import cxi, generic, tike
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
+from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import listing, open_hdf5
 from ptymesh.io.staging import fingerprint, npz_members, unpacked
@@ -26,6 +27,7 @@ def load_measurement(data: DataOptions, positions: PositionOptions | None = None
 
     Raises BadInput, in one sentence, where the file is missing, truncated, of unknown format or unsound.
     """
+    data = data.model_copy(update={"path": located(data.path)})
     return measurement_of(open_scan(data), data, positions or PositionOptions(), fingerprint(data.path))
 
 

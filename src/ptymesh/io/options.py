@@ -87,7 +87,7 @@ class DataOptions(Options):
     Applied in this order: view selection, saturation, dark, flat, gain, flips, centre, crop, bin, pad, transposition.
 
     Fields:
-        path: of the data set; the format is found by content.
+        path: of the data set, whose format is found by content; or `sample:NAME`, which is fetched (`ptymesh.fetch`).
         keys: dataset names of a generic HDF5 or npz file.
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;

@@ -11,7 +11,8 @@ h, w    window pixels
     /positions_px           (N, 2) float64 y x   window's top-left corner in object pixels
     /positions_m            (N, 2) float64 y x   when the pixel size is known
     /positions_nominal_px   (N, 2) float64 y x   where the positions started, when they were refined
-    /opr/weights            (N, 1) float         amplitude of the incident beam per view, when it varied
+    /opr/weights            (N, 1 + K) float     amplitude of the incident beam per view, then its shares of /opr/modes
+    /opr/modes              (K, h, w) complex    variable-probe modes; both when used
     /background             (h, w) float         counts added to every pattern, when there are any
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, ...
     /recipe                 string               the YAML that reproduces the run
@@ -37,6 +38,7 @@ _ARRAYS = {
     "positions_m": "positions_m",
     "nominal_px": "positions_nominal_px",
     "weights": "opr/weights",
+    "opr": "opr/modes",
     "background": "background",
 }
 
@@ -57,7 +59,8 @@ class Result:
         attrs: numbers and strings about the run: final_residual, final_r, engine, ranks, ... ; None is not stored.
         nominal_px: (N, 2) y x, positions from which the refinement started, or None.
         background: (h, w) counts in every pattern (DC where the patterns have it), or None.
-        weights: (N, 1) amplitude of the incident beam per view, or None where it was constant.
+        weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
+        opr: (K, h, w) complex, variable-probe modes, or None where there were none.
 
     Raises BadInput where the shapes do not fit together.
     """
@@ -74,6 +77,7 @@ class Result:
     nominal_px: np.ndarray | None = None
     background: np.ndarray | None = None
     weights: np.ndarray | None = None
+    opr: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name, array in (("object", self.object), ("probe", self.probe)):

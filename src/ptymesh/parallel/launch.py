@@ -234,6 +234,9 @@ def _status(ended: dict[int, int], forced: set[int]) -> int:
     for known in (BadInput.exit_status, Diverged.exit_status):
         if known in own:
             return known
+    stopped = {Interrupted.exit_status, *(-number for number in _FORWARDED)}
+    if Interrupted.exit_status in own and stopped.issuperset(own):
+        return Interrupted.exit_status  # the checkpoint is there; a repeated signal met a rank on its way out
     failed = own or [status for status in ended.values() if status != 0]
     return max(failed[0], 1) if failed else 0
 
@@ -243,7 +246,7 @@ def _tell(ended: dict[int, int], forced: set[int], status: int, logs: Path) -> N
     for code in dict.fromkeys(ended.values()):
         killed = ", ".join(str(rank) for rank in sorted(ended) if ended[rank] == code)
         own = any(ended[rank] == code and rank not in forced for rank in ended)
-        if code < 0:
+        if code < 0 and status != Interrupted.exit_status:
             name = signal.Signals(-code).name
             memory = " (often for want of memory: use fewer ranks, or crop or bin the data)"
             why = (memory if name == "SIGKILL" else "") if own else " because it did not end by itself"

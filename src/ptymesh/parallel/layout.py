@@ -114,11 +114,11 @@ class Replicated:
         products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
         return products.sum(dtype=torch.float64)
 
-    def merge_positions(self, positions: Tensor) -> Tensor:
-        """Positions (N, 2) in which every row is its owner's."""
-        mine = torch.zeros_like(positions)
-        own = torch.as_tensor(self.own, device=positions.device)
-        mine[own] = positions[own]
+    def merge(self, rows: Tensor) -> Tensor:
+        """Per-view values (N, ...) in which every row is its owner's."""
+        mine = torch.zeros_like(rows)
+        own = torch.as_tensor(self.own, device=rows.device)
+        mine[own] = rows[own]
         return self.world.sum(mine)[0]
 
 

@@ -14,7 +14,7 @@ which takes back on the detector the shift that the probe was given. H: angular 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -31,6 +31,7 @@ from ptymesh.physics.propagate import (
     fft,
     fresnel_kernel,
     ifft,
+    phase_rate,
 )
 
 Subpixel = Literal["fourier", "bilinear", "none"]
@@ -54,12 +55,15 @@ class Model:
         fidelity: which loss the step of `revise` belongs to.
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
+        slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
     """
 
     subpixel: Subpixel = "fourier"
     fidelity: Fidelity = "amplitude"
     kernel: Tensor | None = None
     slice_kernel: Tensor | None = None
+    slice_rate: Tensor | None = None
+    slice_spacing_m: float = 0.0
 
     @classmethod
     def for_geometry(
@@ -77,14 +81,18 @@ class Model:
 
         Raises BadInput where a kernel needs a wavelength or pixel size that the geometry does not know.
         """
-        kernel = slice_kernel = None
+        kernel = None
         if geometry.propagation != "far_field":
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
-        if slices > 1:
-            slice_kernel = angular_spectrum_kernel(geometry.shape, *_optics(geometry), slice_spacing_m)
-            slice_kernel = slice_kernel.to(device, dtype)
-        return cls(subpixel, fidelity, kernel, slice_kernel)
+        model = cls(subpixel, fidelity, kernel)
+        return model.spaced(geometry, slice_spacing_m, dtype, device) if slices > 1 else model
+
+    def spaced(self, geometry: Geometry, spacing_m: float, dtype: torch.dtype, device: torch.device | str) -> Model:
+        """The same model with slices `spacing_m` apart."""
+        kernel = angular_spectrum_kernel(geometry.shape, *_optics(geometry), spacing_m).to(device, dtype)
+        rate = phase_rate(geometry.shape, *_optics(geometry)).to(device, kernel.real.dtype)
+        return replace(self, slice_kernel=kernel, slice_rate=rate, slice_spacing_m=spacing_m)
 
     # --- forward ---
 
@@ -210,6 +218,18 @@ class Model:
                 d_exit = d_exit + incoming * windows[:, index, None]
             d_incoming = d_exit if index == last else self._to_next(d_exit)
         return d_incoming
+
+    def spacing_derivative(self, scene: Scene) -> Tensor:
+        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours.
+
+        Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band).
+        """
+        assert self.slice_rate is not None, "several slices need a slice kernel"
+        changed = torch.zeros_like(scene.incoming[0])
+        for index, incoming in enumerate(scene.incoming[1:]):
+            carried = self._to_next(changed * scene.windows[:, index, None])
+            changed = carried + apply_kernel(incoming, 1j * self.slice_rate)
+        return changed * scene.windows[:, -1, None]
 
     def _to_next(self, waves: Tensor) -> Tensor:
         assert self.slice_kernel is not None, "several slices need a slice kernel"

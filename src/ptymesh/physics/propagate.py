@@ -51,14 +51,21 @@ def angular_spectrum_kernel(
     ky, kx = frequencies(shape, pixel_m)
     k2 = ky**2 + kx**2
     inverse = 1.0 / wavelength_m
-    longitudinal = torch.sqrt(torch.clamp(inverse**2 - k2, min=0.0))
-    # k_z - 1/lambda without cancellation
-    phase = -2 * math.pi * distance_m * k2 / (longitudinal + inverse) + _tilt(ky, kx, distance_m, tilt_rad)
+    phase = distance_m * phase_rate(shape, pixel_m, wavelength_m) + _tilt(ky, kx, distance_m, tilt_rad)
     inside = k2 < inverse**2
     for k, n, d in ((ky, shape[0], pixel_m[0]), (kx, shape[1], pixel_m[1])):
         limit = inverse / math.sqrt((2 * distance_m / (n * d)) ** 2 + 1)
         inside = inside & (k.abs() <= limit)
     return torch.polar(inside.to(torch.float64), phase)
+
+
+def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> Tensor:
+    """2 pi (k_z - 1/lambda), (h, w) float64 in rad/m: the angular spectrum is exp(i z phase_rate) within its band."""
+    ky, kx = frequencies(shape, pixel_m)
+    k2 = ky**2 + kx**2
+    inverse = 1.0 / wavelength_m
+    longitudinal = torch.sqrt(torch.clamp(inverse**2 - k2, min=0.0))
+    return -2 * math.pi * k2 / (longitudinal + inverse)  # k_z - 1/lambda without cancellation
 
 
 def fresnel_kernel(

@@ -164,6 +164,7 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
             torch.as_tensor((positions - anchors).astype(real)),
             torch.as_tensor(weights.astype(real)),
             background,
+            None if result.opr is None else torch.as_tensor(result.opr),
         )
         .numpy()
         .astype(np.float64)

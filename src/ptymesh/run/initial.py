@@ -166,12 +166,15 @@ class ProbeOptions(Options):
         modes: M incoherent modes. Missing ones are made from the first (see `probes.extra_modes`), superfluous ones
             dropped; None keeps as many as the start has.
         mode_powers: M fractions of the total power, with sum 1; default 2 % for each mode that was made.
+        opr_modes: K variable-probe (OPR) modes, of which each view has its own share; they start as Hermite-like
+            modes of the first, shares at 0.
         start: where the probe comes from. It is rescaled to the counts of the mean pattern, except when object and
             probe come from the same result.
     """
 
     modes: int | None = Field(None, ge=1)
     mode_powers: tuple[Positive, ...] | None = None
+    opr_modes: int = Field(0, ge=0, le=20)
     start: Annotated[Start, BeforeValidator(_named)] = Field(default_factory=AutoStart)
 
 
@@ -226,17 +229,29 @@ def initial_estimate(
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
+    first = _probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
+    shares = np.zeros((measurement.views, probe.opr_modes))
     return Estimate(
         object=torch.from_numpy(_object(object, earlier, scan_px, origin, sides, geometry.shape)).to(device, dtype),
-        probe=_probe(measurement, mean_pattern, object, probe, seed).to(device, dtype),
+        probe=first,
         positions=positions,
         anchors=torch.floor(positions + 0.5).to(torch.int64),
         nominal=positions.clone(),
-        weights=torch.from_numpy(weights[:, None]).to(device, real),
+        weights=torch.from_numpy(np.concatenate((weights[:, None], shares), axis=1)).to(device, real),
         background=torch.from_numpy(np.ascontiguousarray(background)).to(device, real),
         slice_spacing_m=object.slice_spacing_m or 0.0,
         origin=(float(origin[0]), float(origin[1])),
+        opr=_opr(first, probe.opr_modes, seed),
     )
+
+
+def _opr(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
+    """Hermite-like modes (K, h, w) of the first probe mode, each of its norm."""
+    if not modes:
+        return probe[:0].clone()
+    made = probes.extra_modes(probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), seed)[1:]
+    norms = torch.linalg.vector_norm(made, dim=(-2, -1), keepdim=True)
+    return (made / norms * torch.linalg.vector_norm(probe[0])).to(probe.device, probe.dtype)
 
 
 def _frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ptymesh.engines import Engine, constraints, positions
+from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
 from ptymesh.run.batches import draw
@@ -105,14 +105,17 @@ class Loop:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
+        vary = variable.due(engine.probe, state.estimate, epoch)
         problem.probe_frozen = epoch <= engine.probe.frozen
         batches = draw(problem.scan, engine.batch, self.seed, state.done_epochs)
         views = sum(len(batch) for batch in batches[: state.batch])
         for batch in batches[state.batch :]:
             problem.stop_requested = self.stop()
-            engine.step(problem, state.estimate, Batch(batch, refine is not None))
+            engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
             if refine:
                 positions.after_batch(refine, problem, state.estimate, state.start)
+            if vary:
+                variable.after_batch(engine.probe, problem, state.estimate, epoch)
             state.batch += 1
             views += len(batch)
             state.epoch_seconds = time.perf_counter() - began
@@ -129,6 +132,8 @@ class Loop:
         engine.after_epoch(problem, state.estimate)
         if engine.positions and engine.positions.active(epoch):
             positions.after_epoch(engine.positions, problem, state.estimate)
+        if variable.due(engine.probe, state.estimate, epoch):
+            variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
         positions.reanchor(engine, state.estimate)
 

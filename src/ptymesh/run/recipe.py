@@ -35,6 +35,7 @@ from pydantic import (
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.samples import PREFIX
 from ptymesh.run.initial import ObjectOptions, ProbeOptions
 from ptymesh.run.sentences import sentence, shown, unknown_word
 
@@ -200,8 +201,13 @@ def _anchor(raw: dict[str, Any], folder: Path) -> None:
         options: Any = raw
         for group in groups:
             options = options.get(group) if isinstance(options, dict) else None
-        if isinstance(options, dict) and isinstance(options.get(name), str) and options[name] not in ("", "ones"):
+        if isinstance(options, dict) and isinstance(options.get(name), str) and not _is_name(options[name]):
             options[name] = str((folder / Path(options[name]).expanduser()).absolute())
+
+
+def _is_name(value: str) -> bool:
+    """Whether a value that could be a path is none."""
+    return value in ("", "ones") or value.startswith(PREFIX)
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

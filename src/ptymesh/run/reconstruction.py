@@ -179,6 +179,7 @@ class Reconstruction:
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
+            opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
         )
 
     def plot(self, path: str | Path | None = None) -> Any:

@@ -1,0 +1,157 @@
+"""Losses of the gradient engines, as a derivative and the few sums that make it a number without units.
+
+S, I, y    coherent signal, modelled intensity S + b, counts; (B, h, w), sums over good pixels of the batch
+D          what the sum of derivatives is divided by, so that one learning rate means the same on every data set
+c          typical second derivative of the summed loss along |Psi|, over 2
+
+    amplitude, poisson    L = sum loss / sum y                  D = sum y                  c = 1, 2
+    intensity             L = sum (I - y)^2 / sum y^2           D = sum y^2                c = 4 sum y^2 / sum y
+    nrmse                 L = sqrt(Q / n) / mean y^p            D = 2 sqrt(Q n) mean y^p   c = 4 p^2 sum y^2p / sum y
+                          Q = sum (I^p - y^p)^2
+    a function f(I, y)    L = sum f / sum y                     D = sum y                  c = 1
+
+A user's own loss is a plain torch function of I and y that returns one value per pixel; its derivative is autograd's:
+
+    @losses.register("huber")
+    def huber(intensity, counts):
+        return torch.nn.functional.huber_loss(intensity.sqrt(), counts.sqrt(), reduction="none")
+
+or, in an installed package, an entry point of the group `ptymesh.losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.registry import Registry
+from ptymesh.physics import fidelity
+from ptymesh.physics.fidelity import DARK, Data, Fidelity
+
+PixelLoss = Callable[[Tensor, Tensor], Tensor]
+
+#: Users' own losses by name.
+LOSSES: Registry[PixelLoss] = Registry("loss", "ptymesh.losses", also=("fidelity", "nrmse"))
+register = LOSSES.register
+
+
+class Summary(NamedTuple):
+    """Value L, divisor D, curvature c and sum y of a batch, each a 0-d tensor; global, as the sums they come from."""
+
+    value: Tensor
+    divisor: Tensor
+    curvature: Tensor
+    counts: Tensor
+
+
+class Loss(Protocol):
+    """A loss over pixels: slopes and sums of a chunk, and what the sums over the whole batch mean.
+
+    terms: how many sums there are.
+    """
+
+    terms: int
+
+    def slope(self, S: Tensor, data: Data) -> Tensor:
+        """Derivative of the summed loss with respect to I, (B, h, w); 0 where there are no data."""
+
+    def sums(self, S: Tensor, data: Data) -> Tensor:
+        """What `summary` needs, summed over the chunk, (n,) float64."""
+
+    def summary(self, sums: Tensor) -> Summary:
+        """From the sums over all chunks and ranks."""
+
+
+class OfFidelity:
+    """One of the three fidelities."""
+
+    terms = 3
+
+    def __init__(self, kind: Fidelity) -> None:
+        self.kind = kind
+
+    def slope(self, S: Tensor, data: Data) -> Tensor:
+        """As `fidelity.slope`."""
+        return fidelity.slope(self.kind, S, data)
+
+    def sums(self, S: Tensor, data: Data) -> Tensor:
+        """Loss, sum y, sum y^2."""
+        y = data.y.to(torch.float64)
+        return torch.stack((fidelity.value(self.kind, S, data).sum(), y.sum(), y.square().sum()))
+
+    def summary(self, sums: Tensor) -> Summary:
+        """See the table above."""
+        loss, counts, squares = _above_zero(sums)
+        if self.kind == "intensity":
+            return Summary(loss / squares, squares, 4 * squares / counts, counts)
+        return Summary(loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts)
+
+
+class NRMSE:
+    """Normalised root-mean-square error of powers I^p and y^p, p in (0, 1]."""
+
+    terms = 5
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def slope(self, S: Tensor, data: Data) -> Tensor:
+        """2 (I^p - y^p) p I^(p - 1)."""
+        I, p = data.intensity(S).clamp(min=DARK), self.power
+        slopes = 2 * p * (I**p - data.y**p) * I ** (p - 1)
+        return torch.where(data.good, slopes, slopes.new_zeros(()))
+
+    def sums(self, S: Tensor, data: Data) -> Tensor:
+        """Q, n, sum y, sum y^p, sum y^2p."""
+        raised = data.y**self.power
+        misfit = torch.where(data.good, data.intensity(S) ** self.power - raised, raised.new_zeros(()))
+        terms = (misfit.square(), data.good, data.y, raised, raised.square())
+        return torch.stack([t.sum(dtype=torch.float64) for t in terms])
+
+    def summary(self, sums: Tensor) -> Summary:
+        """See the table above."""
+        Q, n, counts, raised, squares = sums.clamp(min=torch.finfo(sums.dtype).tiny)
+        mean = raised / n
+        curvature = 4 * self.power**2 * squares / counts
+        return Summary((Q / n).sqrt() / mean, 2 * (Q * n).sqrt() * mean, curvature, counts)
+
+
+class OfFunction:
+    """A user's function of I and y, one value per pixel."""
+
+    terms = 2
+
+    def __init__(self, function: PixelLoss) -> None:
+        self.function = function
+
+    def slope(self, S: Tensor, data: Data) -> Tensor:
+        """By autograd."""
+        I = data.intensity(S).clamp(min=DARK).requires_grad_()
+        with torch.enable_grad():
+            total = self._terms(I, data).sum()
+        return torch.autograd.grad(total, I)[0]
+
+    def sums(self, S: Tensor, data: Data) -> Tensor:
+        """Loss, sum y."""
+        with torch.no_grad():
+            terms = self._terms(data.intensity(S).clamp(min=DARK), data)
+        return torch.stack((terms.sum(dtype=torch.float64), data.y.sum(dtype=torch.float64)))
+
+    def summary(self, sums: Tensor) -> Summary:
+        """See the table above."""
+        loss, counts = _above_zero(sums)
+        return Summary(loss / counts, counts, torch.ones_like(counts), counts)
+
+    def _terms(self, I: Tensor, data: Data) -> Tensor:
+        # pixels without data are compared with themselves' counts of 1, so that no function divides by their 0
+        one = I.new_ones(())
+        terms = self.function(torch.where(data.good, I, one), torch.where(data.good, data.y, one))
+        return torch.where(data.good, terms, terms.new_zeros(()))
+
+
+def _above_zero(sums: Tensor) -> Tensor:
+    """The loss may be negative, the sums of counts are kept above zero."""
+    return torch.cat((sums[:1], sums[1:].clamp(min=torch.finfo(sums.dtype).tiny)))

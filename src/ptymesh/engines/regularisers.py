@@ -1,0 +1,93 @@
+"""Regularisers of the object: a density per pixel, whose mean over the pixels under windows joins the loss.
+
+O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the last row and column
+
+    l1          |O - 1|, departure from vacuum            tv          sqrt(|d_y O|^2 + |d_x O|^2)
+    l2          |O - 1|^2                                 smoothness  |d_y O|^2 + |d_x O|^2
+    sparsity    |arg O|, few pixels that shift the phase
+
+Roots are rounded at ROUND, so that they have a derivative at zero. A user's own regulariser is a plain torch function
+from O to a density (L, H, W), registered by name or handed over in Python; every rank sees the whole object:
+
+    @regularisers.register("flat amplitude")
+    def flat_amplitude(obj):
+        return (obj.abs() - 1) ** 2
+
+or, in an installed package, an entry point of the group `ptymesh.regularisers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.registry import Registry
+
+Density = Callable[[Tensor], Tensor]
+
+#: Below this, |x| is a parabola.
+ROUND = 1e-3
+
+REGULARISERS: Registry[Density] = Registry("regulariser", "ptymesh.regularisers")
+register = REGULARISERS.register
+
+
+def differences(obj: Tensor) -> tuple[Tensor, Tensor]:
+    """d_y O and d_x O, each of O's shape."""
+    down = torch.nn.functional.pad(obj[..., 1:, :] - obj[..., :-1, :], (0, 0, 0, 1))
+    right = torch.nn.functional.pad(obj[..., 1:] - obj[..., :-1], (0, 1))
+    return down, right
+
+
+@register("l1")
+def l1(obj: Tensor) -> Tensor:
+    """|O - 1|."""
+    return _rounded(_squared(obj - 1))
+
+
+@register("l2")
+def l2(obj: Tensor) -> Tensor:
+    """|O - 1|^2."""
+    return _squared(obj - 1)
+
+
+@register("tv")
+def tv(obj: Tensor) -> Tensor:
+    """sqrt(|d_y O|^2 + |d_x O|^2) (Rudin, Osher & Fatemi, Physica D 60, 259, 1992)."""
+    return _rounded(smoothness(obj))
+
+
+@register("smoothness")
+def smoothness(obj: Tensor) -> Tensor:
+    """|d_y O|^2 + |d_x O|^2."""
+    down, right = differences(obj)
+    return _squared(down) + _squared(right)
+
+
+@register("sparsity")
+def sparsity(obj: Tensor) -> Tensor:
+    """|arg O|."""
+    return _rounded(torch.angle(obj).square())
+
+
+def _squared(x: Tensor) -> Tensor:
+    return x.real.square() + x.imag.square()
+
+
+def _rounded(squared: Tensor) -> Tensor:
+    return torch.sqrt(squared + ROUND**2) - ROUND
+
+
+def gradient(terms: list[tuple[Density, float]], obj: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
+    """sum of weight x mean density over `covered` (H, W) bool: its value, and its gradient dR/dx + i dR/dy (L, H, W),
+    zero outside of `covered`."""
+    leaf = obj.detach().requires_grad_()
+    pixels = covered.sum() * len(obj)
+    with torch.enable_grad():
+        value = torch.zeros((), dtype=obj.real.dtype, device=obj.device)
+        for density, weight in terms:
+            value = value + weight * torch.where(covered, density(leaf), 0.0).sum() / pixels
+    (slope,) = torch.autograd.grad(value, leaf)
+    return value.detach(), slope * covered

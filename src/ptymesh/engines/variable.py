@@ -1,0 +1,76 @@
+"""Upkeep of beams that differ from view to view: intensities, and orthogonal probe relaxation (OPR).
+
+Odstrcil et al., Opt. Express 24, 8360 (2016).
+
+P_j0 = w_j0 P_0 + sum_k w_jk V_k      probe of view j;  V_k (K, h, w), weights w (N, 1 + K)
+
+Each view's weights take normalised gradient steps of their own; the modes V_k are updated like the probe, from sums
+over the batch. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal, strongest
+first, with the norm of P_0, and the mean of the w_j0 becomes 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.base import ProbeUpkeep
+from ptymesh.estimate import Estimate
+from ptymesh.problem import Problem
+
+#: Weight of all views, whatever their shares, in the norm of the modes' update: keeps modes that nobody uses still.
+FLOOR = 1e-4
+
+
+def due(upkeep: ProbeUpkeep, estimate: Estimate, epoch: int) -> bool:
+    """Whether weights or modes are to be varied in this epoch (1-based)."""
+    modes = len(estimate.opr) > 0 and upkeep.opr is not None and upkeep.opr.active(epoch)
+    return epoch > upkeep.frozen and (modes or (upkeep.intensity is not None and upkeep.intensity.active(epoch)))
+
+
+def after_batch(upkeep: ProbeUpkeep, problem: Problem, estimate: Estimate, epoch: int) -> None:
+    """w_j += gain x step of the batch's own views; V_k += gain x sum / weight."""
+    for views, steps in problem.weight_steps:
+        if upkeep.intensity and upkeep.intensity.active(epoch):
+            moved = estimate.weights[views, 0] + upkeep.intensity.gain * steps[:, 0]
+            estimate.weights[views, 0] = moved.clamp(min=0)
+        if upkeep.opr and upkeep.opr.active(epoch):
+            estimate.weights[views, 1:] += upkeep.opr.gain * steps[:, 1:]
+    if upkeep.opr and upkeep.opr.active(epoch) and problem.last is not None:
+        weight = problem.last.opr_weight + FLOOR * problem.last.probe_weight
+        top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
+        estimate.opr += upkeep.opr.gain * problem.last.opr / (0.5 * weight + 0.5 * top)
+
+
+def after_epoch(problem: Problem, estimate: Estimate) -> None:
+    """Every rank learns all weights; then the gauges, on rank 0's word."""
+    weights = problem.layout.merge(estimate.weights)
+    mean = weights[:, 0].mean()
+    weights[:, 0] /= mean
+    estimate.probe *= mean
+    if len(estimate.opr):
+        constant = weights[:, 1:].mean(0)
+        estimate.probe[0] += torch.einsum("k,khw->hw", constant.to(estimate.opr.dtype), estimate.opr)
+        shares, modes = orthogonal(weights[:, 1:] - constant, estimate.opr, estimate.probe[0])
+        weights[:, 1:] = shares
+        estimate.opr.copy_(modes)
+    merged, modes, probe = problem.world.broadcast(weights, estimate.opr, estimate.probe)
+    estimate.weights.copy_(merged)
+    estimate.opr.copy_(modes)
+    estimate.probe.copy_(probe)
+
+
+def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The same sum_k w_jk V_k (real w) with orthogonal w, strongest V first, each of the norm of `like` (h, w).
+
+    shares (N, K), modes (K, h, w). Signs are fixed by making each mode's largest share positive.
+    """
+    flat = torch.view_as_real(modes.to(torch.complex128)).reshape(len(modes), -1)
+    q, r = torch.linalg.qr(shares.to(torch.float64))
+    left, strength, right = torch.linalg.svd(r @ flat, full_matrices=False)
+    norm = torch.linalg.vector_norm(like.to(torch.complex128))
+    new = q @ left * (strength / norm)
+    sign = new.gather(0, new.abs().argmax(0, keepdim=True)).sign()
+    sign = torch.where(sign == 0, torch.ones_like(sign), sign)
+    parts = (right * norm * sign.T).reshape(*modes.shape, 2)
+    return (new * sign).to(shares.dtype), torch.view_as_complex(parts.contiguous()).to(modes.dtype)

@@ -1,0 +1,112 @@
+"""Variable beams: per-view intensities, and OPR modes for a probe that drifts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ptymesh.compare import object_error
+from ptymesh.engines import LSQML, RPIE, Engine, variable
+from ptymesh.estimate import Estimate
+from ptymesh.measurement import ArraySource
+from ptymesh.physics.probes import extra_modes
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import Toy, make, relative
+
+
+def drifting(views: int = 120) -> Toy:
+    """A scan whose probe changes shape steadily from the first view to the last."""
+    toy = make(views=views, counts=1e5)
+    truth = toy.truth
+    time = torch.linspace(-1, 1, views, dtype=torch.float64)
+    opr = extra_modes(truth.probe[0], 3, [1 / 3] * 3, 0)[1:]
+    opr = opr / torch.linalg.vector_norm(opr, dim=(-2, -1), keepdim=True) * torch.linalg.vector_norm(truth.probe[0])
+    weights = torch.stack((torch.ones_like(time), 0.3 * time, 0.15 * time**2), dim=1)
+    truth = replace(truth, opr=opr, weights=weights)
+    every = torch.arange(views)
+    counts = toy.model.intensity(
+        truth.object, truth.probe, truth.anchors, truth.fractions(every), weights, truth.background, opr
+    )
+    noisy = np.random.default_rng(0).poisson(counts.numpy()).astype(np.uint32)
+    return Toy(replace(toy.measurement, patterns=ArraySource(noisy)), toy.model, truth)
+
+
+def start(toy: Toy, modes: int) -> Estimate:
+    e = toy.start(probe_error=0.0)
+    guess = extra_modes(e.probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), 1)[1:]
+    scale = torch.linalg.vector_norm(e.probe[0]) / torch.linalg.vector_norm(guess, dim=(-2, -1), keepdim=True)
+    weights = torch.cat((torch.ones(len(e.positions), 1), torch.zeros(len(e.positions), modes)), dim=1)
+    return replace(e, opr=(guess * scale).to(e.probe.dtype), weights=weights.to(torch.float64))
+
+
+def error_of(toy: Toy, e: Estimate) -> float:
+    """NRMSE of the object after removing phase, scale, ramp and shift."""
+    lit = toy.problem().illumination(toy.truth)
+    return object_error(e.object[0].numpy(), toy.truth.object[0].numpy(), (lit > 0.2 * lit.max()).numpy())
+
+
+def run(toy: Toy, engine: Engine, modes: int) -> Estimate:
+    state = RunState(start(toy, modes))
+    Loop(toy.problem(), state, [engine]).run()
+    return state.estimate
+
+
+@pytest.mark.parametrize("engine", [RPIE, LSQML])
+def test_opr_follows_a_drifting_probe(engine: type[Engine]) -> None:
+    """The excess of the residual over the true model's falls at least 5 times, the object's error 2 times."""
+    toy = drifting()
+    problem = toy.problem()
+    floor, _ = problem.residual(toy.truth)
+    without = run(toy, engine(epochs=60, batch=12), 0)
+    with_ = run(toy, engine(epochs=60, batch=12, probe={"opr": {"start": 5}}), 2)
+    excess = [problem.residual(e)[0] - floor for e in (without, with_)]
+    errors = [error_of(toy, e) for e in (without, with_)]
+    print(floor, excess, errors)
+    assert excess[1] < excess[0] / 5
+    assert errors[1] < errors[0] / 2
+
+
+def test_intensities_are_found() -> None:
+    toy = make(views=60, counts=1e5, varying=True)
+    start = replace(toy.start(probe_error=0.0), weights=torch.ones(60, 1, dtype=torch.float64))
+    state = RunState(start)
+    Loop(toy.problem(), state, [RPIE(epochs=40, batch=10, probe={"intensity": True})]).run()
+    found, truth = state.estimate.weights[:, 0], toy.truth.weights[:, 0]
+    assert relative(found, truth / truth.mean()) < 0.02
+    assert float(found.mean()) == pytest.approx(1)
+
+
+def test_gauges_keep_every_probe() -> None:
+    toy = drifting(views=20)
+    e = replace(toy.truth, weights=toy.truth.weights * torch.tensor([1.3, 1, 1]), probe=toy.truth.probe.clone())
+    every = torch.arange(20)
+
+    def probes(e: Estimate) -> torch.Tensor:
+        return toy.model.probes(e.probe, e.fractions(every), e.weights, e.opr)
+
+    before = probes(e)
+    variable.after_epoch(toy.problem(), e)
+    # the mean of w_j0 goes into the probe, and with it the size of all shares: nothing else changes
+    assert relative(probes(e), before) < 1e-12
+    flat = e.opr.reshape(2, -1)
+    shares = e.weights[:, 1:]
+    assert abs(float(shares.T[0] @ shares[:, 1])) < 1e-9 and abs(float(shares.mean())) < 1e-9
+    assert torch.allclose(torch.linalg.vector_norm(flat, dim=1), torch.linalg.vector_norm(e.probe[0]).expand(2))
+
+
+def test_schedules() -> None:
+    toy = drifting(views=20)
+    e = start(toy, 2)
+    upkeep = RPIE(probe={"frozen": 2, "opr": {"start": 4}}).probe
+    assert [variable.due(upkeep, e, epoch) for epoch in range(1, 6)] == [False, False, False, True, True]
+    assert not variable.due(upkeep, start(toy, 0), 5)
+    assert not variable.due(RPIE(probe={"opr": False}).probe, e, 5)
+    assert variable.due(RPIE(probe={"intensity": {"start": 2}}).probe, start(toy, 0), 2)
+
+
+def test_gain_matters() -> None:
+    toy = drifting(views=30)
+    slow, fast = (run(toy, RPIE(epochs=2, batch=10, probe={"opr": {"gain": g}}), 1) for g in (0.1, 0.9))
+    assert relative(slow.weights[:, 1:], fast.weights[:, 1:]) > 0.1
