@@ -329,7 +329,8 @@ class Accumulator:
             *others,
             stop,
         )
-        problem.last = Sums(*sums[:6], tuple(sums[6:]))
+        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = sums
+        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
         return problem.last
 
 

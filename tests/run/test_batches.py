@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptymesh.run.batches import draw
+from ptymesh.run.batches import draw, hold_out
 
 
 def scan(views: int, seed: int = 0) -> np.ndarray:
@@ -43,3 +43,41 @@ def test_each_batch_covers_the_scan(size: int) -> None:
     share = np.bincount(quadrant, minlength=4) / 1024
     for batch in draw(positions, size, 0, 0):
         assert np.abs(np.bincount(quadrant[batch], minlength=4) / len(batch) - share).max() < 2.5 / size
+
+
+def neighbourhood(positions: np.ndarray, batches: list[np.ndarray]) -> float:
+    """Mean distance of a batch's views from their centre."""
+    return float(np.mean([np.linalg.norm(positions[b] - positions[b].mean(0), axis=1).mean() for b in batches]))
+
+
+def test_orders() -> None:
+    positions = scan(512)
+    random, uniform, compact = (
+        [draw(positions, 32, 0, epoch, order) for epoch in (0, 1)] for order in ("random", "uniform", "compact")
+    )
+
+    def members(batches: list[np.ndarray]) -> set[tuple[int, ...]]:
+        return {tuple(b) for b in batches}
+
+    assert members(random[0]) != members(random[1])
+    assert members(uniform[0]) == members(uniform[1]) and members(compact[0]) == members(compact[1])
+    assert [b[0] for b in compact[0]] != [b[0] for b in compact[1]]
+    assert neighbourhood(positions, compact[0]) < 0.4 * neighbourhood(positions, uniform[0])
+
+
+def test_all_views_in_one_batch() -> None:
+    (batch,) = draw(scan(50), None, 0, 0)
+    assert np.array_equal(batch, np.arange(50))
+
+
+def test_held_out_views_are_spread_and_never_drawn() -> None:
+    positions = scan(1000)
+    held = hold_out(positions, 0.05, seed=1)
+    assert len(held) == 50 and np.array_equal(held, hold_out(positions, 0.05, seed=1))
+    assert not np.array_equal(held, hold_out(positions, 0.05, seed=2)) and len(hold_out(positions, 0, 1)) == 0
+    quadrant = (positions[held, 0] > 150).astype(int) * 2 + (positions[held, 1] > 150)
+    assert (np.bincount(quadrant, minlength=4) > 8).all()
+    training = np.setdiff1d(np.arange(1000), held)
+    for order in ("random", "uniform", "compact"):
+        drawn = np.concatenate(draw(positions, 64, 0, 0, order, training))
+        assert np.array_equal(np.sort(drawn), training)

@@ -211,3 +211,17 @@ def test_position_refinement_starts_when_told() -> None:
         moved.append(not torch.equal(state.estimate.positions, before))
         before = state.estimate.positions.clone()
     assert moved == [False, True, False, True, False]
+
+
+def test_held_out_views_are_watched_and_not_fitted() -> None:
+    """With noise, the views that no update sees end with the larger residual; without any, nothing is noted."""
+    toy, watch = make(views=60, noise=True, counts=2e3), Watch()
+    problem, state = toy.problem(), fresh(toy)
+    loop = Loop(problem, state, [RPIE(epochs=15, batch=10)], seed=3, hold_out=0.1, callbacks=[watch])
+    loop.run()
+    assert len(loop.held_out) == 6 and watch.batches[5].views == 54
+    frozen = problem.residual(state.estimate, loop.held_out)[0]
+    assert watch.epochs[-1].held_out == pytest.approx(frozen) == pytest.approx(state.history["held_out"][-1])
+    assert frozen > problem.residual(state.estimate, loop.training)[0]
+    Loop(toy.problem(), fresh(toy), [RPIE(epochs=1, batch=10)], callbacks=[watch]).run()
+    assert watch.epochs[-1].held_out is None

@@ -7,7 +7,7 @@ kept between calls and in checkpoints.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
 from torch import Tensor
@@ -16,6 +16,9 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
+
+#: How batches are made up (run/batches.py).
+Order = Literal["random", "uniform", "compact"]
 
 
 class Options(BaseModel):
@@ -141,13 +144,16 @@ class ObjectUpkeep(Options):
 class Engine(Options):
     """One stage of a reconstruction.
 
-    Fields: epochs; batch, views per update over all ranks; fidelity; upkeep of positions, probe and object.
+    Fields: epochs; batch, views per update over all ranks; order, how batches are made up: spread over the scan with
+    members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of positions,
+    probe and object.
     """
 
     name: ClassVar[str]
 
     epochs: PositiveInt = 50
     batch: PositiveInt = 64
+    order: Order = "random"
     fidelity: Fidelity = "amplitude"
     positions: Annotated[Positions | None, OnOff] = None
     probe: ProbeUpkeep = ProbeUpkeep()

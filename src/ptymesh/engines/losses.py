@@ -79,8 +79,7 @@ class OfFidelity:
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Loss, sum y, sum y^2."""
-        y = data.y.to(torch.float64)
-        return torch.stack((fidelity.value(self.kind, S, data).sum(), y.sum(), y.square().sum()))
+        return torch.stack((fidelity.value(self.kind, S, data).sum(), _total(data.y), _total(data.y.square())))
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -108,8 +107,8 @@ class NRMSE:
         """Q, n, sum y, sum y^p, sum y^2p."""
         raised = data.y**self.power
         misfit = torch.where(data.good, data.intensity(S) ** self.power - raised, raised.new_zeros(()))
-        terms = (misfit.square(), data.good, data.y, raised, raised.square())
-        return torch.stack([t.sum(dtype=torch.float64) for t in terms])
+        terms = (misfit.square(), data.good.to(S.dtype), data.y, raised, raised.square())
+        return torch.stack([_total(t) for t in terms])
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -138,7 +137,7 @@ class OfFunction:
         """Loss, sum y."""
         with torch.no_grad():
             terms = self._terms(data.intensity(S).clamp(min=DARK), data)
-        return torch.stack((terms.sum(dtype=torch.float64), data.y.sum(dtype=torch.float64)))
+        return torch.stack((_total(terms), _total(data.y)))
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -150,6 +149,11 @@ class OfFunction:
         one = I.new_ones(())
         terms = self.function(torch.where(data.good, I, one), torch.where(data.good, data.y, one))
         return torch.where(data.good, terms, terms.new_zeros(()))
+
+
+def _total(terms: Tensor) -> Tensor:
+    """Rows in the terms' own precision, then all in double."""
+    return terms.sum(-1).sum(dtype=torch.float64)
 
 
 def _above_zero(sums: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ class LSQML(Engine):
 
     delta: regularises kappa; damping: of the 2 x 2 systems; step: factor on all step lengths; trim: fraction of object
     steps left out of their mean, half at either end; coupled: object and probe solved together or each alone;
-    step_modes: probe modes that the systems sum over; probe_direction: plain mean, or weighted by sum_j |O_j|^2;
-    schedule: random batches, or compact ones, where the object is applied once per epoch.
+    step_modes: probe modes that the systems sum over; probe_direction: plain mean, or weighted by sum_j |O_j|^2.
+    With compact batches the object is applied once per epoch, and the probe's step divided by the number of batches.
     """
 
     name: ClassVar[str] = "lsqml"
@@ -65,6 +65,8 @@ class LSQML(Engine):
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """kappa of all views, and where the epoch starts."""
         self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
+        if self.order == "compact":
+            self.state["pending"] = torch.zeros_like(estimate.object)
         if self.momentum:
             self.state["epoch_start"] = estimate.object.clone()
 
@@ -74,8 +76,13 @@ class LSQML(Engine):
         d_object, d_probe = self._directions(problem, sums, len(batch.views))
         systems = problem.of_batch(batch, self._systems(problem, estimate, batch, d_object, d_probe, revised), 5)
         a, b = self._solve(systems)
-        problem.add(estimate.object, trimmed_mean(a, self.trim).to(problem.real) * d_object)
-        problem.add(estimate.probe, b.mean().to(problem.real) * d_probe)
+        by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), b.mean().to(problem.real)
+        if self.order == "compact":
+            problem.add(self.state["pending"], by_object * d_object)
+            problem.add(estimate.probe, by_probe * len(batch.views) / problem.views * d_probe)
+            return
+        problem.add(estimate.object, by_object * d_object)
+        problem.add(estimate.probe, by_probe * d_probe)
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Tensor]]:
         accumulator, revised = problem.accumulator(estimate, batch), []
@@ -147,6 +154,8 @@ class LSQML(Engine):
         Only while the Fourier error has fallen over the remembered epochs and their updates all point along U; the
         friction is a tenth of the rate at which their correlation with U decays. Otherwise v is halved.
         """
+        if self.order == "compact":
+            problem.add(estimate.object, self.state["pending"])
         if self.momentum is None:
             return
         state, memory = self.state, self.momentum.memory

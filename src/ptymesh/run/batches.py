@@ -9,26 +9,54 @@ import math
 
 import numpy as np
 
+from ptymesh.engines.base import Order
 from ptymesh.parallel.layout import along_curve
 
+#: Keep random numbers drawn for different purposes from the same seed apart.
+_MEMBERS, _HELD_OUT = 1, 2
 
-def draw(nominal: np.ndarray, size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Random batches, stratified in space, of nearly equal sizes.
 
-    The views, in the order of a space-filling curve, are cut into runs of as many views as there are batches; every
-    batch gets one view of each run at random. 516 views in batches of 64 make 9 batches of 57 or 58.
+def draw(
+    nominal: np.ndarray,
+    size: int | None,
+    seed: int,
+    epoch: int,
+    order: Order = "random",
+    among: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Batches of nearly equal sizes: 516 views in batches of 64 make 9 batches of 57 or 58.
 
-    nominal: (N, 2); size: B, at most N is used; -> index arrays, ascending within a batch, in random order of batches.
+    The views are put in the order of a space-filling curve. `random`: it is cut into runs of as many views as there
+    are batches, and every batch gets one view of each run at random, so that each batch covers the scan; `uniform`:
+    the same, but always with the same members; `compact`: batches are pieces of the curve, clusters of neighbours.
+    The order of batches is random.
+
+    nominal: (N, 2); size: B, None for all views; among: the views that take part (default all); -> index arrays,
+    ascending within a batch.
     """
-    count = math.ceil(len(nominal) / size)
-    rng = np.random.default_rng([seed, epoch, _PURPOSE])
-    order = along_curve(nominal)
-    batch_of = np.empty(len(nominal), dtype=np.int64)
-    for start in range(0, len(order), count):
-        run = order[start : start + count]
-        batch_of[run] = rng.permutation(count)[: len(run)]
-    return [np.flatnonzero(batch_of == b) for b in range(count)]
+    views = np.arange(len(nominal)) if among is None else among
+    curve = views[along_curve(nominal[views])]
+    count = 1 if size is None else math.ceil(len(curve) / size)
+    rng = np.random.default_rng([seed, epoch, _MEMBERS])
+    if order == "compact":
+        batches = np.array_split(curve, count)
+        return [np.sort(batches[b]) for b in rng.permutation(count)]
+    members = rng if order == "random" else np.random.default_rng([seed, 0, _MEMBERS])
+    batch_of = np.empty(len(curve), dtype=np.int64)
+    for start in range(0, len(curve), count):
+        batch_of[start : start + count] = members.permutation(count)[: len(curve) - start]
+    numbers = range(count) if order == "random" else rng.permutation(count)
+    return [np.sort(curve[batch_of == b]) for b in numbers]
 
 
-#: Keeps these random numbers apart from others drawn from the same seed and epoch.
-_PURPOSE = 1
+def hold_out(nominal: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Views that no update sees: about `fraction` of them, spread evenly over the scan; ascending indices.
+
+    One view at random of each run of 1/fraction neighbours along the space-filling curve.
+    """
+    if not fraction:
+        return np.empty(0, dtype=np.int64)
+    curve = along_curve(nominal)
+    count = max(1, min(len(curve) - 1, round(fraction * len(curve))))
+    rng = np.random.default_rng([seed, 0, _HELD_OUT])
+    return np.sort([rng.choice(run) for run in np.array_split(curve, count)])

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
-from ptymesh.run.batches import draw
+from ptymesh.run import batches
 from ptymesh.run.reports import BatchReport, Callback, EpochReport
 from ptymesh.run.state import RunState
 
@@ -28,7 +30,8 @@ class Loop:
     Args:
         problem, state: what is solved, and how far it is.
         stages: engines, one per stage; their memory is taken from and left in the state.
-        seed: of the batches.
+        seed: of the batches, and of the views held out.
+        hold_out: fraction of the views that no update sees; their residual is in the history.
         callbacks: watchers (rank 0's).
         stop: asked before each batch whether to stop; any rank's yes stops all.
         save: writes a checkpoint (collective), or None.
@@ -42,6 +45,7 @@ class Loop:
         stages: Sequence[Engine],
         *,
         seed: int = 0,
+        hold_out: float = 0.0,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[], bool] = lambda: False,
         save: Callable[[], None] | None = None,
@@ -49,6 +53,8 @@ class Loop:
     ) -> None:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
+        self.held_out = batches.hold_out(problem.scan, hold_out, seed)
+        self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         for engine in self.stages:
             engine.check(problem)
@@ -81,7 +87,8 @@ class Loop:
         loss, residual, _ = problem.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
-        self._note(loss, residual, seconds)
+        held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
+        self._note(loss, residual, seconds, held_out)
         report = EpochReport(
             state.stage,
             engine.name,
@@ -93,6 +100,7 @@ class Loop:
             problem.views / seconds,
             state.done_epochs,
             self.total_epochs,
+            held_out,
         )
         for callback in self.callbacks:
             callback.epoch(report)
@@ -107,9 +115,9 @@ class Loop:
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
         problem.probe_frozen = epoch <= engine.probe.frozen
-        batches = draw(problem.scan, engine.batch, self.seed, state.done_epochs)
-        views = sum(len(batch) for batch in batches[: state.batch])
-        for batch in batches[state.batch :]:
+        drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
+        views = sum(len(batch) for batch in drawn[: state.batch])
+        for batch in drawn[state.batch :]:
             problem.stop_requested = self.stop()
             engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
             if refine:
@@ -120,7 +128,7 @@ class Loop:
             views += len(batch)
             state.epoch_seconds = time.perf_counter() - began
             if self.callbacks:
-                report = BatchReport(state.stage, epoch, state.batch, len(batches), views, state.epoch_seconds)
+                report = BatchReport(state.stage, epoch, state.batch, len(drawn), views, state.epoch_seconds)
                 for callback in self.callbacks:
                     callback.batch(report)
             if float(problem.stop_agreed) > 0:
@@ -137,8 +145,8 @@ class Loop:
         constraints.after_epoch(engine, problem, state.estimate, epoch)
         positions.reanchor(engine, state.estimate)
 
-    def _note(self, loss: float, residual: float, seconds: float) -> None:
-        row = (self.state.epoch, self.state.stage, loss, residual, seconds)
+    def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
+        row = (self.state.epoch, self.state.stage, loss, residual, seconds, math.nan if held_out is None else held_out)
         for column, value in zip(self.state.history.values(), row, strict=True):
             column.append(value)
 

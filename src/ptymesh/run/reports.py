@@ -51,7 +51,8 @@ class BatchReport:
 class EpochReport:
     """An epoch is done; loss and residual are running values, each view as it was seen in its batch.
 
-    done_epochs and total_epochs count over all stages.
+    done_epochs and total_epochs count over all stages; held_out is the frozen residual of the views that no update
+    sees, None where there are none.
     """
 
     stage: int
@@ -64,11 +65,14 @@ class EpochReport:
     views_per_s: float
     done_epochs: int
     total_epochs: int
+    held_out: float | None = None
 
     def __str__(self) -> str:
         return (
             f"stage {self.stage + 1} ({self.engine})  epoch {self.epoch}/{self.epochs}  "
-            f"loss {self.loss:.6g}  residual {self.residual:.6f}  {self.views_per_s:.0f} views/s"
+            f"loss {self.loss:.6g}  residual {self.residual:.6f}  "
+            + (f"held out {self.held_out:.6f}  " if self.held_out is not None else "")
+            + f"{self.views_per_s:.0f} views/s"
         )
 
 

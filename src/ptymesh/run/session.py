@@ -56,7 +56,9 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
         with StopSignal() as stop:
-            recon.loop(callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due).run()
+            recon.loop(
+                hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
+            ).run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")

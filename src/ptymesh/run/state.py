@@ -19,7 +19,7 @@ from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
 
 #: Columns of the history, one entry per epoch.
-HISTORY = ("epoch", "stage", "loss", "residual", "seconds")
+HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
 
 _SHARED = ("object", "probe", "anchors", "nominal", "background", "opr")
 _PER_VIEW = ("positions", "weights")

@@ -1,0 +1,126 @@
+"""Learning rates by epoch: any torch scheduler by name, on an optimiser of its own that stands for the real one.
+
+    scheduler: {name: cosine}                              # over the epochs of the stage
+    scheduler: {name: StepLR, step_size: 30, gamma: 0.5}   # torch's own name and options
+
+Stepped once per epoch. Where a scheduler stands follows from the epoch alone (and, for `plateau`, from the losses of
+the epochs before), so that a resumed run goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+SHORT = {
+    "constant": "ConstantLR",
+    "cosine": "CosineAnnealingLR",
+    "cyclic": "CyclicLR",
+    "exponential": "ExponentialLR",
+    "lambda": "LambdaLR",
+    "linear": "LinearLR",
+    "multistep": "MultiStepLR",
+    "one_cycle": "OneCycleLR",
+    "plateau": "ReduceLROnPlateau",
+    "polynomial": "PolynomialLR",
+    "step": "StepLR",
+    "warm_restarts": "CosineAnnealingWarmRestarts",
+}
+
+#: torch's schedulers that cannot be made from a name and numbers.
+REFUSED = {
+    "ChainedScheduler": "it is made of other schedulers; use one of them, or several stages",
+    "SequentialLR": "it is made of other schedulers; use several stages, which keep the optimiser's memory",
+}
+
+
+class Scheduler(BaseModel):
+    """A torch scheduler: its name (torch's, or a short one) and its options, as torch calls them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @model_validator(mode="after")
+    def _known(self) -> Scheduler:
+        kind = SHORT.get(self.name, self.name)
+        if kind in REFUSED:
+            raise ValueError(f"{kind} cannot be used by name: {REFUSED[kind]}")
+        known = getattr(lr_scheduler, kind, None)
+        if not (inspect.isclass(known) and issubclass(known, LRScheduler) and known is not LRScheduler):
+            raise ValueError(f"{self.name!r} is no scheduler of torch; there are {', '.join(SHORT)}")
+        accepted = [p for p in inspect.signature(known).parameters if p not in ("optimizer", "last_epoch")]
+        for option in self.model_extra or {}:
+            if option not in accepted:
+                raise ValueError(f"{kind} has no option {option!r}; it has {', '.join(accepted)}")
+        return self
+
+    @property
+    def kind(self) -> type[LRScheduler]:
+        """torch's class."""
+        found: type[LRScheduler] = getattr(lr_scheduler, SHORT.get(self.name, self.name))
+        return found
+
+    @property
+    def looks_at_losses(self) -> bool:
+        """Whether its steps need the loss of each epoch."""
+        return issubclass(self.kind, ReduceLROnPlateau)
+
+    def over(self, optimiser: Optimizer, epochs: int) -> LRScheduler:
+        """On this optimiser, for a stage of so many epochs. Raises ValueError where torch does not accept options."""
+        defaults: dict[str, Any] = {
+            "CosineAnnealingLR": {"T_max": epochs},
+            "LinearLR": {"total_iters": epochs},
+            "PolynomialLR": {"total_iters": epochs},
+            "OneCycleLR": {"total_steps": epochs, "max_lr": [group["lr"] for group in optimiser.param_groups]},
+        }.get(self.kind.__name__, {})
+        options = {**defaults, **(self.model_extra or {})}
+        try:
+            return self.kind(optimiser, **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"torch's {self.kind.__name__} does not accept {options}: {error}") from error
+
+
+class Pace:
+    """Options of each unknown's group, learning rate included, as the scheduler has them in an epoch.
+
+    Args:
+        kind, options: the torch optimiser; rates: learning rate by unknown; epochs: of the stage.
+    """
+
+    def __init__(
+        self,
+        kind: type[Optimizer],
+        rates: dict[str, float],
+        options: dict[str, Any],
+        scheduler: Scheduler | None,
+        epochs: int,
+    ) -> None:
+        self.kind, self.rates, self.options, self.scheduler, self.epochs = kind, rates, options, scheduler, epochs
+        self._restart()
+
+    def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, Any]]:
+        """Options by unknown in this epoch (from 1); losses of the epochs before it, where the scheduler wants them."""
+        if epoch <= self.steps:
+            self._restart()
+        while self.stand_in_scheduler and self.steps < epoch - 1:
+            if losses is None:
+                self.stand_in_scheduler.step()
+            else:
+                self.stand_in_scheduler.step(float(losses[self.steps]))
+            self.steps += 1
+        groups = zip(self.rates, self.stand_in.param_groups, strict=True)
+        return {name: {key: value for key, value in group.items() if key != "params"} for name, group in groups}
+
+    def _restart(self) -> None:
+        groups = [{"params": [torch.zeros(())], "lr": rate} for rate in self.rates.values()]
+        self.stand_in = self.kind(groups, **self.options)
+        self.stand_in_scheduler = self.scheduler.over(self.stand_in, self.epochs) if self.scheduler else None
+        self.stand_in.step()  # without gradients: nothing moves, but torch wants it done before a scheduler's step
+        self.steps = 0
