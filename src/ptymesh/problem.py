@@ -218,9 +218,9 @@ class Problem:
         self.seen[chunk.rows, 0] = terms[:, 0] if kind == "amplitude" else fidelity.value(kind, S, chunk.data)
         self.seen[chunk.rows, 1:] = terms
 
-    def accumulator(self, estimate: Estimate, batch: Batch) -> Accumulator:
-        """Collects adjoints of waves, chunk by chunk, into global sums over this batch."""
-        return Accumulator(self, estimate, batch)
+    def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
+        """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
+        return Accumulator(self, estimate, batch, only)
 
     def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
         """Rows and columns of the object's blocks that the batch covers, over all ranks."""
@@ -234,6 +234,10 @@ class Problem:
         if kept is None or kept.shape != like.shape or kept.dtype != dtype:
             kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
         return kept
+
+    def forget_buffers(self) -> None:
+        """Own buffers from here on, after a copy whose shapes differ."""
+        self._buffers = {}
 
     def spread(self, field: Touched, estimate: Estimate) -> Tensor:
         """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere."""
@@ -283,11 +287,16 @@ class Problem:
 
 
 class Accumulator:
-    """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk."""
+    """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
-    def __init__(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks.
+    """
+
+    def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
-        self.blocks = problem.blocks(estimate, batch)
+        self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
+        rows, columns = problem.blocks(estimate, batch)
+        self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
         self.object = problem.buffer("object sum", estimate.object, problem.dtype)
         self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
         for field in (self.object, self.object_weight):
@@ -303,10 +312,11 @@ class Accumulator:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem, model = self.problem, self.problem.model
         to_windows, to_probes = model.scene_adjoint(scene, waves)
-        model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
-        illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-        model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
-        if not problem.probe_frozen:
+        if self.with_object:
+            model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
+            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
+            model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
+        if self.with_probe:
             self.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
             self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
             if len(self.opr):

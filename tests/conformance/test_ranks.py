@@ -64,11 +64,21 @@ def same(one: dict, many: list[dict], tolerance: float) -> None:
 
 
 #: Engines with trims, gates or line searches may differ by 1e-10; the others, 1e-12.
-TOLERANCE = {"lsqml": 1e-10}
+TOLERANCE = {"lsqml": 1e-10, "lbfgs": 1e-10}
 #: Collectives per batch, where it is not one.
-COLLECTIVES = {"lsqml": 2}
+COLLECTIVES = {"lsqml": 2, "lbfgs": 2}
 #: Options that make a conformance run meaningful for an engine.
-OPTIONS = {"lsqml": {"momentum": {"memory": 1}}}
+OPTIONS = {"lsqml": {"momentum": {"memory": 1}}, "lbfgs": {"batch": 21}}
+
+#: Differ from adam in torch's own arithmetic alone: one case on one number of ranks.
+LIKE_ADAM = ("sgd", "adamw", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop")
+CELLS = [
+    (engine, case, size)
+    for engine in ENGINES
+    for case in CASES
+    for size in (2, 3, 4)
+    if engine not in LIKE_ADAM or (case, size) == ("uneven density, three modes, varying beam", 3)
+]
 
 UPKEEP = {
     "positions": {"limit_px": 0.8},
@@ -77,9 +87,7 @@ UPKEEP = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("engine", "case", "size"), CELLS)
 def test_double(ranks, engine: str, case: str, size: int) -> None:  # type: ignore[no-untyped-def]
     """Batches of 9, which 2 and 4 do not divide, positions refined."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)

@@ -120,8 +120,11 @@ def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:
     (tmp_path / "text.txt").write_text("hello, world")
     (tmp_path / "empty").touch()
     for path, word in (
-        (hdf5({"/a/b": np.zeros((6, 4, 4))}, "other.h5"), r"data\.keys: it has /a/b \(6, 4, 4\)"),
-        (tmp_path / "other.npz", r"data\.keys: it has a \(3, 4\)"),
+        (
+            hdf5({"/a/b": np.zeros((6, 4, 4))}, "other.h5"),
+            r"data\.keys, such as {patterns: NAME, positions: NAME}: it has /a/b \(6, 4, 4\)",
+        ),
+        (tmp_path / "other.npz", r"data\.keys, such as {patterns: NAME, positions: NAME}: it has a \(3, 4\)"),
         (tmp_path / "text.txt", "no known format"),
         (tmp_path / "empty", "is empty"),
         (tmp_path / "absent.cxi", "There is no file"),

@@ -9,7 +9,9 @@ import typer
 
 
 def command(
-    out: Annotated[Path, typer.Argument(help="Data set to write (.cxi or .h5); the truth goes beside it.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT.cxi", help="Data set to write (.cxi or .h5); the truth goes beside it.")
+    ],
     kind: Annotated[
         str, typer.Option(help="xray (far field), near (X-ray near field) or electron (multislice).")
     ] = "xray",

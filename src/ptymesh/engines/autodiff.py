@@ -55,11 +55,10 @@ class Regulariser(Schedule):
 
 @dataclass(frozen=True)
 class Gradient:
-    """Value of the loss and, by unknown, its derivative; steps (B, 2) that own views' positions are to make."""
+    """Value of the loss and, by unknown, its derivative."""
 
     value: Tensor
     parts: dict[str, Part]
-    position_steps: list[tuple[Tensor, Tensor]]
 
 
 class Autodiff(Engine):
@@ -72,7 +71,7 @@ class Autodiff(Engine):
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
     parametrisation: Literal["complex", "phase", "amplitude_phase"] = "complex"
-    regularisers: list[Regulariser] = []
+    regularisers: list[Regulariser] = Field(default_factory=list)
 
     @field_validator("loss")
     @classmethod
@@ -92,19 +91,24 @@ class Autodiff(Engine):
         return self
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """Which pixels windows cover, for the regularisers."""
+        """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
+        if self.parametrisation == "phase":
+            phase = estimate.object.angle()
+            estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
         if self.regularisers:
             self.state["covered"] = covered(estimate)
 
-    def gradient(self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str]) -> Gradient:
-        """Loss and slopes of the unknowns `wanted` (object, probe, opr, background, positions, weights,
-        slice_spacing), in one sweep and one message."""
+    def gradient(
+        self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
+    ) -> Gradient:
+        """Loss and slopes of the unknowns `wanted` (object, amplitude, probe, opr, background, positions, weights,
+        slice_spacing), in one sweep and one message. `note`: for the running loss of the epoch."""
         sweep = Sweep(problem, estimate, batch, wanted, self._loss(problem))
         for chunk in problem.chunks(estimate, batch.views):
-            sweep.add(chunk)
+            sweep.add(chunk, note)
         sums, summary, parts = sweep.total()
         value = summary.value
-        if "object" in wanted:
+        if wanted & {"object", "amplitude"}:
             slope = torch.zeros_like(estimate.object)
             problem.add(slope, sums.object * (-2 / summary.divisor))
             active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
@@ -112,17 +116,20 @@ class Autodiff(Engine):
                 penalty, by_object = regularisers.gradient(active, estimate.object, self.state["covered"])
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
-            parts |= {name: Part(s, scale) for name, s in self._chain(estimate.object, slope).items()}
-        return Gradient(value, parts, sweep.position_steps(summary) if batch.refine else [])
+            slopes = self._chain(estimate.object, slope)
+            parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
+        return Gradient(value, parts)
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
-        """The unknowns as real tensors of the parts' shapes, in their units."""
+        """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, so
+        that decay leads there."""
         found = {}
         for name, part in parts.items():
             if name == "object":
-                found[name] = real(estimate.object) if self.parametrisation == "complex" else estimate.object.angle()
+                whole = self.parametrisation == "complex"
+                found[name] = real(estimate.object - 1) if whole else estimate.object.angle()
             elif name == "amplitude":
-                found[name] = estimate.object.abs()
+                found[name] = estimate.object.abs() - 1
             elif name in ("positions", "slice_spacing"):
                 found[name] = torch.zeros_like(part.slope)  # how far they move
             else:
@@ -131,12 +138,14 @@ class Autodiff(Engine):
 
     def write(self, problem: Problem, estimate: Estimate, leaves: dict[str, Tensor], parts: dict[str, Part]) -> None:
         """The estimate from `leaves`, in place."""
-        if "object" in leaves and self.parametrisation != "complex":
-            phase = leaves["object"]
-            amplitude = leaves.get("amplitude", torch.ones_like(phase))
-            estimate.object.copy_(torch.polar(amplitude, phase))
-        elif "object" in leaves:
-            real(estimate.object).copy_(leaves["object"])
+        obj = estimate.object
+        if leaves.keys() & {"object", "amplitude"}:
+            if self.parametrisation == "complex":
+                obj.copy_(torch.view_as_complex(leaves["object"]) + 1)
+            else:
+                phase = leaves["object"] if "object" in leaves else obj.angle()
+                kept = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()
+                obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else kept, phase))
         for name in leaves.keys() & {"probe", "opr", "weights"}:
             real(getattr(estimate, name)).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:

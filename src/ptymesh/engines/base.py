@@ -1,8 +1,8 @@
 """What all engines share: options of a stage, upkeep, and the contract of `step`.
 
 An engine is a pydantic model, which makes a recipe's stage typed and its errors readable. The loop gives it a problem,
-an estimate and one batch after the other; whatever it must remember goes into `state`, tensors by name, which are
-kept between calls and in checkpoints.
+an estimate and one batch after the other; whatever it must remember goes into `state`, and what it must remember of
+each view into `per_view`: tensors by name, which are kept between calls and in checkpoints.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ OnOff = BeforeValidator(_switch)
 class Positions(Schedule):
     """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2 (ALGORITHMS.md, Upkeep).
 
-    gain: of the step; limit_px: a position moves at most so far per epoch and axis; drift: keep the mean displacement
-    from nominal at zero; affine: keep only the affine part of the displacements (scale, shear, rotation).
+    gain: of the step, or `auto`: it starts at 1, grows while the moves of successive epochs agree (neighbours share an
+    object that moves along, which makes single steps too short) and shrinks when they turn; limit_px: a position moves
+    at most so far per epoch and axis; drift: keep the mean displacement from nominal at zero; affine: keep only the
+    affine part of the displacements (scale, shear, rotation).
     """
 
-    gain: float = Field(1.0, gt=0)
+    gain: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     limit_px: float = Field(0.5, gt=0, le=1)
     drift: bool = True
     affine: bool = False
@@ -144,22 +146,24 @@ class ObjectUpkeep(Options):
 class Engine(Options):
     """One stage of a reconstruction.
 
-    Fields: epochs; batch, views per update over all ranks; order, how batches are made up: spread over the scan with
-    members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of positions,
-    probe and object.
+    Fields: epochs; batch, views per update over all ranks (None: all); order, how batches are made up: spread over the
+    scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of
+    positions, probe and object; coarsen, the factor by which pixels are larger, using the inner part of the detector.
     """
 
     name: ClassVar[str]
 
     epochs: PositiveInt = 50
-    batch: PositiveInt = 64
+    batch: PositiveInt | None = 64
     order: Order = "random"
     fidelity: Fidelity = "amplitude"
+    coarsen: Literal[1, 2, 4] = 1
     positions: Annotated[Positions | None, OnOff] = None
     probe: ProbeUpkeep = ProbeUpkeep()
     object: ObjectUpkeep = ObjectUpkeep()
 
     _state: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+    _per_view: dict[str, Tensor] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_gauge(self) -> Engine:
@@ -171,6 +175,15 @@ class Engine(Options):
     def state(self) -> dict[str, Tensor]:
         """What the engine remembers, by name. Tensors of the object's shape grow with the object."""
         return self._state
+
+    @property
+    def per_view(self) -> dict[str, Tensor]:
+        """What the engine remembers of views, by name: one row per own view, in the order of `problem.layout.own`.
+
+        Complex (n, M, h, w) are exit waves, which follow the upkeep's gauges. All is forgotten when a later stage
+        starts, whose estimate moves on without it.
+        """
+        return self._per_view
 
     def check(self, problem: Problem) -> None:
         """Raises BadInput where these options have no meaning for this problem; called before any work."""

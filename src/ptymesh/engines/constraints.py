@@ -13,9 +13,10 @@ import math
 import torch
 from torch import Tensor
 
+from ptymesh.engines import waves
 from ptymesh.engines.base import Engine, Limits, Smooth, Support
 from ptymesh.estimate import Estimate
-from ptymesh.physics.modes import orthogonalise
+from ptymesh.physics.modes import mixed, orthogonalising
 from ptymesh.physics.propagate import fft, ifft
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
@@ -34,7 +35,9 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
             aperture = disc(estimate.window, probe.fourier_support, estimate.probe, centred=False)
             estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
         if probe.orthogonalise and probe.orthogonalise.active(epoch) and len(estimate.probe) > 1:
-            estimate.probe.copy_(problem.world.broadcast(orthogonalise(estimate.probe))[0])
+            rotation = problem.world.broadcast(orthogonalising(estimate.probe))[0]
+            estimate.probe.copy_(mixed(estimate.probe, rotation))
+            waves.rotate(engine, rotation)
     if obj.smooth and obj.smooth.active(epoch):
         estimate.object.copy_(smoothed(estimate.object, obj.smooth))
     if obj.amplitude and obj.amplitude.active(epoch):
@@ -42,12 +45,12 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
     if obj.phase and obj.phase.active(epoch):
         limit_phase(estimate.object, obj.phase)
     if obj.ramp and obj.ramp.active(epoch):
-        remove_ramp(estimate, lit(problem, estimate))
+        waves.ramp(engine, problem, estimate, remove_ramp(estimate, lit(problem, estimate)))
     if obj.scale and obj.scale.active(epoch):
         mean = estimate.object.abs()[:, lit(problem, estimate)].mean()
         rescale(estimate, float(mean) ** -len(estimate.object))
     if probe.centre and probe.centre.active(epoch):
-        centre(estimate)
+        waves.move(engine, centre(estimate))
     if probe.power and probe.power.active(epoch):
         hold_power(engine, estimate)
 
@@ -76,10 +79,11 @@ def hold_power(engine: Engine, estimate: Estimate) -> None:
     rescale(estimate, math.sqrt(float(current) / target))
 
 
-def centre(estimate: Estimate) -> None:
+def centre(estimate: Estimate) -> Tensor:
     """Centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of all positions by -d.
 
     The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same.
+    Returns d (2,), y x.
     """
     intensity = (estimate.probe.abs() ** 2).sum(0).to(torch.float64)
     total = intensity.sum()
@@ -92,12 +96,13 @@ def centre(estimate: Estimate) -> None:
     estimate.positions -= move
     estimate.nominal -= move
     estimate.origin = (estimate.origin[0] - float(move[0]), estimate.origin[1] - float(move[1]))
+    return move
 
 
-def remove_ramp(estimate: Estimate, where: Tensor) -> None:
+def remove_ramp(estimate: Estimate, where: Tensor) -> list[float]:
     """Mean phase gradient of the product of slices over `where` (H, W) bool to zero; the inverse ramp on the probe.
 
-    The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise.
+    The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise; returned in rad/px, y x.
     """
     total = estimate.object.prod(0)
     gradient = []
@@ -108,6 +113,7 @@ def remove_ramp(estimate: Estimate, where: Tensor) -> None:
         gradient.append(float(torch.angle((first.conj() * second)[both].sum())))
     estimate.object[-1] *= _ramp(estimate.object.shape[-2:], gradient, -1.0, estimate.object)
     estimate.probe *= _ramp(estimate.window, gradient, 1.0, estimate.probe)
+    return gradient
 
 
 def _ramp(shape: tuple[int, ...], gradient: list[float], sign: float, like: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own fr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr, model_validator
@@ -21,6 +22,7 @@ from torch import Tensor
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import OnOff, Options, Schedule
 from ptymesh.engines.schedulers import Pace, Scheduler
+from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
@@ -36,7 +38,10 @@ REFUSED = {
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+Eps = Annotated[float, Field(gt=0)]
+Betas = tuple[Beta, Beta]
+#: Gradients below this fraction of a fully lit pixel's do not move a pixel at the full rate.
+EPS = 1e-3
 
 
 class Unknown(Schedule):
@@ -46,12 +51,14 @@ class Unknown(Schedule):
 
 
 class Unknowns(Options):
-    """What moves. OPR modes move with the probe; amplitude (of parametrisation amplitude_phase) with the object unless
-    it has an entry of its own; positions need the stage's `positions`, whose steps then go through the optimiser."""
+    """What moves. Amplitude (of parametrisation amplitude_phase) moves with the object unless it has an entry of its
+    own; positions need the stage's `positions`, whose steps then go through the optimiser; opr (modes) and weights (of
+    beam and modes) are left to the upkeep of the probe unless they stand here."""
 
     object: Annotated[Unknown | None, OnOff] = Unknown()
     amplitude: Unknown | None = None
     probe: Annotated[Unknown | None, OnOff] = Unknown()
+    opr: Annotated[Unknown | None, OnOff] = None
     positions: Annotated[Unknown | None, OnOff] = None
     weights: Annotated[Unknown | None, OnOff] = None
     background: Annotated[Unknown | None, OnOff] = None
@@ -61,14 +68,18 @@ class Unknowns(Options):
 class Elementwise(Autodiff):
     """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch."""
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
-    hyperparameters: ClassVar[tuple[str, ...]]
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
 
     lr: float = Field(0.01, gt=0)
     unknowns: Unknowns = Unknowns()
     scheduler: Scheduler | None = None
 
     _pace: Pace | None = PrivateAttr(None)
+
+    @classmethod
+    def hyperparameters(cls) -> list[str]:
+        """Options that are the torch optimiser's own, besides lr."""
+        return [name for name in cls.model_fields if name not in Elementwise.model_fields]
 
     @model_validator(mode="after")
     def _consistent(self) -> Elementwise:
@@ -81,8 +92,12 @@ class Elementwise(Autodiff):
             raise ValueError("unknowns.positions needs positions: true, whose limits and drift removal it uses")
         if not any(getattr(unknowns, name) for name in Unknowns.model_fields):
             raise ValueError("unknowns leaves nothing to move; remove it")
-        if self.scheduler:
-            self._new_pace()
+        if (unknowns.opr or unknowns.weights) and (self.probe.opr or self.probe.intensity):
+            raise ValueError(
+                "unknowns.opr and unknowns.weights refine what probe.opr and probe.intensity do; "
+                "set both of probe's to false"
+            )
+        self._new_pace()  # torch's own checks
         return self
 
     def check(self, problem: Problem) -> None:
@@ -98,9 +113,9 @@ class Elementwise(Autodiff):
         leaves = self.leaves(estimate, found.parts)
         for name, part in found.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
-        self._update(leaves, batch.epoch)
+        if leaves:
+            self._update(leaves, batch.epoch)
         self.write(problem, estimate, leaves, found.parts)
-        problem.position_steps.extend(found.position_steps)
         if "positions" in leaves:
             own = torch.as_tensor(problem.layout.own, device=problem.device)
             problem.position_steps[:] = [(own, leaves["positions"][own])]
@@ -117,8 +132,10 @@ class Elementwise(Autodiff):
             unknown: Unknown | None = getattr(self.unknowns, name)
             if unknown and unknown.active(batch.epoch):
                 moving.add(name)
+        if "object" in moving and self.parametrisation == "amplitude_phase" and not self.unknowns.amplitude:
+            moving.add("amplitude")
         if problem.probe_frozen:
-            moving.discard("probe")
+            moving -= {"probe", "opr"}
         if not batch.refine:
             moving.discard("positions")
         return moving
@@ -127,37 +144,147 @@ class Elementwise(Autodiff):
         """torch's step on `leaves`, in place, with its memory from and to `state`."""
         if self._pace is None:
             self._pace = self._new_pace()
+        if "losses" in self.state:  # an earlier call's are not this one's
+            self.state["losses"] = self.state["losses"][: epoch - 1]
         groups = self._pace.at(epoch, self.state.get("losses"))
-        optimiser = self.torch_class(
-            [{**groups[name], "params": [leaf]} for name, leaf in leaves.items()], **self._options()
-        )
+        optimiser = self.torch_class([{**groups[name], "params": [leaf]} for name, leaf in leaves.items()])
         for name, leaf in leaves.items():
             memory = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
             if memory:
-                optimiser.state[leaf] = {key: _unpacked(tensor, leaf) for key, tensor in memory.items()}
+                optimiser.state[leaf] = {key: unpacked(tensor, leaf) for key, tensor in memory.items()}
         optimiser.step()
         for name, leaf in leaves.items():
             for key, tensor in optimiser.state[leaf].items():
                 if tensor is not None:
-                    self.state[f"{name}.{key}"] = _packed(tensor, leaf)
-
-    def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.hyperparameters}
+                    self.state[f"{name}.{key}"] = packed(tensor, leaf)
 
     def _new_pace(self) -> Pace:
         rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}
-        rates["opr"] = rates["probe"]
         if not self.unknowns.amplitude:
             rates["amplitude"] = rates["object"]
-        return Pace(self.torch_class, rates, self._options(), self.scheduler, self.epochs)
+        options = {name: getattr(self, name) for name in type(self).hyperparameters()}
+        return Pace(self.torch_class, rates, options, self.scheduler, self.epochs)
 
 
-def _packed(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Memory of pairs of reals as complex numbers, so that what is of the object's shape grows with it."""
-    return torch.view_as_complex(tensor) if tensor.ndim == 4 and tensor.shape == leaf.shape else tensor
+class Adam(Elementwise):
+    """Adaptive moments (Kingma & Ba, ICLR 2015)."""
+
+    name: ClassVar[str] = "adam"
+    torch_class = torch.optim.Adam
+
+    betas: Betas = (0.9, 0.999)
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.0
+    amsgrad: bool = False
 
 
-def _unpacked(tensor: Tensor, leaf: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return torch.view_as_real(tensor)
-    return tensor.cpu() if tensor.ndim == 0 and leaf.ndim else tensor
+class AdamW(Elementwise):
+    """Adam whose decay is apart from the gradient (Loshchilov & Hutter, ICLR 2019)."""
+
+    name: ClassVar[str] = "adamw"
+    torch_class = torch.optim.AdamW
+
+    betas: Betas = (0.9, 0.999)
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.01
+    amsgrad: bool = False
+
+
+class NAdam(Elementwise):
+    """Adam with Nesterov's momentum (Dozat 2016)."""
+
+    name: ClassVar[str] = "nadam"
+    torch_class = torch.optim.NAdam
+
+    betas: Betas = (0.9, 0.999)
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.0
+    momentum_decay: NotNegative = 0.004
+    decoupled_weight_decay: bool = False
+
+
+class RAdam(Elementwise):
+    """Rectified Adam (Liu et al., ICLR 2020)."""
+
+    name: ClassVar[str] = "radam"
+    torch_class = torch.optim.RAdam
+
+    betas: Betas = (0.9, 0.999)
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.0
+    decoupled_weight_decay: bool = False
+
+
+class Adamax(Elementwise):
+    """Adam by the largest gradient (Kingma & Ba 2015, sec. 7.1)."""
+
+    name: ClassVar[str] = "adamax"
+    torch_class = torch.optim.Adamax
+
+    betas: Betas = (0.9, 0.999)
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.0
+
+
+class Adagrad(Elementwise):
+    """Steps by the root of all squared gradients so far (Duchi, Hazan & Singer, JMLR 12, 2121, 2011)."""
+
+    name: ClassVar[str] = "adagrad"
+    torch_class = torch.optim.Adagrad
+
+    lr: float = Field(0.05, gt=0)
+    lr_decay: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+    initial_accumulator_value: NotNegative = 0.0
+    eps: Eps = EPS
+
+
+class Adadelta(Elementwise):
+    """Steps in the ratio of past steps to past gradients (Zeiler, arXiv:1212.5701)."""
+
+    name: ClassVar[str] = "adadelta"
+    torch_class = torch.optim.Adadelta
+
+    lr: float = Field(1.0, gt=0)
+    rho: Beta = 0.9
+    eps: Eps = EPS**2
+    weight_decay: NotNegative = 0.0
+
+
+class RMSprop(Elementwise):
+    """Steps by the running root of squared gradients (Tieleman & Hinton 2012)."""
+
+    name: ClassVar[str] = "rmsprop"
+    torch_class = torch.optim.RMSprop
+
+    alpha: Beta = 0.99
+    eps: Eps = EPS
+    weight_decay: NotNegative = 0.0
+    momentum: Beta = 0.0
+    centered: bool = False
+
+
+class SGD(Elementwise):
+    """Gradient descent, with momentum where asked."""
+
+    name: ClassVar[str] = "sgd"
+    torch_class = torch.optim.SGD
+
+    lr: float = Field(0.5, gt=0)
+    momentum: Beta = 0.0
+    dampening: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+    nesterov: bool = False
+
+
+ELEMENTWISE: tuple[type[Elementwise], ...] = (
+    Adam,
+    AdamW,
+    NAdam,
+    RAdam,
+    Adamax,
+    Adagrad,
+    Adadelta,
+    RMSprop,
+    SGD,
+)

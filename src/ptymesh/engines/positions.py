@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ptymesh.engines.base import Engine, Positions
+from ptymesh.engines import waves
+from ptymesh.engines.base import Engine
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.problem import Problem
 
@@ -19,16 +20,25 @@ from ptymesh.problem import Problem
 HYSTERESIS = 1.0
 
 
-def after_batch(options: Positions, problem: Problem, estimate: Estimate, start: Tensor) -> None:
+#: `auto` gain: factors when moves of successive epochs agree or turn, the cosine that is agreement, and its bounds.
+FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 1.5, 0.5, 0.3, 0.25, 8.0
+
+
+def after_batch(engine: Engine, problem: Problem, estimate: Estimate, start: Tensor) -> None:
     """p_j += gain x step for the batch's own views, within limit_px of where the epoch started (N, 2)."""
+    options = engine.positions
+    assert options is not None
+    gain = engine.state.get("position_gain", 1.0) if options.gain == "auto" else options.gain
     for views, steps in problem.position_steps:
-        moved = estimate.positions[views] + options.gain * steps
+        moved = estimate.positions[views] + gain * steps
         low, high = start[views] - options.limit_px, start[views] + options.limit_px
         estimate.positions[views] = torch.minimum(torch.maximum(moved, low), high)
 
 
-def after_epoch(options: Positions, problem: Problem, estimate: Estimate) -> None:
-    """Every rank learns the positions of all views; then drift and affine model, over all views."""
+def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, start: Tensor) -> None:
+    """Every rank learns the positions of all views; then drift and affine model, over all views, and the gain."""
+    options = engine.positions
+    assert options is not None
     estimate.positions.copy_(problem.layout.merge(estimate.positions))
     displacement = estimate.positions - estimate.nominal
     if options.affine:
@@ -36,6 +46,19 @@ def after_epoch(options: Positions, problem: Problem, estimate: Estimate) -> Non
     if options.drift:
         displacement = displacement - displacement.mean(0)
     estimate.positions.copy_(estimate.nominal + displacement)
+    if options.gain == "auto":
+        _adapt(engine, estimate.positions - start)
+
+
+def _adapt(engine: Engine, move: Tensor) -> None:
+    """The gain for the next epoch, from the angle between this epoch's moves (N, 2) and the last one's."""
+    gain = engine.state.get("position_gain", torch.ones((), dtype=torch.float64, device=move.device))
+    last = engine.state.get("position_move")
+    if last is not None:
+        cosine = (move * last).sum() / (move.norm() * last.norm()).clamp(min=torch.finfo(move.dtype).tiny)
+        factor = torch.where(cosine > AGREE, FASTER, torch.where(cosine < 0, SLOWER, 1.0))
+        gain = (gain * factor).clamp(LOWEST, HIGHEST)
+    engine.state["position_gain"], engine.state["position_move"] = gain, move
 
 
 def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
@@ -46,15 +69,17 @@ def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
     return design @ solution.to(design.device)
 
 
-def reanchor(engine: Engine, estimate: Estimate) -> None:
+def reanchor(engine: Engine, problem: Problem, estimate: Estimate) -> None:
     """New anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows where windows would leave it.
 
     The engine's tensors of the object's shape grow along (with zeros for velocities and sums, with the object for
-    copies of it).
+    copies of it); exit waves that it keeps are rolled along with their windows.
     """
     far = ((estimate.positions - estimate.anchors).abs() > HYSTERESIS).any(1)
     if bool(far.any()):
+        old = estimate.anchors.clone()
         estimate.anchors[far] = torch.floor(estimate.positions[far] + 0.5).to(estimate.anchors.dtype)
+        waves.roll(engine, problem, estimate.anchors - old)
     before = [_blocks(1 - int(estimate.anchors[:, axis].min())) for axis in (0, 1)]
     after = [
         _blocks(int(estimate.anchors[:, axis].max()) + estimate.window[axis] + 1 - estimate.object.shape[axis - 2])

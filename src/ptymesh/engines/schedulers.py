@@ -10,6 +10,7 @@ the epochs before), so that a resumed run goes on as if it had never stopped.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,13 +75,13 @@ class Scheduler(BaseModel):
 
     def over(self, optimiser: Optimizer, epochs: int) -> LRScheduler:
         """On this optimiser, for a stage of so many epochs. Raises ValueError where torch does not accept options."""
-        defaults: dict[str, Any] = {
+        defaults: dict[str, dict[str, Any]] = {
             "CosineAnnealingLR": {"T_max": epochs},
             "LinearLR": {"total_iters": epochs},
             "PolynomialLR": {"total_iters": epochs},
             "OneCycleLR": {"total_steps": epochs, "max_lr": [group["lr"] for group in optimiser.param_groups]},
-        }.get(self.kind.__name__, {})
-        options = {**defaults, **(self.model_extra or {})}
+        }
+        options = {**defaults.get(self.kind.__name__, {}), **(self.model_extra or {})}
         try:
             return self.kind(optimiser, **options)
         except (TypeError, ValueError) as error:
@@ -96,7 +97,7 @@ class Pace:
 
     def __init__(
         self,
-        kind: type[Optimizer],
+        kind: Callable[..., Optimizer],
         rates: dict[str, float],
         options: dict[str, Any],
         scheduler: Scheduler | None,
@@ -107,13 +108,14 @@ class Pace:
 
     def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, Any]]:
         """Options by unknown in this epoch (from 1); losses of the epochs before it, where the scheduler wants them."""
-        if epoch <= self.steps:
+        if self.steps > epoch - 1:
             self._restart()
         while self.stand_in_scheduler and self.steps < epoch - 1:
-            if losses is None:
-                self.stand_in_scheduler.step()
-            else:
+            if isinstance(self.stand_in_scheduler, ReduceLROnPlateau):
+                assert losses is not None, "the losses of the epochs before"
                 self.stand_in_scheduler.step(float(losses[self.steps]))
+            else:
+                self.stand_in_scheduler.step()
             self.steps += 1
         groups = zip(self.rates, self.stand_in.param_groups, strict=True)
         return {name: {key: value for key, value in group.items() if key != "params"} for name, group in groups}

@@ -202,7 +202,12 @@ def _remove_others(directory: Path, number: int) -> None:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
-        raise BadInput(f"{directory} holds no checkpoint ({MANIFEST} is missing); give the folder of an earlier run.")
+        out = directory.parent if directory.name == "checkpoint" else directory
+        finished = "; that run is finished" if (out / "result.h5").exists() else ""
+        raise BadInput(
+            f"{out} holds no checkpoint ({path} is missing){finished}; "
+            "give the output folder of a run that was stopped."
+        )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

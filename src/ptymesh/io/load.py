@@ -20,6 +20,7 @@ from ptymesh.measurement import Measurement
 
 #: Readers, asked in this order whether a file is theirs.
 READERS: tuple[ModuleType, ...] = (cxi, tike)
+IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 
 def load_measurement(data: DataOptions, positions: PositionOptions | None = None) -> Measurement:
@@ -46,7 +47,7 @@ def open_scan(data: DataOptions) -> RawScan:
 
 def _is_file(path: Path) -> None:
     if not path.exists():
-        raise BadInput(f"There is no file {path}; check data.path.")
+        raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
     if not path.is_file():
         raise BadInput(f"{path} is not a file; data.path must name one.")
     if path.stat().st_size == 0:
@@ -62,10 +63,10 @@ def _unknown(path: Path, shown: Path) -> str:
     known = " nor ".join(reader.NAME for reader in READERS)
     if h5py.is_hdf5(path):
         with open_hdf5(path) as file:
-            return f"{shown} is HDF5, but not {known}; name its datasets in data.keys: it has {listing(file)}."
+            return f"{shown} is HDF5, but not {known}; name its datasets {IN_KEYS}: it has {listing(file)}."
     if zipfile.is_zipfile(path):
         arrays = ", ".join(f"{name} {shape}" for name, (shape, _) in npz_members(path).items())
-        return f"{shown} is a zip file, but not {known}; name its arrays in data.keys: it has {arrays or 'none'}."
+        return f"{shown} is a zip file, but not {known}; name its arrays {IN_KEYS}: it has {arrays or 'none'}."
     with path.open("rb") as file:
         start = file.read(8)
     if start.startswith(b"PK"):

@@ -143,7 +143,9 @@ class DataOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _none_as_word(cls, value: Any) -> Any:
-        """`centre: none` in a recipe is a string."""
+        """`centre: none` in a recipe is a string; and data is more than a path."""
+        if isinstance(value, str):
+            raise ValueError(f"the file belongs under path; write data: {{path: {value}}}")
         if isinstance(value, dict) and value.get("centre") == "none":
             value = {**value, "centre": None}
         return value

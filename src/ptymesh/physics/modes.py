@@ -10,14 +10,26 @@ from ptymesh.types import Probe
 def orthogonalise(probe: Probe) -> Probe:
     """The same mixed state in mutually orthogonal modes, strongest first (Thibault & Menzel, Nature 494, 68, 2013).
 
-    (M, h, w) -> (M, h, w): Q = U^H P with the left singular vectors U of the modes. In each column of U the largest
-    entry is made real and positive, so that the result does not depend on the decomposition's arbitrary phases.
+    (M, h, w) -> (M, h, w): Q = U^H P with the left singular vectors U of the modes.
+    """
+    return mixed(probe, orthogonalising(probe))
+
+
+def orthogonalising(probe: Probe) -> torch.Tensor:
+    """U^H, (M, M) complex128, by which `orthogonalise` mixes the modes.
+
+    In each column of U the largest entry is made real and positive, so that the result does not depend on the
+    decomposition's arbitrary phases.
     """
     flat = probe.reshape(len(probe), -1).to(torch.complex128)
     left = torch.linalg.svd(flat, full_matrices=False)[0]
     largest = left.gather(0, left.abs().argmax(0, keepdim=True))
-    left = left * (largest.conj() / largest.abs())
-    return (left.mH @ flat).reshape(probe.shape).to(probe.dtype)
+    return (left * (largest.conj() / largest.abs())).mH.resolve_conj().contiguous()
+
+
+def mixed(probe: Probe, mixing: torch.Tensor) -> Probe:
+    """sum_n R_mn P_n: modes (M, h, w), R (M, M) complex128 -> (M, h, w)."""
+    return torch.einsum("mn,nhw->mhw", mixing, probe.to(torch.complex128)).to(probe.dtype)
 
 
 def powers(probe: Probe) -> torch.Tensor:

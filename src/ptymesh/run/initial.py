@@ -37,7 +37,7 @@ SAME_SCAN_PX = 20.0
 
 
 class ObjectOptions(Options):
-    """Recipe key `object`.
+    """Recipe key `object`: where the object starts.
 
     Fields:
         slices: L; slice_spacing_m: distance between neighbours, needed for more than one.
@@ -160,7 +160,7 @@ Start = Annotated[
 
 
 class ProbeOptions(Options):
-    """Recipe key `probe`.
+    """Recipe key `probe`: where the probe starts.
 
     Fields:
         modes: M incoherent modes. Missing ones are made from the first (see `probes.extra_modes`), superfluous ones

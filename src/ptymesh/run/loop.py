@@ -16,7 +16,7 @@ import numpy as np
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
-from ptymesh.run import batches
+from ptymesh.run import batches, resolution
 from ptymesh.run.reports import BatchReport, Callback, EpochReport
 from ptymesh.run.state import RunState
 
@@ -56,19 +56,43 @@ class Loop:
         self.held_out = batches.hold_out(problem.scan, hold_out, seed)
         self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         self.total_epochs = sum(engine.epochs for engine in self.stages)
+        self._fine = problem
         for engine in self.stages:
             engine.check(problem)
+            resolution.check(engine, problem)
 
     def epochs(self) -> Iterator[EpochReport]:
         """Runs what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
         while self.state.stage < len(self.stages):
-            engine = self.stages[self.state.stage]
+            engine, state = self.stages[self.state.stage], self.state
+            engine.state.update(state.engines.get(state.stage, {}))
+            state.engines[state.stage] = engine.state
+            self._recall_views(engine)
+            self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
-            engine.state.update(self.state.engines.get(self.state.stage, {}))
-            self.state.engines[self.state.stage] = engine.state
-            while self.state.epoch < engine.epochs:
+            while state.epoch < engine.epochs:
                 yield self._epoch(engine)
-            self.state.stage, self.state.epoch = self.state.stage + 1, 0
+            if engine.coarsen > 1:
+                state.estimate, self.problem = resolution.refined(state.estimate, engine), self._fine
+            state.stage, state.epoch = state.stage + 1, 0
+
+    def _choose_resolution(self, engine: Engine) -> None:
+        """The problem of this stage; a stage that starts (rather than goes on) takes the estimate to its pixels."""
+        state, c = self.state, engine.coarsen
+        if c == 1:
+            return
+        if state.epoch == 0 and state.batch == 0:
+            state.estimate = resolution.coarsened(state.estimate, engine)
+        estimate = state.estimate
+        self.problem = resolution.coarse_problem(self._fine, c, len(estimate.object), estimate.slice_spacing_m)
+
+    def _recall_views(self, engine: Engine) -> None:
+        """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""
+        mine = dict(self.state.per_view.get(self.state.stage, {}))
+        for stage in self.stages:
+            stage.per_view.clear()
+        engine.per_view.update(mine)
+        self.state.per_view = {self.state.stage: engine.per_view}
 
     def run(self) -> None:
         """Runs what is left to the end."""
@@ -121,7 +145,7 @@ class Loop:
             problem.stop_requested = self.stop()
             engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
             if refine:
-                positions.after_batch(refine, problem, state.estimate, state.start)
+                positions.after_batch(engine, problem, state.estimate, state.start)
             if vary:
                 variable.after_batch(engine.probe, problem, state.estimate, epoch)
             state.batch += 1
@@ -139,11 +163,11 @@ class Loop:
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
         if engine.positions and engine.positions.active(epoch):
-            positions.after_epoch(engine.positions, problem, state.estimate)
+            positions.after_epoch(engine, problem, state.estimate, state.start)
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
-        positions.reanchor(engine, state.estimate)
+        positions.reanchor(engine, problem, state.estimate)
 
     def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
         row = (self.state.epoch, self.state.stage, loss, residual, seconds, math.nan if held_out is None else held_out)

@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from ptymesh.engines import ENGINES, Engine
+from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.samples import PREFIX
@@ -51,7 +51,7 @@ _PATHS = (
 
 
 class OutputOptions(BaseModel):
-    """Recipe key `output`.
+    """Recipe key `output`: what is written, and where.
 
     Fields:
         dir: folder for result.h5, checkpoint/, log.txt, metrics.jsonl and figures.
@@ -136,7 +136,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = No
     except OSError as error:
         raise BadInput(f"The recipe {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
     except UnicodeDecodeError as error:
-        raise BadInput(f"The recipe {path} is not a text file; give the path of a YAML file.") from error
+        raise BadInput(
+            f"{path} is not a recipe; if it is a data set, write a recipe (a YAML file) with data: {{path: {path}}}."
+        ) from error
     raw = _mapping(text, f"The recipe {path}")
     _anchor(raw, path.parent)
     for override in overrides:
@@ -153,6 +155,8 @@ def _engine(path: str, stage: Any) -> Engine:
     name = stage.get("engine")
     if name is None:
         raise BadInput(f"{path}.engine is missing; it should be {' or '.join(ENGINES)}.")
+    if isinstance(name, str) and name in REFUSED:
+        raise BadInput(f"{path}.engine is {name!r}, which is no engine here: {REFUSED[name]}.")
     if not isinstance(name, str) or name not in ENGINES:
         raise BadInput(unknown_word(f"{path}.engine", name, list(ENGINES)))
     try:
@@ -191,7 +195,8 @@ def _yaml(text: str, what: str) -> Any:
 def _mapping(text: str, what: str) -> dict[str, Any]:
     raw = _yaml(text, what)
     if not isinstance(raw, dict):
-        raise BadInput(f"{what} holds {shown(raw)}; it should hold keys: {', '.join(Recipe.model_fields)}.")
+        found = "is empty" if raw is None else f"holds {shown(raw)}"
+        raise BadInput(f"{what} {found}; it should hold keys: {', '.join(Recipe.model_fields)}.")
     return raw
 
 

@@ -130,6 +130,8 @@ class Reconstruction:
         for index, earlier in enumerate(self.stages):
             if earlier.name == stage.name:
                 self.state.engines[len(self.stages)] = self.state.engines.get(index, {})
+        if self.stages and self.stages[-1].name == stage.name:
+            self.state.per_view[len(self.stages)] = self.state.per_view.get(len(self.stages) - 1, {})
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
         yield from self.loop().epochs()

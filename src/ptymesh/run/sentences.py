@@ -23,7 +23,7 @@ _PLAIN = {
     "string_type": "text",
     "path_type": "a path",
     "tuple_type": "a list",
-    "list_type": "a list",
+    "list_type": "a list (each item on a line that begins with a dash, or all of them in [ ])",
     "dict_type": "a group of keys",
 }
 

@@ -5,6 +5,7 @@ N       all views
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class RunState:
         stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
         start: (N, 2) positions at the start of the running epoch.
         engines: by stage, what its engine remembers.
+        per_view: of the running stage (its number), what its engine remembers of this rank's views.
         history: one list per column of HISTORY, over all stages.
         epoch_seconds: time spent in the running epoch so far.
     """
@@ -46,6 +48,7 @@ class RunState:
     engines: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     history: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in HISTORY})
     epoch_seconds: float = 0.0
+    per_view: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.start is None:
@@ -65,6 +68,8 @@ class RunState:
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen)}
+        for stage, memory in self.per_view.items():
+            per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in memory.items()}
         counters = {
             "stage": self.stage,
             "epoch": self.epoch,
@@ -90,22 +95,30 @@ class RunState:
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
         estimate = Estimate(**arrays, slice_spacing_m=run["slice_spacing_m"], origin=tuple(run["origin"]))
-        engines: dict[int, dict[str, Tensor]] = {}
-        for key, array in saved.shared.items():
-            if key.startswith("engine/"):
-                _, stage, name = key.split("/", 2)
-                engines.setdefault(int(stage), {})[name] = torch.as_tensor(array, device=device)
-        problem.seen.copy_(torch.as_tensor(saved.per_view["seen"][problem.layout.own]))
+        own = problem.layout.own
+        problem.seen.copy_(torch.as_tensor(saved.per_view["seen"][own]))
+        of_views = {key: rows[own] for key, rows in saved.per_view.items() if key.startswith("engine/")}
         return cls(
             estimate,
             run["stage"],
             run["epoch"],
             run["batch"],
             torch.as_tensor(saved.per_view["start"], device=device),
-            engines,
+            _memories(saved.shared, device),
             {name: saved.shared[f"history/{name}"].tolist() for name in HISTORY},
             run["epoch_seconds"],
+            _memories(of_views, device),
         )
+
+
+def _memories(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[int, dict[str, Tensor]]:
+    """What engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
+    memories: dict[int, dict[str, Tensor]] = {}
+    for key, array in arrays.items():
+        if key.startswith("engine/"):
+            _, stage, name = key.split("/", 2)
+            memories.setdefault(int(stage), {})[name] = torch.as_tensor(array, device=device)
+    return memories
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -1,0 +1,234 @@
+"""Writes docs/recipe.md from the models that read a recipe, and from docs/meanings.yaml: python docs/generate.py
+
+Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
+declares it. A key without a meaning, or a meaning without a key, is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ptymesh.engines import ENGINES, Engine
+from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.run.recipe import Recipe
+
+PAGE = Path(__file__).with_name("recipe.md")
+MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(PAGE.with_name("meanings.yaml").read_text(encoding="utf-8"))
+HEAD = """\
+# The recipe
+
+<!-- Written by docs/generate.py. Change docs/meanings.yaml or the code, not this page. -->
+
+A recipe is a YAML file that says all that a reconstruction depends on. Only `data.path` must be there. A key that
+ptymesh does not know is refused, with the nearest one that it does know. `ptymesh run RECIPE --set KEY=VALUE` replaces
+any key, named as on this page: `--set data.crop=64`, `--set stages.0.epochs=5` (stages count from 0),
+`--set "stages=[{engine: rpie, epochs: 5}]"`.
+
+Paths of data are relative to the recipe; paths given with `--set`, and `output.dir`, to the working folder.
+Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
+"""
+STAGES = """\
+## stages
+
+A list. Each stage inherits the estimate of the one before. Where a type says *on/off*, `true` means with the defaults
+and `false` not at all. Besides `engine`, every stage has:
+"""
+SCHEDULES = """\
+### Schedules
+
+Position refinement and each kind of upkeep have their own, in epochs of the stage:
+"""
+STAGE = "stages.N."
+WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
+SIGNS = {Gt: ("> ", "gt"), Ge: (">= ", "ge"), Lt: ("< ", "lt"), Le: ("<= ", "le")}
+
+
+class Page:
+    """The page as it grows; a model that stands at several places is described at the first."""
+
+    def __init__(self) -> None:
+        self.parts = [HEAD]
+        #: Where in `parts` a model's first sentence is; nowhere for Schedule, which has a section of its own.
+        self.places: dict[type[BaseModel], int | None] = {Schedule: None}
+        self.used: set[tuple[str, str]] = set()
+
+    def text(self) -> str:
+        """The whole page. Raises LookupError for a key without a meaning, or a meaning without a key."""
+        self.table(Recipe, "")
+        for name, field in Recipe.model_fields.items():
+            if name != "stages":
+                self.groups(field, name)
+        self.parts.append(STAGES)
+        self.table(Engine, STAGE)
+        self.parts.append(SCHEDULES)
+        self.table(Schedule, "")
+        for name, field in Engine.model_fields.items():
+            self.groups(field, STAGE + name)
+        self.engines()
+        unread = {(model, key) for model, keys in MEANINGS.items() for key in keys} - self.used
+        if unread:
+            raise LookupError(f"docs/meanings.yaml explains what is not there: {sorted(unread)}")
+        return "\n".join(self.parts)
+
+    def engines(self) -> None:
+        """A section for each engine, after one for what several have in common."""
+        shown = {Engine}
+        for name, engine in ENGINES.items():
+            for base in reversed(engine.__mro__):
+                if issubclass(base, Engine) and base not in shown and base is not engine:
+                    if base.__annotations__ and base not in ENGINES.values():
+                        names = [other for other, derived in ENGINES.items() if issubclass(derived, base)]
+                        self.parts.append(f"### engines {', '.join(names)}\n\nIn common:\n")
+                        self.own(base, shown)
+                    shown.add(base)
+            self.parts.append(f"### engine: {name}\n\n{summary(engine)}\n")
+            parents = [other for other, base in ENGINES.items() if issubclass(engine, base) and base is not engine]
+            if parents:
+                self.parts.append(f"The keys of {' and '.join(parents)}, and:\n")
+            self.own(engine, shown)
+            shown.add(engine)
+
+    def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
+        """Table of the keys that an engine declares itself."""
+        keys = [key for key in engine.model_fields if key in inspect.get_annotations(engine)]
+        if keys:
+            self.table(engine, STAGE, keys)
+        for key in keys:
+            self.groups(engine.model_fields[key], STAGE + key)
+
+    def groups(self, field: FieldInfo, path: str) -> None:
+        """Sections of the groups that a key may hold."""
+        for model in models(field.annotation):
+            if model in self.places:
+                if (first := self.places[model]) is not None:
+                    self.parts[first] = self.parts[first].rstrip("\n") + f" The same for `{path}`.\n"
+                continue
+            kind = chosen(model)
+            self.parts.append(f"{'###' if '.' in path else '##'} {path}{f', kind {kind}' if kind else ''}\n")
+            said = meaning(model, "kind", self.used) if kind else summary(model)
+            self.places[model] = len(self.parts)
+            self.parts.append(f"{said[:1].upper()}{said[1:].rstrip('.')}.\n")
+            keys = [key for key in model.model_fields if key != "kind" or not kind]
+            if issubclass(model, Schedule):
+                keys = [key for key in keys if key not in Schedule.model_fields]
+                self.parts.append("With a [schedule](#schedules)" + (", and:\n" if keys else ".\n"))
+            if keys:
+                self.table(model, f"{path}.", keys)
+            for key in keys:
+                self.groups(model.model_fields[key], f"{path}.{key}")
+
+    def table(self, model: type[BaseModel], prefix: str, keys: list[str] | None = None) -> None:
+        """Rows of key, type, default and meaning."""
+        rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for key in model.model_fields if keys is None else keys:
+            field = model.model_fields[key]
+            cells = (f"`{prefix}{key}`", type_of(field), default_of(field), meaning(model, key, self.used))
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        self.parts.append("\n".join(rows) + "\n")
+
+
+def meaning(model: type[BaseModel], key: str, used: set[tuple[str, str]]) -> str:
+    """From meanings.yaml, under the model or the nearest one that it is derived from."""
+    for owner in model.__mro__:
+        if key in MEANINGS.get(owner.__name__, {}):
+            used.add((owner.__name__, key))
+            return MEANINGS[owner.__name__][key]
+    raise LookupError(f"docs/meanings.yaml does not say what {key} of {model.__name__} means; add it there")
+
+
+def summary(model: type[BaseModel]) -> str:
+    """First sentence of a docstring."""
+    text = " ".join(re.split(r"\n\s*\n", inspect.cleandoc(model.__doc__ or ""))[0].split())
+    text = re.sub(r"^Recipe key `\w+`: ", "", text)
+    return re.split(r"(?<=[a-z)])\.(?= [A-Z]|$)|; \w+: |: see ", text)[0].rstrip(".") + "."
+
+
+def chosen(model: type[BaseModel]) -> str:
+    """The `kind` by which a recipe chooses this model among others, if it does."""
+    kind = model.model_fields.get("kind")
+    return str(get_args(kind.annotation)[0]) if kind and get_origin(kind.annotation) is Literal else ""
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    """Groups of keys in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in models(argument)]
+
+
+def type_of(field: FieldInfo) -> str:
+    """Type and limits of a key."""
+    if field.annotation == list[Engine]:
+        return "list of [stages](#stages)"
+    return limited(words(field.annotation), field.metadata) + (", on/off" if OnOff in field.metadata else "")
+
+
+def words(annotation: Any) -> str:
+    """A type in the words of a YAML file; `none` is left out of a choice, for the default says so."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in WORDS:
+        return WORDS[annotation]
+    if origin is Annotated:
+        limits = [limit for found in arguments[1:] for limit in getattr(found, "metadata", [found])]
+        inner = arguments[0]
+        if get_origin(inner) is tuple and any(type(found).__name__ == "BeforeValidator" for found in arguments[1:]):
+            return f"{words(get_args(inner)[0])}, or a pair"
+        return limited(words(inner), limits)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(words(argument) for argument in arguments if argument is not NoneType))
+    if origin in (tuple, list):
+        inside = [words(argument) for argument in arguments if argument is not Ellipsis]
+        fixed = origin is tuple and Ellipsis not in arguments
+        return f"[{', '.join(inside)}]" if fixed else f"[{inside[0]}, ...]"
+    if origin is dict:
+        return f"group of names, each with {words(arguments[1])}"
+    return "group" if models(annotation) else "function (in Python)"
+
+
+def limited(said: str, metadata: Any) -> str:
+    """With the limits of a number."""
+    limits = [f"{SIGNS[type(m)][0]}{getattr(m, SIGNS[type(m)][1])}" for m in metadata if type(m) in SIGNS]
+    limits = [limit.replace(str(2**63), "2^63") for limit in limits]
+    return f"{said} {', '.join(limits)}" if limits else said
+
+
+def default_of(field: FieldInfo) -> str:
+    """Default of a key, as a recipe would say it."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "needed"
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, list):
+        stages = [f"{{engine: {stage.name}, epochs: {stage.epochs}, batch: {stage.batch}}}" for stage in value]
+        return f"`[{', '.join(stages)}]`"
+    if isinstance(value, BaseModel):
+        kind = chosen(type(value))
+        return f"`{kind}`" if kind else "on" if OnOff in field.metadata else "their defaults"
+    return f"`{plain(value)}`"
+
+
+def plain(value: Any) -> str:
+    """A value as YAML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(plain, value))}]"
+    text = yaml.safe_dump(str(value) if isinstance(value, Path) else value, default_flow_style=True)
+    return text.removesuffix("...\n").strip()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(Page().text(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")

@@ -1,0 +1,102 @@
+"""The forward model as one torch function whose backward pass is written out by hand: for models of a user's own.
+
+    for chunk in problem.chunks(estimate, batch.views):
+        I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
+        my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
+    gradient = problem.world.sum(obj.grad, probe.grad)              # over ranks, once per batch
+
+Whatever the user computes from parameters to object and probe, and from intensities to a number, is torch's ordinary
+autograd; between them stands this function, which keeps what the adjoints need and no graph of its own. No collective
+happens inside: a rank without views in a batch calls nothing, and its sums are zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics.model import Model, power
+from ptymesh.problem import Chunk
+
+
+def intensities(
+    model: Model,
+    chunk: Chunk,
+    obj: Tensor,
+    probe: Tensor,
+    *,
+    fractions: Tensor | None = None,
+    weights: Tensor | None = None,
+    background: Tensor | None = None,
+    opr: Tensor | None = None,
+) -> Tensor:
+    """I_j = sum_m |D psi_jm|^2 + b of a chunk's views, (B, h, w), differentiable in every tensor that is given.
+
+    obj (L, H, W) and probe (M, h, w) complex; fractions (B, 2), positions less anchors, and weights (B, 1 + K), by
+    default the chunk's; background (h, w), by default none; opr (K, h, w) with weights for it.
+    """
+    found: Tensor = _Intensities.apply(
+        model,
+        chunk.anchors,
+        obj,
+        probe,
+        chunk.fractions if fractions is None else fractions,
+        chunk.weights[:, :1] if weights is None else weights,
+        probe.new_zeros(()).real if background is None else background,
+        probe.detach()[:0] if opr is None else opr,
+    )
+    return found
+
+
+class _Intensities(torch.autograd.Function):
+    """torch's gradient of a complex tensor is 2 dL/d conj."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        model: Model,
+        anchors: Tensor,
+        obj: Tensor,
+        probe: Tensor,
+        fractions: Tensor,
+        weights: Tensor,
+        background: Tensor,
+        opr: Tensor,
+    ) -> Tensor:
+        """I of the views."""
+        window = (probe.shape[-2], probe.shape[-1])
+        scene = model.scene(
+            model.windows(obj, anchors, fractions, window), model.probes(probe, fractions, weights, opr)
+        )
+        detected = model.detect(scene.exit, fractions)
+        ctx.model, ctx.scene = model, scene
+        ctx.save_for_backward(anchors, obj, probe, fractions, weights, background, opr, detected)
+        return power(detected) + background
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        """Adjoints of slope . Psi, where they are wanted."""
+        (slope,), model, scene = slopes, ctx.model, ctx.scene
+        anchors, obj, probe, fractions, weights, background, opr, detected = ctx.saved_tensors
+        _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
+        waves = model.detect_adjoint(detected * (2 * slope)[:, None], fractions)
+        to_windows, to_probes = model.scene_adjoint(scene, waves)
+        found: dict[str, Tensor] = {}
+        if by_obj:
+            found["object"] = torch.zeros_like(obj)
+            model.windows_adjoint(found["object"], to_windows, anchors, fractions)
+        if by_probe:
+            found["probe"] = model.probes_adjoint(to_probes, fractions, weights)
+        if by_fractions:
+            moved = [model.position_derivative(obj, anchors, fractions, scene, axis) for axis in (0, 1)]
+            found["fractions"] = torch.stack([(d.conj() * waves).real.sum((1, 2, 3)) for d in moved], dim=1)
+        if by_weights:
+            found["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)
+        if by_background:
+            found["background"] = slope.sum_to_size(background.shape)
+        if by_opr:
+            found["opr"] = model.opr_adjoint(to_probes, fractions, weights)
+        names = ("object", "probe", "fractions", "weights", "background", "opr")
+        return (None, None, *(found.get(name) for name in names))

@@ -1,0 +1,167 @@
+"""Projection algorithms: difference map, relaxed averaged alternating reflections, alternating projections.
+
+DM    Thibault et al., Ultramicroscopy 109, 338 (2009)
+RAAR  Luke, Inverse Problems 21, 37 (2005)
+AP    the limit of both without memory
+
+psi_jm   exit waves of all views, kept between steps by their view's owner
+Pi_A     to waves that explain the counts: psi + D^H (Psi' - Psi), any fidelity
+Pi_O     to waves P_jm . O_j of one object and one probe, the least-squares answer to psi, found in turns:
+
+    O += sum_j S_j^H sum_m conj(P_jm) (psi_jm - P_jm O_j) / (w + alpha max w),   w = sum_j S_j^H sum_m |P_jm|^2
+    P += sum_j T_{-f_j}[conj(O_j) (psi_jm - P_jm O_j)]    / (u + alpha max u),   u = sum_j |O_j|^2
+
+which for whole pixels and alpha = 0 are O = sum P* psi / sum |P|^2 and P = sum O* psi / sum |O|^2. Every step starts
+from the projection that the step before has left in the estimate (and that the upkeep has worked on), moves the
+waves, and projects them:
+
+    DM    psi <- psi + beta [Pi_A(2 P O - psi) - P O],                    (O, P) <- Pi_O psi
+    RAAR  psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi,             (O, P) <- Pi_O (2 Pi_A psi - psi)
+    AP    psi <- Pi_A(P O),                                               (O, P) <- Pi_O psi
+
+RAAR in Luke's form, beta/2 (R_O R_A + 1) + (1 - beta) Pi_A with reflections R = 2 Pi - 1: Pi_O acts once, on the
+reflected waves. With a linear Pi_O it is 2 beta Pi_O Pi_A psi + (1 - 2 beta) Pi_A psi + beta (psi - Pi_O psi).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, PositiveInt, field_validator
+from torch import Tensor
+
+from ptymesh.engines.base import Engine
+from ptymesh.engines.pie import blend
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.physics.model import Scene, power
+from ptymesh.problem import Batch, Chunk, Problem
+
+
+class Projections(Engine):
+    """What DM, RAAR and AP share: all views in every step.
+
+    turns: of object and probe in one Pi_O; alpha: regularises weights, as a fraction of the largest.
+    """
+
+    batch: None = None
+    order: Literal["random"] = "random"
+    turns: PositiveInt = 1
+    alpha: float = Field(1e-3, gt=0, le=1)
+
+    @field_validator("batch", "order", mode="before")
+    @classmethod
+    def _all_views(cls, value: Any) -> Any:
+        if value not in (None, "random"):
+            raise ValueError(f"{cls.name} sees all views in every step; leave batch and order out")
+        return value
+
+    def check(self, problem: Problem) -> None:
+        """Raises BadInput for several slices, whose exit waves no single object and probe can answer for."""
+        super().check(problem)
+        if problem.model.slice_kernel is not None:
+            raise BadInput(
+                f"{self.name} has no meaning for several slices, as it divides exit waves by the probe; "
+                "set object.slices to 1, or use another engine, such as lsqml."
+            )
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """The waves move; then object and probe follow them in turns."""
+        if not self.per_view:
+            self.begin(problem, estimate, batch)
+        turns = [u for u in ("object", "probe") * self.turns if u == "object" or not problem.probe_frozen]
+        position_steps = []
+        for turn, unknown in enumerate(turns, start=1):
+            last = turn == len(turns)
+            sums = problem.accumulator(estimate, replace(batch, refine=False, vary=batch.vary and last), unknown)
+            for chunk in problem.chunks(estimate, batch.views):
+                scene = problem.scene(estimate, chunk)
+                if turn == 1:
+                    if batch.refine:
+                        chi = problem.revise(chunk, scene)
+                        position_steps.append((chunk.views, problem.position_step(estimate, chunk, scene, chi)))
+                    self.move(problem, chunk, scene)
+                sums.add(chunk, scene, self.wanted(chunk) - scene.exit)
+            s = sums.total()
+            if unknown == "object":
+                problem.add(estimate.object, s.object / blend(s.object_weight, self.alpha))
+            else:
+                problem.add(estimate.probe, s.probe / blend(s.probe_weight, self.alpha))
+        problem.position_steps.extend(position_steps)
+
+    def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""
+        psi = self.per_view["psi"] = estimate.probe.new_zeros(len(problem.layout.own), *estimate.probe.shape)
+        for chunk in problem.chunks(estimate, batch.views):
+            psi[chunk.rows] = problem.scene(estimate, chunk).exit
+
+    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+        """New waves of the chunk's views, from the projection `scene.exit`; notes its loss and residual."""
+        raise NotImplementedError
+
+    def wanted(self, chunk: Chunk) -> Tensor:
+        """Waves (B, M, h, w) that object and probe are to answer for."""
+        return self.per_view["psi"][chunk.rows]
+
+
+def fitted(problem: Problem, chunk: Chunk, waves: Tensor) -> Tensor:
+    """Pi_A of waves (B, M, h, w)."""
+    detected = problem.detect(chunk, waves)
+    return waves + problem.model.revise(detected, power(detected), chunk.data, chunk.fractions)
+
+
+class DM(Projections):
+    """Difference map; beta: relaxation."""
+
+    name: ClassVar[str] = "dm"
+
+    beta: float = Field(1.0, gt=0, le=1)
+
+    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+        """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
+        problem.note(chunk, power(problem.detect(chunk, scene.exit)))
+        psi = self.per_view["psi"]
+        reflected = 2 * scene.exit - psi[chunk.rows]
+        psi[chunk.rows] += self.beta * (fitted(problem, chunk, reflected) - scene.exit)
+
+
+class RAAR(Projections):
+    """Relaxed averaged alternating reflections; beta: from the mean of psi and Pi_A psi (1/2) to reflections (1)."""
+
+    name: ClassVar[str] = "raar"
+
+    beta: float = Field(0.75, ge=0.5, le=1)
+
+    def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """psi = Pi_A psi = P O, from which the first step moves to P O itself."""
+        super().begin(problem, estimate, batch)
+        self.per_view["fitted"] = self.per_view["psi"].clone()
+
+    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+        """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
+        problem.note(chunk, power(problem.detect(chunk, scene.exit)))
+        psi, nearest, beta = self.per_view["psi"], self.per_view["fitted"], self.beta
+        psi[chunk.rows] = beta * (scene.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
+        nearest[chunk.rows] = fitted(problem, chunk, psi[chunk.rows])
+
+    def wanted(self, chunk: Chunk) -> Tensor:
+        """2 Pi_A psi - psi."""
+        return 2 * self.per_view["fitted"][chunk.rows] - self.per_view["psi"][chunk.rows]
+
+
+class AP(Projections):
+    """Alternating projections; its waves follow from the estimate, and none are kept between steps."""
+
+    name: ClassVar[str] = "ap"
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """psi <- Pi_A(P O); (O, P) <- Pi_O psi."""
+        self.per_view["psi"] = estimate.probe.new_empty(len(problem.layout.own), *estimate.probe.shape)
+        super().step(problem, estimate, batch)
+        self.per_view.clear()
+
+    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+        """psi <- Pi_A(P O)."""
+        self.per_view["psi"][chunk.rows] = scene.exit + problem.revise(chunk, scene)

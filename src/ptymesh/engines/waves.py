@@ -1,0 +1,65 @@
+"""Exit waves that an engine keeps between batches follow the gauges of the upkeep.
+
+n, M, h, w  own views, modes, window pixels
+
+Upkeep that turns object, probe and positions into others with the same intensities turns exit waves into others, too;
+kept ones must not stay behind. Which they are: every complex (n, M, h, w) of `engine.per_view`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.base import Engine
+from ptymesh.estimate import Estimate
+from ptymesh.physics.views import shift
+from ptymesh.problem import Problem
+
+#: Views that are changed at a time.
+SLAB = 64
+
+
+def rotate(engine: Engine, rotation: Tensor) -> None:
+    """psi_jm <- sum_n R_mn psi_jn: the probe's modes were mixed by R (M, M)."""
+    for psi in _slabs(engine):
+        psi.copy_(torch.einsum("mn,bnhw->bmhw", rotation.to(psi.dtype), psi))
+
+
+def move(engine: Engine, by: Tensor) -> None:
+    """psi_j <- T_d psi_j: probe and windows were moved by d (2,) pixels."""
+    for psi in _slabs(engine):
+        psi.copy_(shift(psi, by.to(psi.real.dtype).expand(len(psi), 2)))
+
+
+def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[float]) -> None:
+    """psi_j <- exp(-i g.(p_j + (h, w)/2 - (H, W)/2)) psi_j: what a ramp exp(-i g.r) about the object's middle and its
+    inverse about the probe's leave of each other, g (2,) in rad/px."""
+    own = torch.as_tensor(problem.layout.own, device=problem.device)
+    positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions)[own].to(torch.float64)
+    middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.object.shape[-2:], strict=True)]
+    g = torch.tensor(gradient, dtype=torch.float64, device=problem.device)
+    phase = -((positions + torch.tensor(middle, device=problem.device)) @ g)
+    factor = torch.polar(torch.ones_like(phase), phase)[:, None, None, None]
+    for psi in _kept(engine):
+        psi *= factor.to(psi.dtype)
+
+
+def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
+    """psi_j[r] <- psi_j[r + d_j]: windows were cut anew d_j (N, 2) whole pixels further on."""
+    by = by[torch.as_tensor(problem.layout.own, device=by.device)].cpu()
+    for row in by.any(1).nonzero()[:, 0].tolist():
+        y, x = by[row].tolist()
+        for psi in _kept(engine):
+            psi[row] = torch.roll(psi[row], (-y, -x), (-2, -1))
+
+
+def _kept(engine: Engine) -> list[Tensor]:
+    return [rows for rows in engine.per_view.values() if rows.is_complex() and rows.dim() == 4]
+
+
+def _slabs(engine: Engine) -> Iterator[Tensor]:
+    for psi in _kept(engine):
+        yield from psi.split(SLAB)

@@ -1,0 +1,103 @@
+"""A run of two ranks is killed at a random moment, resumed, told to stop, and resumed again: the same bits come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptymesh.io.results import Result
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+EPOCHS = 60
+RECIPE = f"""
+data: {{path: scan.cxi}}
+stages:
+  - {{engine: mpie, epochs: {EPOCHS}, batch: 9, positions: true, probe: {{power: true}}}}
+output: {{figures: false, checkpoint_every: 1}}
+"""
+#: Longest that anything is waited for.
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the ranks in /proc")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """ptymesh on two ranks, each on one thread."""
+    command = [sys.executable, "-m", "ptymesh", *arguments, "--ranks", "2", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the launcher's children."""
+    lists = Path(f"/proc/{launcher.pid}/task").glob("*/children")
+    return [int(pid) for children in lists for pid in children.read_text().split()]
+
+
+def epochs(out: Path) -> int:
+    """Whole epochs in the metrics."""
+    path = out / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def wait_until(reached: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert launcher.poll() is None and time.monotonic() < end, launcher.communicate(timeout=PATIENCE_S)
+        time.sleep(0.002)
+
+
+def test_killed_resumed_stopped_resumed(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    write(checked(kind="xray", views=60, window=32, seed=3), tmp_path / "scan.cxi")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+    whole = start(tmp_path, "run", "recipe.yaml", "--out", "whole")
+    _, err = whole.communicate(timeout=PATIENCE_S)
+    assert (whole.returncode, err) == (0, "")
+
+    out = tmp_path / "out"
+    killed = start(tmp_path, "run", "recipe.yaml")
+    moment = rng.randint(2, EPOCHS // 2)
+    wait_until(lambda: epochs(out) >= moment, killed)
+    time.sleep(rng.random() * 0.05)
+    ranks = ranks_of(killed)
+    for pid in (killed.pid, *ranks):
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate(timeout=PATIENCE_S)
+    assert len(ranks) == 2 and killed.returncode == -signal.SIGKILL and not (out / "result.h5").exists()
+
+    stopped = start(tmp_path, "resume", "out")
+    moment = epochs(out) + rng.randint(2, 10)
+    wait_until(lambda: epochs(out) >= moment, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, err = stopped.communicate(timeout=PATIENCE_S)
+    assert (stopped.returncode, err) == (75, "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n")
+    assert not (out / "result.h5").exists()
+
+    resumed = start(tmp_path, "resume", "out")
+    _, err = resumed.communicate(timeout=PATIENCE_S)
+    assert (resumed.returncode, err) == (0, "")
+
+    found, expected = Result.load(out / "result.h5"), Result.load(tmp_path / "whole" / "result.h5")
+    for name in ("object", "probe", "positions_px"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    for name in ("epoch", "stage", "loss", "residual"):
+        assert np.array_equal(found.history[name], expected.history[name]), name
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, EPOCHS + 1))
