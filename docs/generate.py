@@ -49,7 +49,7 @@ SCHEDULES = """\
 
 Position refinement and each kind of upkeep have their own, in epochs of the stage:
 """
-STAGE = "stages.N."
+STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
 SIGNS = {Gt: ("> ", "gt"), Ge: (">= ", "ge"), Lt: ("< ", "lt"), Le: ("<= ", "le")}
 
@@ -112,7 +112,8 @@ class Page:
         for model in models(field.annotation):
             if model in self.places:
                 if (first := self.places[model]) is not None:
-                    self.parts[first] = self.parts[first].rstrip("\n") + f" The same for `{path}`.\n"
+                    said = self.parts[first].rstrip(".\n")
+                    self.parts[first] = f"{said}{', ' if MORE in said else MORE}`{path}`.\n"
                 continue
             kind = chosen(model)
             self.parts.append(f"{'###' if '.' in path else '##'} {path}{f', kind {kind}' if kind else ''}\n")
@@ -191,8 +192,9 @@ def words(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(words(argument) for argument in arguments if argument is not NoneType))
     if origin in (tuple, list):
         inside = [words(argument) for argument in arguments if argument is not Ellipsis]
-        fixed = origin is tuple and Ellipsis not in arguments
-        return f"[{', '.join(inside)}]" if fixed else f"[{inside[0]}, ...]"
+        if origin is list or Ellipsis in arguments:
+            return f"[{inside[0]}, ...]"
+        return f"pair, each {inside[0]}" if "<" in inside[0] or ">" in inside[0] else f"[{', '.join(inside)}]"
     if origin is dict:
         return f"group of names, each with {words(arguments[1])}"
     return "group" if models(annotation) else "function (in Python)"

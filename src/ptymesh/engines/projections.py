@@ -28,7 +28,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 

@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from ptymesh.engines import ENGINES, REFUSED, Engine
+from ptymesh.engines import REFUSED, Engine, offered
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.samples import PREFIX
@@ -154,15 +154,16 @@ def _engine(path: str, stage: Any) -> Engine:
     options = {key: value for key, value in stage.items() if key != "engine"}
     name = stage.get("engine")
     if name is None:
-        raise BadInput(f"{path}.engine is missing; it should be {' or '.join(ENGINES)}.")
+        raise BadInput(f"{path}.engine is missing; it should be {' or '.join(offered.names())}.")
     if isinstance(name, str) and name in REFUSED:
         raise BadInput(f"{path}.engine is {name!r}, which is no engine here: {REFUSED[name]}.")
-    if not isinstance(name, str) or name not in ENGINES:
-        raise BadInput(unknown_word(f"{path}.engine", name, list(ENGINES)))
+    engine = offered.find(name) if isinstance(name, str) else None
+    if engine is None:
+        raise BadInput(unknown_word(f"{path}.engine", name, offered.names()))
     try:
-        return ENGINES[name].model_validate(options)
+        return engine.model_validate(options)
     except ValidationError as error:
-        raise BadInput(sentence(error, options, ENGINES[name], path)) from error
+        raise BadInput(sentence(error, options, engine, path)) from error
 
 
 class _Loader(yaml.SafeLoader):
