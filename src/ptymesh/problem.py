@@ -239,15 +239,22 @@ class Problem:
         """Own buffers from here on, after a copy whose shapes differ."""
         self._buffers = {}
 
-    def spread(self, field: Touched, estimate: Estimate) -> Tensor:
-        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere."""
-        whole = self.buffer("spread", estimate.object, field.values.dtype)
+    def spread(self, field: Touched, estimate: Estimate, name: str = "spread") -> Tensor:
+        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
+
+        It lasts until the next of the same name.
+        """
+        whole = self.buffer(name, estimate.object, field.values.dtype)
         blocked(whole)[:, field.rows, field.columns] = field.values
         return whole
 
-    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
         """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
         return self.layout.dot(a, b)
+
+    def put(self, target: Tensor, field: Touched) -> None:
+        """The touched blocks of an array (L, H, W) become those of `field`, in place."""
+        blocked(target)[:, field.rows, field.columns] = field.values.to(target.dtype)
 
     def touched(self, whole: Tensor, like: Touched) -> Touched:
         """The blocks of `like` out of an array (L, H, W)."""

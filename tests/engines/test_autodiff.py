@@ -54,6 +54,7 @@ SLOPES = {
     "intensity, two slices": dict(fidelity="intensity", case=dict(slices=2)),
     "nrmse": dict(loss="nrmse", power=0.3),
     "own loss": dict(loss=absolute),
+    "averaged": dict(averaged=3.0, fidelity="poisson"),
     "phase": dict(parametrisation="phase", case=dict(subpixel="bilinear")),
     "amplitude and phase, near field": dict(
         parametrisation="amplitude_phase", case=dict(propagation="angular_spectrum")
@@ -194,6 +195,7 @@ def test_functions_by_name() -> None:
     [
         (dict(loss="nrms"), "did you mean nrmse"),
         (dict(power=0.5), "belongs to loss nrmse"),
+        (dict(averaged=1, fidelity="intensity"), "cannot be added to intensity"),
         (dict(regularisers=[{"kind": "tw", "weight": 1}]), "did you mean tv"),
         (dict(regularisers=[{"kind": "tv", "weight": 0}]), "greater than 0"),
         (dict(parametrisation="polar"), "amplitude_phase"),

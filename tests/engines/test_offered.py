@@ -46,5 +46,5 @@ def test_what_is_no_engine_is_refused() -> None:
     with pytest.raises(BadInput, match=r"odd = pathlib:Path is not an Engine"):
         offered.find("odd")
     with pytest.raises(BadInput, match="did you mean mine"):
-        Recipe.parse({"data": {"path": "scan.cxi"}, "stages": [{"engine": "mien"}]})
+        Recipe.parse({"data": {"path": "scan.cxi"}, "stages": [{"engine": "minee"}]})
     assert offered.find("none") is None

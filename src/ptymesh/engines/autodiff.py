@@ -25,7 +25,7 @@ from ptymesh.engines import losses, regularisers
 from ptymesh.engines.base import Engine, Schedule
 from ptymesh.engines.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.regularisers import REGULARISERS, Density
-from ptymesh.engines.sweep import Part, Sweep, above_zero, covered, real
+from ptymesh.engines.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
 
@@ -64,12 +64,14 @@ class Gradient:
 class Autodiff(Engine):
     """What the gradient engines share.
 
-    loss: `fidelity`, `nrmse` of powers, or a user's own, by name or as a function; power: of `nrmse`;
-    parametrisation of the object; regularisers of the object.
+    loss: `fidelity`, `nrmse` of powers, or a user's own, by name or as a function; power: of `nrmse`; averaged: weight
+    of the misfit of the pattern averaged over the batch (a second sweep); parametrisation of the object; regularisers
+    of the object.
     """
 
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
+    averaged: float = Field(0.0, ge=0)
     parametrisation: Literal["complex", "phase", "amplitude_phase"] = "complex"
     regularisers: list[Regulariser] = Field(default_factory=list)
 
@@ -85,9 +87,12 @@ class Autodiff(Engine):
         return loss if isinstance(loss, str) else LOSSES.name_of(loss)
 
     @model_validator(mode="after")
-    def _power_has_a_meaning(self) -> Autodiff:
+    def _losses_fit(self) -> Autodiff:
         if self.power is not None and self.loss != "nrmse":
             raise ValueError(f"power ({self.power:g}) belongs to loss nrmse; remove it")
+        if self.averaged and (self.loss == "nrmse" or (self.loss == "fidelity" and self.fidelity == "intensity")):
+            kind = self.fidelity if self.loss == "fidelity" else self.loss
+            raise ValueError(f"averaged cannot be added to {kind}, which is not divided by the counts; remove it")
         return self
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
@@ -103,7 +108,10 @@ class Autodiff(Engine):
     ) -> Gradient:
         """Loss and slopes of the unknowns `wanted` (object, amplitude, probe, opr, background, positions, weights,
         slice_spacing), in one sweep and one message. `note`: for the running loss of the epoch."""
-        sweep = Sweep(problem, estimate, batch, wanted, self._loss(problem))
+        loss = self._loss(problem)
+        if self.averaged:
+            loss = losses.WithAverage(loss, self.averaged, *averages(problem, estimate, batch))
+        sweep = Sweep(problem, estimate, batch, wanted, loss)
         for chunk in problem.chunks(estimate, batch.views):
             sweep.add(chunk, note)
         sums, summary, parts = sweep.total()

@@ -9,6 +9,8 @@ c          typical second derivative of the summed loss along |Psi|, over 2
     nrmse                 L = sqrt(Q / n) / mean y^p            D = 2 sqrt(Q n) mean y^p   c = 4 p^2 sum y^2p / sum y
                           Q = sum (I^p - y^p)^2
     a function f(I, y)    L = sum f / sum y                     D = sum y                  c = 1
+    averaged              adds weight x sum n (sqrt <I> - sqrt <y>)^2 / sum y to those with D = sum y;
+                          <> over the n good views of the batch at a pixel
 
 A user's own loss is a plain torch function of I and y that returns one value per pixel; its derivative is autograd's:
 
@@ -149,6 +151,34 @@ class OfFunction:
         one = I.new_ones(())
         terms = self.function(torch.where(data.good, I, one), torch.where(data.good, data.y, one))
         return torch.where(data.good, terms, terms.new_zeros(()))
+
+
+class WithAverage:
+    """A loss, and the misfit of the pattern averaged over the batch.
+
+    Args:
+        loss: with divisor sum y; weight: of the misfit against it.
+        I, y, n: sums of intensities and of counts over the batch's good views, and their numbers; (h, w), global.
+    """
+
+    def __init__(self, loss: Loss, weight: float, I: Tensor, y: Tensor, n: Tensor) -> None:
+        self.loss, self.terms = loss, loss.terms
+        I = I.clamp(min=DARK)
+        self.average_slope = torch.where(n > 0, weight * (1 - torch.sqrt(y / I)), 0.0)
+        self.misfit = weight * (I.sqrt() - y.sqrt()).square().sum()
+
+    def slope(self, S: Tensor, data: Data) -> Tensor:
+        """The loss's, and d misfit / d I_j = weight (1 - sqrt(<y> / <I>)), the same in all views."""
+        return self.loss.slope(S, data) + torch.where(data.good, self.average_slope, 0.0)
+
+    def sums(self, S: Tensor, data: Data) -> Tensor:
+        """The loss's."""
+        return self.loss.sums(S, data)
+
+    def summary(self, sums: Tensor) -> Summary:
+        """The loss's, with the misfit in its value."""
+        summary = self.loss.summary(sums)
+        return summary._replace(value=summary.value + self.misfit / summary.divisor)
 
 
 def _total(terms: Tensor) -> Tensor:

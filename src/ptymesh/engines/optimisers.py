@@ -13,7 +13,7 @@ The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PrivateAttr, model_validator
@@ -70,16 +70,16 @@ class Elementwise(Autodiff):
 
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
 
-    lr: float = Field(0.01, gt=0)
+    lr: float = Field(0.03, gt=0)
     unknowns: Unknowns = Unknowns()
     scheduler: Scheduler | None = None
 
     _pace: Pace | None = PrivateAttr(None)
 
-    @classmethod
-    def hyperparameters(cls) -> list[str]:
+    def _hyperparameters(self) -> dict[str, Any]:
         """Options that are the torch optimiser's own, besides lr."""
-        return [name for name in cls.model_fields if name not in Elementwise.model_fields]
+        own = type(self).model_fields.keys() - Elementwise.model_fields.keys()
+        return {name: getattr(self, name) for name in own}
 
     @model_validator(mode="after")
     def _consistent(self) -> Elementwise:
@@ -147,7 +147,8 @@ class Elementwise(Autodiff):
         if "losses" in self.state:  # an earlier call's are not this one's
             self.state["losses"] = self.state["losses"][: epoch - 1]
         groups = self._pace.at(epoch, self.state.get("losses"))
-        optimiser = self.torch_class([{**groups[name], "params": [leaf]} for name, leaf in leaves.items()])
+        parameters = [{**groups[name], "params": [leaf]} for name, leaf in leaves.items()]
+        optimiser = self.torch_class(parameters, **self._hyperparameters())
         for name, leaf in leaves.items():
             memory = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
             if memory:
@@ -162,8 +163,7 @@ class Elementwise(Autodiff):
         rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}
         if not self.unknowns.amplitude:
             rates["amplitude"] = rates["object"]
-        options = {name: getattr(self, name) for name in type(self).hyperparameters()}
-        return Pace(self.torch_class, rates, options, self.scheduler, self.epochs)
+        return Pace(self.torch_class, rates, self._hyperparameters(), self.scheduler, self.epochs)
 
 
 class Adam(Elementwise):
@@ -209,6 +209,7 @@ class RAdam(Elementwise):
     name: ClassVar[str] = "radam"
     torch_class = torch.optim.RAdam
 
+    lr: float = Field(0.1, gt=0)
     betas: Betas = (0.9, 0.999)
     eps: Eps = EPS
     weight_decay: NotNegative = 0.0
@@ -221,6 +222,7 @@ class Adamax(Elementwise):
     name: ClassVar[str] = "adamax"
     torch_class = torch.optim.Adamax
 
+    lr: float = Field(0.1, gt=0)
     betas: Betas = (0.9, 0.999)
     eps: Eps = EPS
     weight_decay: NotNegative = 0.0
@@ -232,7 +234,7 @@ class Adagrad(Elementwise):
     name: ClassVar[str] = "adagrad"
     torch_class = torch.optim.Adagrad
 
-    lr: float = Field(0.05, gt=0)
+    lr: float = Field(0.1, gt=0)
     lr_decay: NotNegative = 0.0
     weight_decay: NotNegative = 0.0
     initial_accumulator_value: NotNegative = 0.0
@@ -245,7 +247,7 @@ class Adadelta(Elementwise):
     name: ClassVar[str] = "adadelta"
     torch_class = torch.optim.Adadelta
 
-    lr: float = Field(1.0, gt=0)
+    lr: float = Field(3.0, gt=0)
     rho: Beta = 0.9
     eps: Eps = EPS**2
     weight_decay: NotNegative = 0.0
@@ -257,6 +259,7 @@ class RMSprop(Elementwise):
     name: ClassVar[str] = "rmsprop"
     torch_class = torch.optim.RMSprop
 
+    lr: float = Field(0.01, gt=0)
     alpha: Beta = 0.99
     eps: Eps = EPS
     weight_decay: NotNegative = 0.0

@@ -81,7 +81,7 @@ class MPIE(RPIE):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """rPIE's step; after every T of them, the momentum's."""
-        if not self.state:
+        if "batches" not in self.state:
             self._remember(estimate)
         super().step(problem, estimate, batch)
         self.state["batches"] += 1

@@ -111,6 +111,17 @@ class Sweep:
         return parts
 
 
+def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each; one message."""
+    sums = torch.zeros(3, *problem.window, dtype=problem.real, device=problem.device)
+    for chunk in problem.chunks(estimate, batch.views):
+        data = chunk.data
+        I = data.intensity(power(problem.detect(chunk, problem.scene(estimate, chunk).exit)))
+        sums += torch.stack((torch.where(data.good, I, 0.0).sum(0), data.y.sum(0), data.good.sum(0)))
+    I, y, n = problem.world.sum(sums)[0]
+    return I, y, n
+
+
 def covered(estimate: Estimate) -> Tensor:
     """Object pixels (H, W) bool that lie under a window."""
     height, width = estimate.object.shape[-2:]

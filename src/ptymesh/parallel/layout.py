@@ -109,8 +109,9 @@ class Replicated:
         summed = self.world.sum(*gathered, *others)
         return [Touched(values, *blocks) for values in summed[: len(fields)]] + summed[len(fields) :]
 
-    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
         """Re sum conj(a) b over pixels, 0-d float64: every rank holds them all."""
+        a, b = (x.values if isinstance(x, Touched) else x for x in (a, b))
         products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
         return products.sum(dtype=torch.float64)
 

@@ -2,8 +2,8 @@
 
 B, L, M     views of the chunk, slices, modes
 t_i         length of the step along direction i, which changes object, probe and positions by t_i (dO, dP, dp)_i
-D_i         sum_a dp_ia d_a, derivative of a window along the view's displacement
 x_i, x_ik   dx/dt_i and d^2x/(dt_i dt_k) at t = 0
+D_i         sum_a dp_ia d_a, derivative along the view's displacement
 
 The bilinear Hessian of a loss needs the exit wave to second order in all t_i (Carlsson, Wendt, Cloetens & Nikitin,
 arXiv:2502.10755, 2025). Along one direction of object and probe alone, it is a polynomial in t of degree L + 1.
@@ -14,13 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
+from ptymesh.physics import views
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.propagate import apply_kernel, fft, frequencies, ifft
 
-Linear = Callable[[Tensor], Tensor]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -42,47 +45,51 @@ class Jet:
                 _add(second, ik, x_ik * y.value)
         for i, x_i in self.first.items():
             for k, y_k in other.first.items():
-                _add(second, (min(i, k), max(i, k)), x_i * y_k * (2 if i == k else 1))
+                _add(second, _pair(i, k), x_i * y_k * _times(i, k))
         return Jet(self.value * other.value, first, second)
 
-    def through(self, operator: Linear) -> Jet:
+    def through(self, operator: Callable[[Tensor], Tensor]) -> Jet:
         """A linear operator applied to all of it."""
         first = {i: operator(x_i) for i, x_i in self.first.items()}
         return Jet(operator(self.value), first, {ik: operator(x_ik) for ik, x_ik in self.second.items()})
 
-    def moved(self, displacements: dict[int, Tensor], sign: float) -> Jet:
-        """exp(-sign sum_i t_i D_i) x, the waves shifted by sign t_i dp_i: displacements (B, 2) by direction."""
+    def moved(self, displacements: dict[int, Tensor]) -> Jet:
+        """exp(-sum_i t_i D_i) x: waves (B, M, h, w) shifted by t_i dp_i, displacements dp (B, 2) by direction."""
         if not displacements:
             return self
         ky, kx = frequencies((self.value.shape[-2], self.value.shape[-1]), (1.0, 1.0), self.value.device)
         rates = {}
         for i, dp in displacements.items():
-            rate = dp[:, 0, None, None] * ky + dp[:, 1, None, None] * kx
-            rates[i] = (-2j * math.pi * sign * rate).to(self.value.dtype)[:, None]
+            k = dp[:, 0, None, None] * ky + dp[:, 1, None, None] * kx
+            rates[i] = (-2j * math.pi * k).to(self.value.dtype)[:, None]
         x = self.through(fft)
-        return _exponential(x, {i: lambda wave, rate=rate: rate * wave for i, rate in rates.items()}).through(ifft)  # type: ignore[misc]
+        first, second = dict(x.first), dict(x.second)
+        for i, rate in rates.items():
+            _add(first, i, rate * x.value)
+            for k, x_k in x.first.items():
+                _add(second, _pair(i, k), rate * x_k * _times(i, k))
+            for k, other in rates.items():
+                if i <= k:
+                    _add(second, (i, k), rate * other * x.value)
+        return Jet(x.value, first, second).through(ifft)
 
 
-def _add(terms: dict, key: int | tuple[int, int], term: Tensor) -> None:
+def _add(terms: dict[Key, Tensor], key: Key, term: Tensor) -> None:
     terms[key] = terms[key] + term if key in terms else term
 
 
-def _exponential(x: Jet, rates: dict[int, Linear]) -> Jet:
-    """exp(sum_i t_i R_i) x for commuting linear R_i."""
-    first, second = dict(x.first), dict(x.second)
-    for i, rate in rates.items():
-        _add(first, i, rate(x.value))
-        for k, x_k in x.first.items():
-            _add(second, (min(i, k), max(i, k)), rate(x_k) * (2 if i == k else 1))
-        for k, other in rates.items():
-            if i <= k:
-                _add(second, (i, k), rate(other(x.value)))
-    return Jet(x.value, first, second)
+def _pair(i: int, k: int) -> tuple[int, int]:
+    return min(i, k), max(i, k)
+
+
+def _times(i: int, k: int) -> int:
+    """Terms like x_i y_k count once for the pair (i, k) and once for (k, i), which are one where i = k."""
+    return 2 if i == k else 1
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Changes of object (L, H, W), probe (M, h, w) and, where they move, the chunk's positions (B, 2)."""
+    """Changes of object (L, H, W), probe (M, h, w) and, where they move, of the chunk's positions (B, 2)."""
 
     object: Tensor
     probe: Tensor
@@ -90,42 +97,95 @@ class Direction:
 
 
 def exit_jet(
-    model: Model, scene: Scene, directions: Sequence[Direction], anchors: Tensor, fractions: Tensor, weights: Tensor
+    model: Model,
+    obj: Tensor,
+    scene: Scene,
+    directions: Sequence[Direction],
+    anchors: Tensor,
+    fractions: Tensor,
+    weights: Tensor,
 ) -> Jet:
-    """Exit waves (B, M, h, w) of a chunk to second order in the steps along the directions.
+    """Exit waves (B, M, h, w) of a chunk to second order in the steps along the directions; obj is (L, H, W).
 
-    In the near field with Fourier sub-pixel positions the detector moves with the probe; its part is taken back to
-    the exit, so that Psi_i = D psi_i and Psi_ik = D psi_ik in all cases. Whole-pixel positions do not move.
+    In the near field with Fourier sub-pixel positions the image moves back with the probe; that is done at the exit,
+    so that Psi_i = D psi_i and Psi_ik = D psi_ik in all cases. OPR modes stay as they are.
     """
     each = dict(enumerate(directions))
-    moves = {i: d.positions for i, d in each.items() if d.positions is not None and model.subpixel != "none"}
-    incoming = Jet(scene.incoming[0], {i: model.probes(d.probe, fractions, weights) for i, d in each.items()}, {})
+    moves = {i: d.positions for i, d in each.items() if d.positions is not None}
+    wave = Jet(scene.incoming[0], {i: model.probes(d.probe, fractions, weights) for i, d in each.items()}, {})
     if model.subpixel == "fourier":
-        incoming = incoming.moved(moves, 1)
-    if model.subpixel == "bilinear" and moves:
-        windows = _bilinear(scene, directions, moves, anchors, fractions)
-    else:
-        size = (scene.exit.shape[-2], scene.exit.shape[-1])
-        cuts = {i: model.windows(d.object, anchors, fractions, size) for i, d in each.items()}
-        windows = Jet(scene.windows, cuts, {})
-    wave, last = incoming, scene.windows.shape[1] - 1
-    for index in range(last + 1):
-        wave = wave * windows.through(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
-        if index < last:
+        wave = wave.moved(moves)
+    windows = _windows(model, obj, scene, each, moves if model.subpixel == "bilinear" else {}, anchors, fractions)
+    for index in range(len(scene.incoming)):
+        if index:
             wave = wave.through(lambda waves: _to_next(model, waves))
-    return wave.moved(moves, -1) if model.kernel is not None and model.subpixel == "fourier" else wave
+        wave = wave * windows.through(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
+    if model.subpixel == "fourier" and model.kernel is not None:
+        wave = wave.moved({i: -dp for i, dp in moves.items()})
+    return wave
 
 
-def _bilinear(
-    scene: Scene, directions: Sequence[Direction], moves: dict[int, Tensor], anchors: Tensor, fractions: Tensor
+def _windows(
+    model: Model,
+    obj: Tensor,
+    scene: Scene,
+    directions: dict[int, Direction],
+    moves: dict[int, Tensor],
+    anchors: Tensor,
+    fractions: Tensor,
 ) -> Jet:
-    """Windows (B, L, h, w) that move over the object: S_j (O + sum_i t_i dO_i) at p_j + sum_i t_i dp_i.
-
-    Within a pixel, interpolation is linear in y and in x: of the second derivatives only the mixed one is not zero.
-    """
+    """Windows (B, L, h, w) of O + sum_i t_i dO_i; those that move are interpolated, linearly in y and linearly in x."""
     size = (scene.exit.shape[-2], scene.exit.shape[-1])
-    obj = directions[0].object
-    raise NotImplementedError
+    first = {i: model.windows(d.object, anchors, fractions, size) for i, d in directions.items()}
+    second: dict[tuple[int, int], Tensor] = {}
+
+    def slid(of: Tensor, dp: Tensor) -> Tensor:
+        y, x = (views.cut_bilinear(of, anchors, fractions, size, order) for order in ((1, 0), (0, 1)))
+        return dp[:, 0, None, None, None] * y + dp[:, 1, None, None, None] * x
+
+    for i, dp in moves.items():
+        first[i] = first[i] + slid(obj, dp)
+        for k, d in directions.items():
+            _add(second, _pair(i, k), slid(d.object, dp) * _times(i, k))
+        for k, other in moves.items():
+            if i <= k:
+                mixed = (dp[:, 0] * other[:, 1] + dp[:, 1] * other[:, 0])[:, None, None, None]
+                _add(second, (i, k), mixed * views.cut_bilinear(obj, anchors, fractions, size, (1, 1)))
+    return Jet(scene.windows, first, second)
+
+
+def exit_polynomial(model: Model, scene: Scene, probes: Tensor, windows: Tensor) -> list[Tensor]:
+    """c_0 ... c_{L+1} (B, M, h, w) of the exit wave sum_n t^n c_n when probes and windows change by t times these.
+
+    probes (B, M, h, w), windows (B, L, h, w). With one slice P O + t (dP O + P dO) + t^2 dP dO.
+    """
+    coefficients = [scene.incoming[0], probes]
+    for index in range(len(scene.incoming)):
+        if index:
+            coefficients = [_to_next(model, c) for c in coefficients]
+        window, change = scene.windows[:, index, None], windows[:, index, None]
+        unchanged, changed = [c * window for c in coefficients], [c * change for c in coefficients]
+        middle = [a + b for a, b in zip(unchanged[1:], changed[:-1], strict=True)]
+        coefficients = [unchanged[0], *middle, changed[-1]]
+    return coefficients
+
+
+def power_polynomial(waves: Sequence[Tensor]) -> list[Tensor]:
+    """q_0 ... q_2n (B, h, w) of sum_m |sum_n t^n Psi_nm|^2, waves (B, M, h, w)."""
+    powers = [torch.zeros_like(waves[0][:, 0].real) for _ in range(2 * len(waves) - 1)]
+    for i, a in enumerate(waves):
+        for k, b in enumerate(waves[i:], start=i):
+            product = (torch.view_as_real(a) * torch.view_as_real(b)).sum((1, -1))
+            powers[i + k] += product if i == k else 2 * product
+    return powers
+
+
+def evaluated(coefficients: Sequence[Tensor], t: float) -> Tensor:
+    """sum_n t^n q_n, by Horner's rule."""
+    total = coefficients[-1]
+    for q in coefficients[-2::-1]:
+        total = total * t + q
+    return total
 
 
 def _to_next(model: Model, waves: Tensor) -> Tensor:

@@ -73,6 +73,18 @@ def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     return torch.where(data.good, slopes, slopes.new_zeros(()))
 
 
+def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
+    """d^2L/dI^2, (B, h, w)."""
+    I = data.intensity(S).clamp(min=DARK)
+    if kind == "amplitude":
+        curvatures = 0.5 * data.y.sqrt() * I**-1.5
+    elif kind == "poisson":
+        curvatures = data.y / I**2
+    else:
+        curvatures = torch.full_like(I, 2.0)
+    return torch.where(data.good, curvatures, curvatures.new_zeros(()))
+
+
 def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity (ALGORITHMS.md)."""
     if kind == "amplitude":

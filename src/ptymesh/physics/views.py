@@ -82,17 +82,11 @@ def _corners(anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     return anchors + below.to(anchors.dtype), fractions - below
 
 
-def _bilinear_weights(t: Tensor) -> Tensor:
-    """Weights of the four neighbours, (B, 2, 2): [y offset, x offset]."""
-    y = torch.stack((1 - t[:, 0], t[:, 0]), dim=1)
-    x = torch.stack((1 - t[:, 1], t[:, 1]), dim=1)
-    return y[:, :, None] * x[:, None, :]
-
-
-def _derivative_weights(t: Tensor, axis: int) -> Tensor:
+def _bilinear_weights(t: Tensor, order: tuple[int, int] = (0, 0)) -> Tensor:
+    """Weights of the four neighbours, or their derivatives of this order (0 or 1) per axis, (B, 2, 2): [y, x]."""
     edge = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device).expand(len(t), 2)
-    other = torch.stack((1 - t[:, 1 - axis], t[:, 1 - axis]), dim=1)
-    return edge[:, :, None] * other[:, None, :] if axis == 0 else other[:, :, None] * edge[:, None, :]
+    y, x = (edge if order[axis] else torch.stack((1 - t[:, axis], t[:, axis]), dim=1) for axis in (0, 1))
+    return y[:, :, None] * x[:, None, :]
 
 
 def _blend(cuts: Tensor, weights: Tensor) -> Tensor:
@@ -104,10 +98,15 @@ def _blend(cuts: Tensor, weights: Tensor) -> Tensor:
     return total
 
 
-def cut_bilinear(obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
-    """Object interpolated at n_j + f_j + r: (L, H, W), (B, 2), (B, 2) -> (B, L, h, w)."""
+def cut_bilinear(
+    obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int], order: tuple[int, int] = (0, 0)
+) -> Tensor:
+    """Object interpolated at n_j + f_j + r: (L, H, W), (B, 2), (B, 2) -> (B, L, h, w).
+
+    order: 1 where the derivative with respect to f_a is wanted instead; second ones of a single axis are zero.
+    """
     corner, t = _corners(anchors, fractions)
-    return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _bilinear_weights(t))
+    return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _bilinear_weights(t, order))
 
 
 def add_back_bilinear(out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
@@ -126,5 +125,4 @@ def cut_bilinear_derivative(
     obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int], axis: int
 ) -> Tensor:
     """Derivative of `cut_bilinear` with respect to f_a, (B, L, h, w)."""
-    corner, t = _corners(anchors, fractions)
-    return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _derivative_weights(t, axis))
+    return cut_bilinear(obj, anchors, fractions, window, (1, 0) if axis == 0 else (0, 1))

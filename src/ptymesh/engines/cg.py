@@ -1,0 +1,45 @@
+"""CG: preconditioned nonlinear conjugate gradient over object and probe together.
+
+Polak & Ribiere, Rev. Fr. Inform. Rech. Oper. 16, 35 (1969), with beta >= 0 (Gilbert & Nocedal, SIAM J. Optim. 2, 21,
+1992); for ptychography Thibault & Guizar-Sicairos, New J. Phys. 14, 063004 (2012).
+
+s, z     negative gradient of the loss and the same preconditioned (descent.py);  ' marks those of the step before
+
+    beta = max(0, <z, s - s'> / <z', s'>)
+    d    = z + beta d'                    d = z where that is not downhill
+    (O, P) += t d                         t: least loss on a ladder of steps, refined by a parabola
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from ptymesh.engines.descent import Descent, apply, dot
+from ptymesh.estimate import Estimate
+from ptymesh.problem import Batch, Problem
+
+
+class CG(Descent):
+    """Preconditioned nonlinear conjugate gradient, any fidelity and any number of slices."""
+
+    name: ClassVar[str] = "cg"
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """One conjugate direction, one line search."""
+        s, z = self.downhill(problem, estimate, batch)
+        d, downhill = z, dot(problem, z, s)
+        before, d_before = (self.recall(name, problem, estimate, z) for name in ("slope", "direction"))
+        if before is not None and d_before is not None:
+            beta = ((downhill - dot(problem, z, before)) / self.state["downhill"]).clamp(min=0)
+            if float(downhill + beta * dot(problem, d_before, s)) > 0:
+                d = z.plus(beta, d_before)
+        t = self.search(problem, estimate, batch, d)
+        apply(problem, estimate, d.times(t))
+        if float(t) == 0:  # no further this way: the next step starts again from the gradient
+            self.forget("slope", "direction")
+            return
+        self.remember("slope", problem, estimate, s)
+        self.remember("direction", problem, estimate, d)
+        self.state["downhill"] = downhill.clamp(min=torch.finfo(torch.float64).tiny)

@@ -1,0 +1,160 @@
+"""What CG and BH share: the preconditioned gradient of object and probe together, and a search along a line.
+
+g        derivative of the batch's loss with respect to the conjugates of O and P, summed over its views;  s = -g
+w        sum_j S_j^H sum_m |P_jm|^2;  u = sum_j |O_j|^2
+alpha    step at which the exit waves psi + alpha D^H (-slope Psi) would fit best, by Newton: 1 for amplitude
+
+    z_O = alpha s_O / sqrt(w^2 + (delta max w)^2)        z_P = scale_probe alpha s_P / sqrt(u^2 + (delta max u)^2)
+
+Weights are those of the batch: in the Gauss-Newton sense, z is what every pixel alone would ask for, so that a step of
+about 1 is right for all fidelities and units. Along a direction d, exit waves are a polynomial A + t B + t^2 C (with
+one slice) whose power is computed once; the loss is then known at any t without another Fourier transform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from ptymesh.engines.base import Engine
+from ptymesh.estimate import Estimate
+from ptymesh.parallel.layout import Touched
+from ptymesh.physics import fidelity
+from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
+from ptymesh.physics.model import power
+from ptymesh.problem import Batch, Problem
+
+#: Steps that a line search looks at, besides none.
+LADDER = tuple(2.0**n for n in range(-5, 4))
+
+Weight = TypeVar("Weight", Tensor, Touched)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change of object and probe, on the blocks that a batch touches."""
+
+    object: Touched
+    probe: Tensor
+
+    def plus(self, factor: Tensor, other: Move) -> Move:
+        """self + factor x other."""
+        return Move(
+            self.object + other.object * factor.to(self.object.values.real.dtype),
+            self.probe + other.probe * factor.to(self.probe.real.dtype),
+        )
+
+    def times(self, factor: Tensor) -> Move:
+        """factor x self."""
+        real = self.probe.real.dtype
+        return Move(self.object * factor.to(real), self.probe * factor.to(real))
+
+
+class Descent(Engine):
+    """Options of descent along joint directions, by default of all views in every step.
+
+    delta: regularises the preconditioner's weights, as a fraction of the largest; scale_probe: length of the probe's
+    part of a direction against the object's.
+    """
+
+    batch: PositiveInt | None = None
+    delta: float = Field(0.1, gt=0, le=1)
+    scale_probe: float = Field(3.0, gt=0)
+
+    def downhill(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Move, Move]:
+        """s and z of the batch, in one sweep. What the upkeep of positions and beams reads becomes steps of alpha."""
+        kind, model = problem.model.fidelity, problem.model
+        accumulator = problem.accumulator(estimate, batch)
+        terms = torch.zeros(3, dtype=torch.float64, device=problem.device)
+        for chunk in problem.chunks(estimate, batch.views):
+            scene = problem.scene(estimate, chunk)
+            detected = problem.detect(chunk, scene.exit)
+            S = power(detected)
+            problem.note(chunk, S)
+            slope = fidelity.slope(kind, S, chunk.data)
+            accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
+            bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
+            terms += torch.stack([t.sum(dtype=torch.float64) for t in (2 * S * slope**2, 2 * S * slope**3, bend)])
+        s = accumulator.total(terms.to(problem.real))
+        alpha = _newton(*s.others[0])
+        for steps in (problem.position_steps, problem.weight_steps):
+            steps[:] = [(views, alpha * step) for views, step in steps]
+        problem.last = replace(s, opr=alpha * s.opr)
+        z_object = alpha * s.object / floored(s.object_weight, self.delta)
+        z_probe = self.scale_probe * alpha * s.probe / floored(s.probe_weight, self.delta)
+        return Move(s.object, s.probe), Move(z_object, z_probe)
+
+    def recall(self, name: str, problem: Problem, estimate: Estimate, like: Move) -> Move | None:
+        """The remembered move on the blocks of `like`; None where there is none of this object."""
+        whole = self.state.get(f"object_{name}")
+        if whole is None or whole.shape != estimate.object.shape:
+            return None
+        return Move(problem.touched(whole, like.object), self.state[f"probe_{name}"])
+
+    def remember(self, name: str, problem: Problem, estimate: Estimate, move: Move) -> None:
+        """Keeps the move for the next step."""
+        whole = self.state.get(f"object_{name}")
+        if whole is None or whole.shape != estimate.object.shape:
+            whole = self.state[f"object_{name}"] = torch.zeros_like(estimate.object)
+        problem.put(whole, move.object)
+        self.state[f"probe_{name}"] = move.probe
+
+    def forget(self, *names: str) -> None:
+        """Drops remembered moves."""
+        for name in names:
+            self.state.pop(f"object_{name}", None)
+            self.state.pop(f"probe_{name}", None)
+
+    def search(self, problem: Problem, estimate: Estimate, batch: Batch, move: Move) -> Tensor:
+        """Step t >= 0 of the least loss along the move, 0-d float64: best of the ladder, refined by a parabola."""
+        direction, kind = problem.spread(move.object, estimate), problem.model.fidelity
+        steps = (0.0, *LADDER)
+        losses = torch.zeros(len(steps), dtype=torch.float64, device=problem.device)
+        for chunk in problem.chunks(estimate, batch.views):
+            windows = problem.model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
+            probes = problem.model.probes(move.probe, chunk.fractions, chunk.weights)
+            waves = exit_polynomial(problem.model, problem.scene(estimate, chunk), probes, windows)
+            powers = power_polynomial([problem.detect(chunk, wave) for wave in waves])
+            values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data).sum() for t in steps]
+            losses += torch.stack(values)
+        return lowest(torch.tensor(steps, dtype=torch.float64, device=problem.device), problem.world.sum(losses)[0])
+
+
+def dot(problem: Problem, a: Move, b: Move) -> Tensor:
+    """<a, b> over object and probe, 0-d float64."""
+    return problem.dot(a.object, b.object) + problem.dot(a.probe, b.probe)
+
+
+def apply(problem: Problem, estimate: Estimate, move: Move) -> None:
+    """Object and probe move."""
+    problem.add(estimate.object, move.object)
+    problem.add(estimate.probe, move.probe)
+
+
+def floored(weight: Weight, delta: float) -> Weight:
+    """sqrt(w^2 + (delta max w)^2), kept above zero where nothing was seen."""
+    top = weight.max()
+    floor = (delta * top) ** 2 + torch.finfo(top.dtype).tiny
+    return (weight * weight + floor).sqrt()
+
+
+def lowest(steps: Tensor, losses: Tensor) -> Tensor:
+    """Minimum of the parabola through the least of the losses (n,) and its neighbours; 0 where the first is least."""
+    k = int(losses.argmin())
+    if k == 0 or k == len(steps) - 1:
+        return steps[k]
+    (a, b, c), (fa, fb, fc) = steps[k - 1 : k + 2], losses[k - 1 : k + 2]
+    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    if float(left - right) == 0:
+        return b
+    return (b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right)).clamp(a, c)
+
+
+def _newton(first: Tensor, cubic: Tensor, bend: Tensor) -> Tensor:
+    """-L'/L'' along Psi' = (1 - alpha slope) Psi, with a bound on how far L'' falls below its Gauss-Newton part."""
+    tiny = torch.finfo(first.dtype).tiny
+    return first / torch.maximum(cubic + bend, bend / 8).clamp(min=tiny)
