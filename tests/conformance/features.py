@@ -84,7 +84,7 @@ def refusal(engine: type[Engine], feature: Feature) -> str | None:
         stage.check(problem)
         resolution.check(stage, problem)
     except ValidationError as error:
-        return str(error.errors()[0]["msg"])
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     except BadInput as error:
         return str(error)
     return None

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ptymesh.engines import ENGINES, REFUSED, SGD, Adam, NAdam, RMSprop
-from ptymesh.engines.optimisers import ELEMENTWISE, Elementwise
+from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.optimisers import ELEMENTWISE
 from ptymesh.engines.schedulers import SHORT, Pace, Scheduler
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
@@ -281,7 +282,7 @@ def test_positions_through_the_optimiser() -> None:
     def moved(**options: Any) -> RunState:
         start = toy.start(probe_error=0.0, position_error=0.8)
         start.object.copy_(toy.truth.object)
-        stage = Adam(epochs=30, batch=10, positions={"start": 3}, scheduler={"name": "cosine"}, **options)
+        stage = Adam(epochs=30, batch=10, positions={"start": 3, "gain": 1}, scheduler={"name": "cosine"}, **options)
         return run(toy, stage, start)
 
     def error(e: Estimate) -> float:
@@ -364,7 +365,7 @@ RESUMED = dict(
     batch=11,
     lr=0.05,
     averaged=0.5,
-    positions={"start": 2},
+    positions={"start": 2, "gain": 1},
     probe={"frozen": 1, "centre": True, "opr": False},
     scheduler={"name": "plateau", "patience": 0, "threshold": 0.5},
     regularisers=[{"kind": "tv", "weight": 0.01}],
@@ -435,3 +436,14 @@ def test_a_later_call_goes_on_with_the_memory() -> None:
     state.engines[1] = state.engines[0]
     Loop(problem, state, [Adam(epochs=2, batch=20), Adam(epochs=1, batch=10, lr=1e-3)]).run()
     assert int(state.engines[1]["object.step"]) == 8
+
+
+@pytest.mark.parametrize("engine", [Adam, ENGINES["lbfgs"]])
+def test_a_later_call_on_other_pixels_starts_anew(engine: type) -> None:
+    toy = make(window=(24, 24))
+    problem, state = toy.problem(), RunState(toy.start())
+    Loop(problem, state, [engine(epochs=2, batch=20, coarsen=2)]).run()
+    state.engines[1] = state.engines[0]
+    Loop(problem, state, [engine(epochs=2, batch=20), engine(epochs=1, batch=20)]).run()
+    fine = {"adam": "object.exp_avg", "lbfgs": "object.s0"}[engine.name]
+    assert state.engines[1][fine].shape == state.estimate.object.shape

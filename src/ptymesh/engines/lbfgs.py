@@ -121,9 +121,10 @@ class LBFGS(Autodiff):
         return sum(key.startswith(f"{first}.s") for key in self.state)
 
     def _forget_others(self, x: Vector) -> None:
-        """Pairs of other unknowns than these, or more of them than are to be remembered, are of no use."""
+        """Pairs of other unknowns than these, on other pixels, or more than are to be remembered, are of no use."""
         known = {key.partition(".")[0] for key in self.state if ".s" in key}
-        if known != set(x) or self._pairs(x) > self.memory:
+        kept = known == set(x) and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
+        if not kept or self._pairs(x) > self.memory:
             self._forget()
 
     def _forget(self) -> None:

@@ -60,8 +60,8 @@ class Jet:
         ky, kx = frequencies((self.value.shape[-2], self.value.shape[-1]), (1.0, 1.0), self.value.device)
         rates = {}
         for i, dp in displacements.items():
-            k = dp[:, 0, None, None] * ky + dp[:, 1, None, None] * kx
-            rates[i] = (-2j * math.pi * k).to(self.value.dtype)[:, None]
+            cycles = dp[:, 0, None, None] * ky + dp[:, 1, None, None] * kx
+            rates[i] = (-2j * math.pi * cycles).to(self.value.dtype)[:, None]
         x = self.through(fft)
         first, second = dict(x.first), dict(x.second)
         for i, rate in rates.items():

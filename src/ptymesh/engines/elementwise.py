@@ -1,0 +1,159 @@
+"""An elementwise torch optimiser as an engine: what moves, at which rate, and what is remembered.
+
+x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
+lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels ...
+
+    x <- torch's update(x, g, memory)
+
+Because g is a Gauss-Newton step, SGD with lr = 1 is ePIE, and `eps`, where an optimiser has one, is a fraction of the
+gradient that a wholly wrong, fully lit pixel has: pixels that hardly any light reaches stay where they are.
+The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own from the batch in which it first moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field, PrivateAttr, model_validator
+from torch import Tensor
+
+from ptymesh.engines.autodiff import Autodiff
+from ptymesh.engines.base import OnOff, Options, Schedule
+from ptymesh.engines.schedulers import Pace, Scheduler
+from ptymesh.engines.sweep import packed, unpacked
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.problem import Batch, Problem
+
+
+class Unknown(Schedule):
+    """One unknown: its own learning rate (default: the engine's), and the epochs in which it moves."""
+
+    lr: float | None = Field(None, gt=0)
+
+
+class Unknowns(Options):
+    """What moves. Amplitude (of parametrisation amplitude_phase) moves with the object unless it has an entry of its
+    own; positions need the stage's `positions`, whose steps then go through the optimiser; opr (modes) and weights (of
+    beam and modes) are left to the upkeep of the probe unless they stand here."""
+
+    object: Annotated[Unknown | None, OnOff] = Unknown()
+    amplitude: Unknown | None = None
+    probe: Annotated[Unknown | None, OnOff] = Unknown()
+    opr: Annotated[Unknown | None, OnOff] = None
+    positions: Annotated[Unknown | None, OnOff] = None
+    weights: Annotated[Unknown | None, OnOff] = None
+    background: Annotated[Unknown | None, OnOff] = None
+    slice_spacing: Annotated[Unknown | None, OnOff] = None
+
+
+class Elementwise(Autodiff):
+    """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch."""
+
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
+
+    lr: float = Field(0.03, gt=0)
+    unknowns: Unknowns = Unknowns()
+    scheduler: Scheduler | None = None
+
+    _pace: Pace | None = PrivateAttr(None)
+
+    def _memory(self, name: str, leaf: Tensor) -> dict[str, Tensor]:
+        """What torch is to remember of this unknown; nothing where an earlier call saw it on other pixels."""
+        kept = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
+        memory = {key: unpacked(tensor, leaf) for key, tensor in kept.items()}
+        return memory if all(tensor.ndim == 0 or tensor.shape == leaf.shape for tensor in memory.values()) else {}
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        """Options that are the torch optimiser's own, besides lr."""
+        own = type(self).model_fields.keys() - Elementwise.model_fields.keys()
+        return {name: getattr(self, name) for name in own}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Elementwise:
+        unknowns = self.unknowns
+        if unknowns.amplitude and self.parametrisation != "amplitude_phase":
+            raise ValueError(
+                f"unknowns.amplitude has no meaning with parametrisation {self.parametrisation}; remove it"
+            )
+        if unknowns.positions and (not self.positions or self.positions.gain == "auto"):
+            raise ValueError(
+                "unknowns.positions needs positions: {gain: 1}, whose limits and drift removal it uses, and whose gain "
+                "multiplies its steps"
+            )
+        if not any(getattr(unknowns, name) for name in Unknowns.model_fields):
+            raise ValueError("unknowns leaves nothing to move; remove it")
+        if (unknowns.opr or unknowns.weights) and (self.probe.opr or self.probe.intensity):
+            raise ValueError(
+                "unknowns.opr and unknowns.weights refine what probe.opr and probe.intensity do; "
+                "set both of probe's to false"
+            )
+        self._new_pace()  # torch's own checks
+        return self
+
+    def check(self, problem: Problem) -> None:
+        """Raises BadInput for a slice spacing where there is a single slice."""
+        super().check(problem)
+        if self.unknowns.slice_spacing and problem.model.slice_kernel is None:
+            raise BadInput("unknowns.slice_spacing has no meaning for a single slice; remove it from the stage.")
+
+    def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+        """One update of every unknown that moves in this epoch."""
+        wanted = self._moving(problem, batch)
+        found = self.gradient(problem, estimate, batch, wanted)
+        leaves = self.leaves(estimate, found.parts)
+        for name, part in found.parts.items():
+            leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
+        if leaves:
+            self._update(leaves, batch.epoch)
+        self.write(problem, estimate, leaves, found.parts)
+        if "positions" in leaves:
+            own = torch.as_tensor(problem.layout.own, device=problem.device)
+            problem.position_steps[:] = [(own, leaves["positions"][own])]
+
+    def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
+        """Keeps the epoch's loss for a scheduler that looks at it."""
+        if self.scheduler and self.scheduler.looks_at_losses:
+            loss = torch.tensor([problem.running()[0]], dtype=torch.float64)
+            self.state["losses"] = torch.cat((self.state.get("losses", loss[:0]).cpu(), loss))
+
+    def _moving(self, problem: Problem, batch: Batch) -> set[str]:
+        moving = set()
+        for name in Unknowns.model_fields:
+            unknown: Unknown | None = getattr(self.unknowns, name)
+            if unknown and unknown.active(batch.epoch):
+                moving.add(name)
+        if "object" in moving and self.parametrisation == "amplitude_phase" and not self.unknowns.amplitude:
+            moving.add("amplitude")
+        if problem.probe_frozen:
+            moving -= {"probe", "opr"}
+        if not batch.refine:
+            moving.discard("positions")
+        return moving
+
+    def _update(self, leaves: dict[str, Tensor], epoch: int) -> None:
+        """torch's step on `leaves`, in place, with its memory from and to `state`."""
+        if self._pace is None:
+            self._pace = self._new_pace()
+        if "losses" in self.state:  # an earlier call's are not this one's
+            self.state["losses"] = self.state["losses"][: epoch - 1]
+        groups = self._pace.at(epoch, self.state.get("losses"))
+        parameters = [{**groups[name], "params": [leaf]} for name, leaf in leaves.items()]
+        optimiser = self.torch_class(parameters, **self._hyperparameters())
+        for name, leaf in leaves.items():
+            memory = self._memory(name, leaf)
+            if memory:
+                optimiser.state[leaf] = memory
+        optimiser.step()
+        for name, leaf in leaves.items():
+            for key, tensor in optimiser.state[leaf].items():
+                if tensor is not None:
+                    self.state[f"{name}.{key}"] = packed(tensor, leaf)
+
+    def _new_pace(self) -> Pace:
+        rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}
+        if not self.unknowns.amplitude:
+            rates["amplitude"] = rates["object"]
+        return Pace(self.torch_class, rates, self._hyperparameters(), self.scheduler, self.epochs)
