@@ -23,7 +23,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated, Touched, blocked
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
-from ptymesh.physics.model import Model, Scene, power
+from ptymesh.physics.model import Model, Scene, inner, power
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
@@ -277,9 +277,7 @@ class Problem:
         steps = []
         for axis in (0, 1):
             moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
-            along = (moved.conj() * chi).real.sum((1, 2, 3), dtype=torch.float64)
-            norm = power(moved).sum((1, 2), dtype=torch.float64)
-            steps.append(along / norm.clamp(min=torch.finfo(self.real).tiny))
+            steps.append(inner(moved, chi) / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny))
         return torch.stack(steps, dim=1)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
@@ -288,8 +286,8 @@ class Problem:
         steps = []
         for modes in (estimate.probe, *estimate.opr[:, None]):
             moved = self.model.exit_change(scene, self.model.probes(modes, chunk.fractions, ones), None)
-            along = (moved.conj() * chi[:, : len(modes)]).real.sum((1, 2, 3))
-            steps.append(along / power(moved).sum((1, 2)).clamp(min=torch.finfo(self.real).tiny))
+            along = inner(moved, chi[:, : len(modes)])
+            steps.append((along / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny)).to(self.real))
         return torch.stack(steps, dim=1)
 
 

@@ -20,7 +20,7 @@ from ptymesh.compare.region import illuminated, illumination
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
 from ptymesh.errors import BadInput
 
-#: The twin is said when its error is below this share of the direct one.
+#: The twin is said when its error, or the distance between positions, is below this share of the direct one.
 TWIN = 0.6
 #: Pixel sizes that differ by a larger factor are not of the same measurement.
 LARGEST_RATIO = 8.0
@@ -130,7 +130,7 @@ def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
     first, second, pixel_size_m, notes = _on_one_grid(a, b)
     direct = _align(first, second)
     turned = _align(first.twin(), second)
-    is_twin = turned.nrmse < TWIN * direct.nrmse
+    is_twin = _is_twin(first, second, direct, turned)
     side, alignment = (first.twin(), turned) if is_twin else (first, direct)
     if len(a.object) != len(b.object):
         notes.append(f"A has {len(a.object)} slices and B {len(b.object)}: their products were compared.")
@@ -155,6 +155,17 @@ def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
         pixel_size_m=pixel_size_m,
         notes=tuple(notes),
     )
+
+
+def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
+    """Whether A fits much better turned and conjugated; or better, with positions that were negated.
+
+    The errors of weak objects under noise differ little, whichever way they lie: then the scan decides.
+    """
+    if turned.nrmse < TWIN * direct.nrmse:
+        return True
+    here, there = _positions(a, b), _positions(a.twin(), b)
+    return turned.nrmse < direct.nrmse and here is not None and there is not None and there[0] < TWIN * here[0]
 
 
 def _on_one_grid(a: Reconstruction, b: Reconstruction) -> tuple[_Side, _Side, tuple[float, float] | None, list[str]]:

@@ -50,7 +50,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
         mean = estimate.object.abs()[:, lit(problem, estimate)].mean()
         rescale(estimate, float(mean) ** -len(estimate.object))
     if probe.centre and probe.centre.active(epoch):
-        waves.move(engine, centre(estimate))
+        waves.move(engine, problem, centre(estimate))
     if probe.power and probe.power.active(epoch):
         hold_power(engine, estimate)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched
-from ptymesh.physics.model import Scene
+from ptymesh.physics.model import Scene, inner
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
@@ -117,9 +117,9 @@ class LSQML(Engine):
         for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True):
             scene = problem.scene(estimate, chunk)
             by_object, by_probe = self._changes(problem, chunk, scene, direction, d_probe)
-            p, o, x = (torch.view_as_real(waves[:, modes]) for waves in (by_object, by_probe, chi))
-            products = (p * p, o * o, p * o, p * x, o * x)
-            systems.append(torch.stack([t.sum((1, 2, 3, 4), dtype=torch.float64) for t in products], dim=1))
+            p, o, x = (waves[:, modes] for waves in (by_object, by_probe, chi))
+            pairs = ((p, p), (o, o), (p, o), (p, x), (o, x))
+            systems.append(torch.stack([inner(a, b) for a, b in pairs], dim=1))
         return systems
 
     @staticmethod

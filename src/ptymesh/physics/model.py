@@ -251,6 +251,12 @@ def power(waves: Tensor) -> Tensor:
     return (waves.real.square() + waves.imag.square()).sum(1)
 
 
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Re <a_j, b_j> of each view: two stacks of waves (B, ...) -> (B,) float64."""
+    a, b = (torch.view_as_real(t.resolve_conj()).flatten(1) for t in (a, b))
+    return torch.einsum("bn,bn->b", a, b).to(torch.float64)
+
+
 def _window(waves: Tensor) -> tuple[int, int]:
     return waves.shape[-2], waves.shape[-1]
 
