@@ -91,6 +91,18 @@ def test_twin_is_detected() -> None:
     assert found.position_p95_px is not None and found.position_p95_px < 1e-9
 
 
+@pytest.mark.parametrize("twin", [True, False])
+def test_twin_of_a_weak_object_under_noise(twin: bool) -> None:
+    """Turned or not, most of the error is noise: that the positions were negated decides."""
+    truth = scan()
+    weak = replace(truth, object=1 + 0.05 * (truth.object - truth.object.mean()))
+    noise = np.random.default_rng(4).normal(size=(2, *truth.object.shape))
+    noisy = replace(weak, object=weak.object + 0.1 * (noise[0] + 1j * noise[1]))
+    found = compare_results(turned(noisy) if twin else noisy, weak)
+    assert found.twin == twin and found.position_mean_px is not None and found.position_mean_px < 1e-9
+    assert found.nrmse > 0.1, "noise"
+
+
 def test_twin_patterns_are_the_same() -> None:
     """The twin of this module is the physical one: equal far-field intensities view by view."""
     truth = scan(modes=1)
