@@ -77,7 +77,8 @@ def write(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=90)
     path.parent.mkdir(exist_ok=True)
-    Image.open(drawn).convert("RGB").quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture = Image.open(drawn).convert("RGB")
+    picture.quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     sys.stdout.write(f"{path}: {path.stat().st_size // 1000} kB\n")
 
 

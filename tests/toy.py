@@ -90,7 +90,7 @@ def make(
     spread = rng.random((views, 2))
     if uneven:
         spread = spread**2
-    positions = 3.0 + spread * np.array([side - h - 6, side - w - 6])
+    positions = 5.0 + spread * np.array([side - h - 10, side - w - 10])
     p = torch.as_tensor(positions)
     truth = Estimate(
         obj,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.errors import BadInput
-from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated, Touched, blocked
 from ptymesh.physics import fidelity
@@ -350,12 +350,12 @@ class Accumulator:
 
 
 def check_room(estimate: Estimate) -> None:
-    """Raises BadInput where a window, one interpolation pixel included, would reach beyond the object."""
+    """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
     shape, window = estimate.object.shape[-2:], estimate.window
     assert all(n % BLOCK == 0 for n in shape), f"the object's sides {tuple(shape)} must be multiples of {BLOCK}"
     for axis, name in enumerate(("y", "x")):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
-        if low < 1 or high + window[axis] + 1 > shape[axis]:
+        if low < REACH or high + window[axis] + REACH > shape[axis]:
             raise BadInput(
                 f"Windows span {name} = {low} to {high + window[axis]} px but the object has {shape[axis]}; "
                 "check the positions, or start from an object that holds the whole scan."

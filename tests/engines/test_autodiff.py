@@ -1,6 +1,7 @@
 """Gradient engines: slopes of every unknown against finite differences; losses, regularisers, scales and units."""
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from ptymesh.engines import EPIE, SGD, Adam, regularisers
+from ptymesh.engines import EPIE, SGD, Adam, registry, regularisers
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.losses import LOSSES, OfFunction
 from ptymesh.engines.regularisers import REGULARISERS
@@ -188,6 +189,18 @@ def test_functions_by_name() -> None:
     assert Adam(**Adam(loss="mine").model_dump(mode="json")).loss == "mine"
     with pytest.raises(ValueError, match="already"):
         LOSSES.register("mine")(absolute)
+    again = Adam(**engine.model_dump())
+    assert again.loss is mine and again.regularisers[1].density is absolute
+
+
+def test_functions_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offered(group: str) -> list[EntryPoint]:
+        return [EntryPoint("theirs", "ptymesh.engines.regularisers:l2", group)]
+
+    monkeypatch.setattr(registry, "entry_points", offered)
+    assert Adam(regularisers=[{"kind": "theirs", "weight": 1}]).regularisers[0].density is regularisers.l2
+    with pytest.raises(ValidationError, match="there are l1, l2, tv, smoothness, sparsity"):
+        Adam(regularisers=[{"kind": "xyz", "weight": 1}])
 
 
 @pytest.mark.parametrize(

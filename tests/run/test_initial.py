@@ -34,7 +34,7 @@ def mean_of(measurement):
 
 
 def start(measurement, object=None, probe=None, **others):
-    settings = {"precision": "double", "device": "cpu", "subpixel": "fourier", "margin_px": 4, "seed": 0, **others}
+    settings = {"precision": "double", "device": "cpu", "margin_px": 4, "seed": 0, **others}
     return initial_estimate(
         measurement,
         mean_of(measurement),
@@ -51,13 +51,12 @@ def power(probe):
 # --- frame ---
 
 
-@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 @pytest.mark.parametrize("margin", [0, 3, 17])
-def test_all_windows_fit_with_their_margin_in_whole_blocks(made, subpixel, margin):
-    estimate = start(made.measurement, subpixel=subpixel, margin_px=margin)
+def test_all_windows_fit_with_their_margin_in_whole_blocks(made, margin):
+    estimate = start(made.measurement, margin_px=margin)
     height, width = estimate.object.shape[1:]
     assert height % BLOCK == 0 and width % BLOCK == 0
-    least = max(margin, 2) + (subpixel == "bilinear")
+    least = max(margin, 2)
     assert float(estimate.positions.min()) >= least
     low, high = estimate.anchors.amin(0), estimate.anchors.amax(0) + 48
     room = torch.stack((low, torch.tensor([height, width]) - high))

@@ -51,22 +51,19 @@ class BH(Descent):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Gradient, second-order model along z and v, step to its stationary point."""
         _, z = self.downhill(problem, estimate, batch)
-        asked = self._asked(problem, batch); none=torch.zeros_like(asked)
-        moves, shifts = [z], [none]
-        if batch.refine:
-            moves.append(z.times(torch.zeros(()))); shifts.append(asked)
+        moves, shifts = [z], [self._asked(problem, batch)]
         v = self.recall("step", problem, estimate, z) if self.directions == "conjugate" else None
         if v is not None:
             moves.append(v)
-            shifts.append(self.per_view.get("position_step", none))
+            shifts.append(self.per_view.get("position_step", torch.zeros_like(shifts[0])))
         slopes, hessian = problem.world.sum(*self.model_along(problem, estimate, batch, moves, shifts))
         lengths = solved(slopes, hessian)
         if lengths is None:
             step, shift = z.times(self.search(problem, estimate, batch, z)), torch.zeros_like(shifts[0])
         else:
-            step=z.times(lengths[0]); shift=none
-            for m,sh,l in zip(moves[1:],shifts[1:],lengths[1:]):
-                step=step.plus(l,m); shift=shift+l*sh
+            step, shift = z.times(lengths[0]), shifts[0] * lengths[0]
+            if v is not None:
+                step, shift = step.plus(lengths[1], v), shift + shifts[1] * lengths[1]
         apply(problem, estimate, step)
         self._hand_over(problem, batch, shift)
         if self.directions == "conjugate":
@@ -150,9 +147,11 @@ def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:
     if not float(hessian[0, 0]) > 0:
         return None
     alone[0] = -slopes[0] / hessian[0, 0]
-    d=hessian.diagonal()
-    if bool((d>0).all()):
-        r=d.sqrt(); h=hessian/r[:,None]/r[None]
-        if float(torch.linalg.eigvalsh(h)[0])>PARALLEL:
-            return -torch.linalg.solve(h, slopes/r)/r
-    return alone
+    if len(slopes) == 1:
+        return alone
+    determinant = hessian[0, 0] * hessian[1, 1] - hessian[0, 1] ** 2
+    if not float(determinant) > PARALLEL * float(hessian[0, 0] * hessian[1, 1]) or not float(hessian[1, 1]) > 0:
+        return alone
+    t = hessian[1, 1] * slopes[0] - hessian[0, 1] * slopes[1]
+    r = hessian[0, 0] * slopes[1] - hessian[0, 1] * slopes[0]
+    return -torch.stack((t, r)) / determinant

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ptymesh.engines import waves
 from ptymesh.engines.base import Engine
-from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.problem import Problem
 
 #: |f_j| beyond which a view gets a new anchor.
@@ -80,9 +80,9 @@ def reanchor(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         old = estimate.anchors.clone()
         estimate.anchors[far] = torch.floor(estimate.positions[far] + 0.5).to(estimate.anchors.dtype)
         waves.roll(engine, problem, estimate.anchors - old)
-    before = [_blocks(1 - int(estimate.anchors[:, axis].min())) for axis in (0, 1)]
+    before = [_blocks(REACH - int(estimate.anchors[:, axis].min())) for axis in (0, 1)]
     after = [
-        _blocks(int(estimate.anchors[:, axis].max()) + estimate.window[axis] + 1 - estimate.object.shape[axis - 2])
+        _blocks(int(estimate.anchors[:, axis].max()) + estimate.window[axis] + REACH - estimate.object.shape[axis - 2])
         for axis in (0, 1)
     ]
     if any(before) or any(after):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import BLOCK
+from ptymesh.estimate import BLOCK, REACH
 from ptymesh.parallel.world import World
 
 
@@ -84,11 +84,10 @@ class Replicated:
         return self._local[views]
 
     def touched_blocks(self, anchors: Tensor, window: tuple[int, int], shape: Any) -> tuple[Tensor, Tensor]:
-        """Rows and columns (n,) of the blocks under the windows at these anchors (B, 2); windows reach one pixel more
-        on each side for interpolation."""
+        """Rows and columns (n,) of the blocks that windows at these anchors (B, 2) reach into."""
         hit = torch.zeros(shape[-2] // BLOCK + 1, shape[-1] // BLOCK + 1, dtype=torch.int32)
-        first = ((anchors - 1).clamp(min=0) // BLOCK).cpu()
-        last = ((anchors + torch.tensor(window, device=anchors.device)) // BLOCK).cpu()
+        first = ((anchors - REACH).clamp(min=0) // BLOCK).cpu()
+        last = ((anchors + torch.tensor(window, device=anchors.device) + (REACH - 1)) // BLOCK).cpu()
         # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
         for rows, columns, sign in (
             (first[:, 0], first[:, 1], 1),

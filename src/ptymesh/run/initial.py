@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from scipy import ndimage
 
 from ptymesh.errors import BadInput
-from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.io.options import ArrayRef, Number, Options, Positive, PositivePair
 from ptymesh.io.results import Result
@@ -197,7 +197,6 @@ def initial_estimate(
     probe: ProbeOptions,
     precision: Literal["single", "double"],
     device: torch.device | str,
-    subpixel: Literal["fourier", "bilinear", "none"],
     margin_px: int,
     seed: int,
 ) -> Estimate:
@@ -208,7 +207,6 @@ def initial_estimate(
         mean_pattern: (h, w) over all views of all ranks, laid out as the patterns; masked pixels are ignored.
         object, probe: the recipe's keys.
         precision, device: of the tensors (positions are float64 always).
-        subpixel: bilinear interpolation needs a pixel more around the windows.
         margin_px: object pixels kept free around the outermost windows, for positions that move; at least 2 are.
         seed: of the probe modes that are made.
 
@@ -220,7 +218,7 @@ def initial_estimate(
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:
         scan_px = earlier.positions
-    margin = max(margin_px, 2) + (subpixel == "bilinear")
+    margin = max(margin_px, REACH)
     origin, sides = _frame(scan_px, geometry.shape, margin)
     if earlier is not None:
         # whole pixels between the two frames: equal grids are then copied, not interpolated

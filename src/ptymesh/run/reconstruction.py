@@ -99,7 +99,6 @@ class Reconstruction:
                 probe=probe_options,
                 precision=precision,
                 device=self.world.device,
-                subpixel=subpixel,
                 margin_px=MARGIN_PX,
                 seed=seed,
             )

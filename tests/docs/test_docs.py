@@ -1,0 +1,150 @@
+"""The documentation is true: commands and programs run as they stand, the page of keys is the code's, links lead on."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from ptymesh.cli import main as module
+from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+from toy import relative
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Fenced blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.S | re.M)
+
+
+def load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("docs") / "scan.cxi"
+    write(checked(kind="xray", views=30, window=48, seed=2), path)
+    return path
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    generate = load(ROOT / "docs" / "generate.py", "generate")
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.Page().text(), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if not path.startswith("https://"):
+            linked = (page.parent / path) if path else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+                names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+                assert anchor in names, f"{page.name} links to {target}"
+
+
+def test_figures_are_small() -> None:
+    figures = list((ROOT / "docs" / "figures").iterdir())
+    assert figures and all(figure.stat().st_size < 300_000 for figure in figures)
+
+
+def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Line by line as the README has it, but on 40 views of 32 x 32 pixels, and 6 epochs."""
+    monkeypatch.chdir(tmp_path)
+    (tour,) = (block for block in blocks("README.md", "sh") if "ptymesh simulate" in block)
+    smaller = {
+        "--views 200 --window 64": "--views 40 --window 32",
+        "epochs: 50": "epochs: 6",
+        "epochs=50": "epochs=6 --set output.figures=false",
+    }
+    for old, new in smaller.items():
+        assert old in tour
+        tour = tour.replace(old, new)
+    said = {}
+    for line in tour.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[0] != "ptymesh":
+            subprocess.run(line, shell=True, check=True)
+            continue
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        said[line], err = capfd.readouterr()
+        if words[1] == "resume":
+            # The run was not stopped in between, and so short that it has no checkpoint.
+            assert left.value.code == 2 and "that run is finished" in err
+        else:
+            assert not left.value.code, err
+    agreement = next(out for line, out in said.items() if "two/result.h5" in line)
+    assert float(re.findall(r"NRMSE (\S+)", agreement)[0]) < 1e-5
+    for name in ("scan.png", "one/result.h5", "two/result.h5", "truth.png", "one/object_phase.tiff"):
+        assert (tmp_path / name).stat().st_size
+
+
+@pytest.mark.parametrize("pages", [["README.md", "docs/results.md"], ["docs/python.md"]])
+def test_programs(pages: list[str], scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks of a page, one after the other; docs/results.md reads what README.md has written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scan.cxi").symlink_to(scan)
+    names: dict[str, Any] = {}
+    for page in pages:
+        found = blocks(page, "python")
+        assert found
+        for block in found:
+            exec(compile(block, page, "exec"), names)  # our own documentation
+    assert (tmp_path / "result.h5").exists()
+
+
+def contributed(world: Any, path: str, scan: str) -> Any:
+    """Object and residuals of the engine in CONTRIBUTING.md."""
+    import ptymesh as pm
+
+    engine = load(Path(path), "means").Means(epochs=6, batch=9, positions={"start": 3})
+    recon = Reconstruction(pm.load(scan), device=world, precision="double")
+    return [report.residual for report in recon.run(engine)], recon.object
+
+
+def test_the_engine_of_the_guide(ranks: Any, scan: Path, tmp_path: Path) -> None:
+    (block,) = blocks("CONTRIBUTING.md", "python")
+    assert 25 <= len(block.splitlines()) <= 36
+    (tmp_path / "means.py").write_text(block)
+    arguments = (str(tmp_path / "means.py"), str(scan))
+    ((residuals, alone),) = ranks(1, contributed, *arguments)
+    assert residuals[-1] < 0.2 * residuals[0], "it reconstructs"
+    assert relative(ranks(2, contributed, *arguments)[1][1], alone) < 1e-12
+
+
+def test_recipes_of_the_pages() -> None:
+    for page in PAGES:
+        for block in blocks(str(page.relative_to(ROOT)), "yaml"):
+            Recipe.parse(yaml.safe_load(block))
+    for recipe in (ROOT / "examples").glob("*.yaml"):
+        load_recipe(recipe)
+
+
+def test_commands_of_the_pages_exist() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"`(ptymesh [^`]+)`", text) + re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)
+        for command in re.findall(r"^ptymesh ([a-z]+)", "\n".join(shown), re.M):
+            assert command in module.COMMANDS, f"{page.name}: ptymesh {command}"
