@@ -112,11 +112,16 @@ def fitted(problem: Problem, chunk: Chunk, waves: Tensor) -> Tensor:
 
 
 class DM(Projections):
-    """Difference map; beta: relaxation."""
+    """Difference map; beta: relaxation.
+
+    beta = 1 is the paper's map, which goes furthest from where it started and settles least on noisy counts. On the
+    Siemens star the residual of held-out views after 30 epochs, and after 20 more of AP, is 0.024 and 0.0140 with 1,
+    0.018 and 0.0136 with 0.6.
+    """
 
     name: ClassVar[str] = "dm"
 
-    beta: float = Field(1.0, gt=0, le=1)
+    beta: float = Field(0.6, gt=0, le=1)
 
     def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
         """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""

@@ -68,4 +68,4 @@ def _kept(engine: Engine) -> list[Tensor]:
 
 def _slabs(engine: Engine) -> Iterator[Tensor]:
     for psi in _kept(engine):
-        yield from psi.split(SLAB)
+        yield from (slab for slab in psi.split(SLAB) if len(slab))
