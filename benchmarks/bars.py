@@ -20,7 +20,7 @@ from ptymesh.engines import ENGINES
 
 POSITIONS = {"positions": {"start": 10}, "momentum": True}
 
-#: name: (modes, stages, {epoch: bar of ALGORITHMS.md})
+#: name: (modes, stages, {epoch: bar})
 BARS: dict[str, tuple[int, list[dict], dict[int, float]]] = {
     "rpie": (1, [dict(engine="rpie", epochs=50)], {50: 0.0131}),
     "lsqml": (1, [dict(engine="lsqml", epochs=100)], {50: 0.0123, 100: 0.0121}),

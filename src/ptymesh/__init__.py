@@ -11,7 +11,10 @@ __version__ = version("ptymesh")
 
 _PUBLIC: dict[str, str] = {
     **dict.fromkeys(("Reconstruction", "load", "reconstruct"), "ptymesh.run.reconstruction"),
-    **dict.fromkeys(("EPIE", "LSQML", "MPIE", "RPIE", "Engine"), "ptymesh.engines"),
+    **dict.fromkeys(
+        ("AP", "BH", "CG", "DM", "EPIE", "LBFGS", "LSQML", "MPIE", "RAAR", "RPIE", "SGD", "Adam", "AdamW", "Engine"),
+        "ptymesh.engines",
+    ),
     **dict.fromkeys(("BadInput", "Diverged", "Interrupted", "PtymeshError"), "ptymesh.errors"),
     "Result": "ptymesh.io.results",
     "fetch": "ptymesh.io.samples",

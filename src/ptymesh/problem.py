@@ -142,7 +142,10 @@ class Problem:
             target += change
 
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
-        """Frozen residual and R (ALGORITHMS.md, Fidelity) over all views, or over these: one pass, nothing moves."""
+        """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
+
+        Over all views, or over these: one pass in which nothing moves.
+        """
         terms = torch.zeros(4, dtype=torch.float64, device=self.device)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
             S = power(self.detect(chunk, self.scene(estimate, chunk).exit))

@@ -56,7 +56,7 @@ OnOff = BeforeValidator(_switch)
 
 
 class Positions(Schedule):
-    """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2 (ALGORITHMS.md, Upkeep).
+    """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2.
 
     gain: of the step, or `auto`: it starts at 1, grows while the moves of successive epochs agree (neighbours share an
     object that moves along, which makes single steps too short) and shrinks when they turn; limit_px: a position moves

@@ -18,6 +18,8 @@ amplitude, H(d, d) is that of ALGORITHMS: with slope 1 - sqrt(y/I) and curvature
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
 from typing import ClassVar, Literal
 
 import torch
@@ -31,8 +33,10 @@ from ptymesh.physics.along import Direction, exit_jet
 from ptymesh.physics.model import power
 from ptymesh.problem import Batch, Chunk, Problem
 
-#: Directions whose angle (in the metric of H) has a smaller squared sine are as good as parallel.
-PARALLEL = 1e-6
+#: Least eigenvalue of H, scaled to a unit diagonal, that tells two directions apart; and that of a positive H.
+PARALLEL = 1e-3
+#: Longest step in units of a direction, z or the step before: beyond, a second-order model says little.
+FAR = 8.0
 
 
 class BH(Descent):
@@ -51,60 +55,64 @@ class BH(Descent):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Gradient, second-order model along z and v, step to its stationary point."""
         _, z = self.downhill(problem, estimate, batch)
-        moves, shifts = [z], [self._asked(problem, batch)]
         v = self.recall("step", problem, estimate, z) if self.directions == "conjugate" else None
-        if v is not None:
-            moves.append(v)
-            shifts.append(self.per_view.get("position_step", torch.zeros_like(shifts[0])))
-        slopes, hessian = problem.world.sum(*self.model_along(problem, estimate, batch, moves, shifts))
-        lengths = solved(slopes, hessian)
+        if batch.refine:
+            asked = self._asked(problem, batch)
+            z = replace(z, positions=asked)
+            v = v and replace(v, positions=self.per_view.get("position_step", torch.zeros_like(asked)))
+        moves = [z] if v is None else [z, v]
+        lengths = solved(*problem.world.sum(*self.model_along(problem, estimate, batch, moves)))
         if lengths is None:
-            step, shift = z.times(self.search(problem, estimate, batch, z)), torch.zeros_like(shifts[0])
+            step = replace(z, positions=None).times(self.search(problem, estimate, batch, z))
         else:
-            step, shift = z.times(lengths[0]), shifts[0] * lengths[0]
-            if v is not None:
-                step, shift = step.plus(lengths[1], v), shift + shifts[1] * lengths[1]
+            step = reduce(Move.plus, [move.times(t) for move, t in zip(moves, lengths, strict=True)])
         apply(problem, estimate, step)
-        self._hand_over(problem, batch, shift)
+        self._hand_over(problem, batch, step)
         if self.directions == "conjugate":
             self.remember("step", problem, estimate, step)
 
     def _asked(self, problem: Problem, batch: Batch) -> Tensor:
-        """Displacements (n, 2) of own views that the gradient asks for; 0 outside of the batch."""
+        """Displacements of own views (n, 2) that the gradient asks for, within the limit; 0 outside of the batch."""
+        assert self.positions is not None
         asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
-        for views, steps in problem.position_steps:
-            asked[self._rows(problem, views)] = self.scale_positions * steps
-        return asked
+        if problem.position_steps:
+            asked[_own(problem, batch)[1]] = torch.cat([steps for _, steps in problem.position_steps])
+        return (self.scale_positions * asked).clamp(-self.positions.limit_px, self.positions.limit_px)
 
-    def _hand_over(self, problem: Problem, batch: Batch, shift: Tensor) -> None:
-        """The loop moves the batch's positions; the next step remembers by how much."""
-        problem.position_steps[:] = [(views, shift[self._rows(problem, views)]) for views, _ in problem.position_steps]
-        if self.directions == "conjugate" and batch.refine:
-            kept = self.per_view.setdefault("position_step", torch.zeros_like(shift))
-            for views, steps in problem.position_steps:
-                kept[self._rows(problem, views)] = steps
-
-    @staticmethod
-    def _rows(problem: Problem, views: Tensor) -> Tensor:
-        return torch.as_tensor(problem.layout.local(views.cpu().numpy()), device=problem.device)
+    def _hand_over(self, problem: Problem, batch: Batch, step: Move) -> None:
+        """The loop moves positions (within its limits); what it was told is remembered."""
+        problem.position_steps.clear()
+        if step.positions is None:
+            return
+        views, rows = _own(problem, batch)
+        problem.position_steps.append((views, step.positions[rows]))
+        if self.directions == "conjugate":
+            self.per_view.setdefault("position_step", torch.zeros_like(step.positions))[rows] = step.positions[rows]
 
     def model_along(
-        self, problem: Problem, estimate: Estimate, batch: Batch, moves: list[Move], shifts: list[Tensor]
+        self, problem: Problem, estimate: Estimate, batch: Batch, moves: list[Move]
     ) -> tuple[Tensor, Tensor]:
-        """L' (n,) and H (n, n) float64 along n directions, this rank's share: moves, and shifts (own views, 2)."""
+        """L' (n,) and H (n, n) float64 along n moves, this rank's share."""
         n = len(moves)
         slopes = torch.zeros(n, dtype=torch.float64, device=problem.device)
         hessian = torch.zeros(n, n, dtype=torch.float64, device=problem.device)
         objects = [problem.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
         for chunk in problem.chunks(estimate, batch.views):
             directions = [
-                Direction(o, move.probe, shift[chunk.rows].to(problem.real) if batch.refine else None)
-                for o, move, shift in zip(objects, moves, shifts, strict=True)
+                Direction(o, m.probe, None if m.positions is None else m.positions[chunk.rows].to(problem.real))
+                for o, m in zip(objects, moves, strict=True)
             ]
             first, second = second_order(problem, estimate, chunk, directions)
             slopes += first
             hessian += second
         return slopes, hessian
+
+
+def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Own views of the batch, and their rows among all own views."""
+    views = problem.layout.mine(batch.views)
+    rows = problem.layout.local(views)
+    return torch.as_tensor(views, device=problem.device), torch.as_tensor(rows, device=problem.device)
 
 
 def second_order(
@@ -139,19 +147,16 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:
-    """Step lengths (n,), -H^-1 L': along the first direction alone where H is not positive definite on both.
+    """Step lengths -H^-1 L' along the n directions; along the first alone where these cannot be trusted.
 
-    None where it is not even positive there.
+    None where that one cannot be trusted either. A step is trusted where H is positive and the step is not long.
     """
-    alone = torch.zeros_like(slopes)
-    if not float(hessian[0, 0]) > 0:
-        return None
-    alone[0] = -slopes[0] / hessian[0, 0]
-    if len(slopes) == 1:
-        return alone
-    determinant = hessian[0, 0] * hessian[1, 1] - hessian[0, 1] ** 2
-    if not float(determinant) > PARALLEL * float(hessian[0, 0] * hessian[1, 1]) or not float(hessian[1, 1]) > 0:
-        return alone
-    t = hessian[1, 1] * slopes[0] - hessian[0, 1] * slopes[1]
-    r = hessian[0, 0] * slopes[1] - hessian[0, 1] * slopes[0]
-    return -torch.stack((t, r)) / determinant
+    for n in range(len(slopes), 0, -1):
+        L, H = slopes[:n], hessian[:n, :n]
+        size = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).sqrt()
+        scaled = H / torch.outer(size, size)
+        if float(torch.linalg.eigvalsh(scaled)[0]) > PARALLEL:
+            lengths = -torch.linalg.solve(scaled, L / size) / size
+            if float(lengths.abs().max()) < FAR:
+                return torch.cat((lengths, lengths.new_zeros(len(slopes) - n)))
+    return None

@@ -34,7 +34,7 @@ class CG(Descent):
         if before is not None and d_before is not None:
             beta = ((downhill - dot(problem, z, before)) / self.state["downhill"]).clamp(min=0)
             if float(downhill + beta * dot(problem, d_before, s)) > 0:
-                d = z.plus(beta, d_before)
+                d = z.plus(d_before.times(beta))
         t = self.search(problem, estimate, batch, d)
         apply(problem, estimate, d.times(t))
         if float(t) == 0:  # no further this way: the next step starts again from the gradient

@@ -2,7 +2,7 @@
 
 L, H, W  slices, object pixels;  M, h, w  modes, window pixels
 
-Gauges use the exact ambiguities of ALGORITHMS.md: scale between object and probe, translation, a linear ramp on the
+Gauges use the exact ambiguities of ptychography: scale between object and probe, translation, a linear ramp on the
 object with the inverse ramp on the probe. Intensities do not change by them.
 """
 

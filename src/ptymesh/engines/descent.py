@@ -36,22 +36,25 @@ Weight = TypeVar("Weight", Tensor, Touched)
 
 @dataclass(frozen=True)
 class Move:
-    """A change of object and probe, on the blocks that a batch touches."""
+    """A change of object and probe on the blocks that a batch touches, and of own views' positions (n, 2) if these
+    are part of it."""
 
     object: Touched
     probe: Tensor
-
-    def plus(self, factor: Tensor, other: Move) -> Move:
-        """self + factor x other."""
-        return Move(
-            self.object + other.object * factor.to(self.object.values.real.dtype),
-            self.probe + other.probe * factor.to(self.probe.real.dtype),
-        )
+    positions: Tensor | None = None
 
     def times(self, factor: Tensor) -> Move:
         """factor x self."""
-        real = self.probe.real.dtype
-        return Move(self.object * factor.to(real), self.probe * factor.to(real))
+        real = factor.to(self.probe.real.dtype)
+        positions = None if self.positions is None else factor * self.positions
+        return Move(self.object * real, self.probe * real, positions)
+
+    def plus(self, other: Move) -> Move:
+        """self + other; both of the same parts."""
+        positions = None
+        if self.positions is not None and other.positions is not None:
+            positions = self.positions + other.positions
+        return Move(self.object + other.object, self.probe + other.probe, positions)
 
 
 class Descent(Engine):
@@ -149,9 +152,8 @@ def lowest(steps: Tensor, losses: Tensor) -> Tensor:
         return steps[k]
     (a, b, c), (fa, fb, fc) = steps[k - 1 : k + 2], losses[k - 1 : k + 2]
     left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
-    if float(left - right) == 0:
-        return b
-    return (b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right)).clamp(a, c)
+    vertex = b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right)
+    return vertex.clamp(a, c) if bool(vertex.isfinite()) else b
 
 
 def _newton(first: Tensor, cubic: Tensor, bend: Tensor) -> Tensor:

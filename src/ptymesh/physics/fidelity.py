@@ -86,7 +86,7 @@ def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity (ALGORITHMS.md)."""
+    """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity."""
     if kind == "amplitude":
         factor = _modulus_projection(S, data)
     elif kind == "poisson":
