@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ValidationError
 
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
@@ -32,6 +33,7 @@ from ptymesh.problem import Problem
 from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.reports import EpochReport
+from ptymesh.run.sentences import sentence
 from ptymesh.run.state import RunState
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
@@ -69,8 +71,8 @@ class Reconstruction:
     ) -> None:
         if precision not in ("single", "double"):
             raise BadInput(f"precision is {precision!r}; give single or double.")
-        object_options = object if isinstance(object, ObjectOptions) else ObjectOptions(**(object or {}))
-        probe_options = probe if isinstance(probe, ProbeOptions) else ProbeOptions(**(probe or {}))
+        object_options = object if isinstance(object, ObjectOptions) else _options(ObjectOptions, object, "object")
+        probe_options = probe if isinstance(probe, ProbeOptions) else _options(ProbeOptions, probe, "probe")
         if probe_modes is not None:
             probe_options = probe_options.model_copy(update={"modes": probe_modes})
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
@@ -125,7 +127,7 @@ class Reconstruction:
         epochs, batch: instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
         """
         changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
-        stage = type(engine)(**{**engine.model_dump(), **changes})
+        stage = _options(type(engine), {**engine.model_dump(), **changes}, engine.name)
         for index, earlier in enumerate(self.stages):
             if earlier.name == stage.name:
                 self.state.engines[len(self.stages)] = self.state.engines.get(index, {})
@@ -193,12 +195,24 @@ class Reconstruction:
         return figure
 
 
+Group = TypeVar("Group", bound=BaseModel)
+
+
+def _options(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
+    """The model of these options; raises BadInput with one sentence about the first thing to mend."""
+    try:
+        return model(**(given or {}))
+    except ValidationError as error:
+        raise BadInput(sentence(error, given or {}, model, key)) from error
+
+
 def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
     """A scan from a file whose format is found by content.
 
     positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
     """
-    return load_measurement(DataOptions(path=Path(path), **data), PositionOptions(**(positions or {})))
+    where = _options(PositionOptions, positions, "positions")
+    return load_measurement(_options(DataOptions, {"path": Path(path), **data}, "data"), where)
 
 
 def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine, **options: Any) -> Result:

@@ -1,0 +1,86 @@
+"""The Python interface."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from ptymesh.parallel.world import World
+from ptymesh.simulate import simulate
+from toy import relative
+
+
+def scan() -> pm.Measurement:
+    return simulate(kind="xray", views=40, window=32, seed=1).measurement
+
+
+def test_one_call_and_the_loop_are_the_same(tmp_path: Path) -> None:
+    result = pm.reconstruct(scan(), [pm.RPIE(epochs=3, batch=10), pm.LSQML(epochs=2, batch=10)], seed=4)
+    recon = pm.Reconstruction(scan(), seed=4)
+    reports = [*recon.run(pm.RPIE(epochs=3, batch=10)), *recon.run(pm.LSQML(batch=10), epochs=2)]
+    assert [(r.engine, r.epoch) for r in reports] == [("rpie", n) for n in (1, 2, 3)] + [("lsqml", 1), ("lsqml", 2)]
+    assert np.array_equal(recon.object, result.object) and np.array_equal(recon.probe, result.probe)
+    assert "residual" in str(reports[0])
+    result.save(tmp_path / "result.h5")
+    loaded = pm.Result.load(tmp_path / "result.h5")
+    assert loaded.attrs["engine"] == "rpie+lsqml" and loaded.attrs["final_residual"] == result.attrs["final_residual"]
+    assert loaded.history["stage"].tolist() == [0, 0, 0, 1, 1]
+    recon.plot(tmp_path / "object.png")
+    assert (tmp_path / "object.png").stat().st_size > 1000
+
+
+def test_an_engine_s_memory_is_kept_between_calls() -> None:
+    whole, parts = pm.Reconstruction(scan()), pm.Reconstruction(scan())
+    for _ in whole.run(pm.Adam(epochs=6, batch=10)):
+        pass
+    for _ in parts.run(pm.Adam(batch=10), epochs=3):
+        pass
+    for _ in parts.run(pm.Adam(batch=10), epochs=3):
+        pass
+    assert relative(parts.object, whole.object) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: pm.Reconstruction(scan(), probe={"mods": 2}), "probe.mods.*modes"),
+        (lambda: pm.Reconstruction(scan(), object={"slices": 0}), "object.slices is 0"),
+        (lambda: pm.Reconstruction(scan(), precision="half"), "'half'; give single or double"),  # type: ignore[arg-type]
+        (lambda: pm.Reconstruction(scan(), device="abacus"), "abacus"),
+        (lambda: pm.load("nowhere.cxi", crp=64), "data.crp.*crop"),
+        (lambda: pm.load("nowhere.cxi"), "nowhere.cxi"),
+        (lambda: next(pm.Reconstruction(scan()).run(pm.RPIE(), epochs=0)), "rpie.epochs is 0"),
+    ],
+)
+def test_mistakes_get_one_sentence(make, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(pm.BadInput, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def script(world: World) -> np.ndarray:
+    recon = pm.Reconstruction(scan(), precision="double", device=world)  # type: ignore[arg-type]
+    for _ in recon.run(pm.RPIE(epochs=2, batch=10)):
+        pass
+    return recon.result().object
+
+
+def test_on_ranks(ranks) -> None:  # type: ignore[no-untyped-def]
+    alone = pm.Reconstruction(scan(), precision="double")
+    for _ in alone.run(pm.RPIE(epochs=2, batch=10)):
+        pass
+    for got in ranks(2, script):
+        assert relative(got, alone.object) < 1e-12
+
+
+def test_two_reconstructions_live_side_by_side() -> None:
+    single, double = pm.Reconstruction(scan()), pm.Reconstruction(scan(), precision="double")
+    for _ in zip(single.run(pm.RPIE(epochs=2)), double.run(pm.RPIE(epochs=2)), strict=True):
+        pass
+    assert single.object.dtype == np.complex64 and double.object.dtype == np.complex128
+    assert torch.get_default_dtype() == torch.float32
+    for recon, precision in ((single, "single"), (double, "double")):
+        alone = pm.reconstruct(scan(), pm.RPIE(epochs=2), precision=precision)
+        assert np.array_equal(recon.object, alone.object)
