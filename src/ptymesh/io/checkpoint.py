@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,47 @@ MANIFEST = "manifest.json"
 FORMAT, VERSION = "ptymesh-checkpoint", 1
 
 
+#: Rows of a shard that are read at a time.
+SLAB = 256
+
+
+class PerView(Mapping[str, np.ndarray]):
+    """Per-view arrays of all shards by name, in global view order, read when they are asked for.
+
+    shards: (path, (n,) global indices of its views, ascending).
+    """
+
+    def __init__(self, shards: list[tuple[Path, np.ndarray]], names: tuple[str, ...]) -> None:
+        self._shards, self._names = shards, names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The array of all views (N, ...)."""
+        if name not in self._names:
+            raise KeyError(name)
+        return self.rows(name, np.arange(sum(len(held) for _, held in self._shards)))
+
+    def rows(self, name: str, views: np.ndarray) -> np.ndarray:
+        """Rows of these views (ascending) alone, (len(views), ...), with no more than a slab of others on the way."""
+        out: np.ndarray | None = None
+        for path, held in self._shards:
+            with _shard_of(path) as file:
+                data = file["per_view"][name]
+                if out is None:
+                    out = np.empty((len(views), *data.shape[1:]), dtype=data.dtype)
+                for start in range(0, len(held), SLAB):
+                    _, here, there = np.intersect1d(views, held[start : start + SLAB], return_indices=True)
+                    if len(here):
+                        out[here] = data[start : start + SLAB][there]
+        assert out is not None, "a checkpoint has at least one shard"
+        return out
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What was saved, whatever the number of ranks that saved it.
@@ -43,7 +85,7 @@ class Checkpoint:
     """
 
     shared: dict[str, np.ndarray]
-    per_view: dict[str, np.ndarray]
+    per_view: PerView
     meta: dict[str, Any]
 
 
@@ -102,20 +144,31 @@ def load(directory: Path) -> Checkpoint:
     manifest = _checked_manifest(directory)
     paths = [directory / entry["name"] for entry in manifest["files"]]
     shared: dict[str, np.ndarray] = {}
-    rows: list[np.ndarray] = []
-    parts: list[dict[str, np.ndarray]] = []
+    shards: list[tuple[Path, np.ndarray]] = []
+    names: list[set[str]] = []
     for path in paths:
-        try:
-            with h5py.File(path, "r") as file:
-                shared |= _read_group(file["shared"])
-                rows.append(file["views"][()])
-                parts.append(_read_group(file["per_view"]))
-        except (OSError, KeyError) as error:
-            raise BadInput(f"The checkpoint's {path} cannot be read ({error}); copy the folder again.") from error
-    views = np.concatenate(rows)
+        with _shard_of(path) as file:
+            shared |= _read_group(file["shared"])
+            shards.append((path, file["views"][()]))
+            names.append(_names(file["per_view"]))
+    if odd := {name for some in names for name in some ^ names[0]}:
+        raise BadInput(
+            f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(odd))}); copy the folder again."
+        )
+    views = np.concatenate([held for _, held in shards])
     if not np.array_equal(np.sort(views), np.arange(len(views))):
         raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")
-    return Checkpoint(shared, _merge(rows, parts), manifest["meta"])
+    return Checkpoint(shared, PerView(shards, tuple(sorted(names[0]))), manifest["meta"])
+
+
+@contextmanager
+def _shard_of(path: Path) -> Iterator[h5py.File]:
+    """A shard, open for reading; what HDF5 has to say against it becomes one sentence."""
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, KeyError) as error:
+        raise BadInput(f"The checkpoint's {path} cannot be read ({error}); copy the folder again.") from error
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
@@ -240,6 +293,13 @@ def _check_file(path: Path, size: int) -> None:
         )
 
 
+def _names(group: h5py.Group) -> set[str]:
+    """Names of all datasets below a group, with '/'."""
+    found: set[str] = set()
+    group.visititems(lambda name, item: found.add(name) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
 def _read_group(group: h5py.Group) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
 
@@ -249,19 +309,3 @@ def _read_group(group: h5py.Group) -> dict[str, np.ndarray]:
 
     group.visititems(collect)
     return arrays
-
-
-def _merge(rows: list[np.ndarray], parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Per-view arrays of all shards in global order."""
-    merged: dict[str, np.ndarray] = {}
-    for part in parts:
-        if part.keys() != parts[0].keys():
-            odd = ", ".join(sorted(part.keys() ^ parts[0].keys()))
-            raise BadInput(f"The checkpoint's shards do not hold the same arrays ({odd}); copy the folder again.")
-    total = sum(len(views) for views in rows)
-    for name, first in parts[0].items():
-        whole = np.empty((total, *first.shape[1:]), dtype=first.dtype)
-        for views, part in zip(rows, parts, strict=True):
-            whole[views] = part[name]
-        merged[name] = whole
-    return merged

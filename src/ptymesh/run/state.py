@@ -96,8 +96,8 @@ class RunState:
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
         estimate = Estimate(**arrays, slice_spacing_m=run["slice_spacing_m"], origin=tuple(run["origin"]))
         own = problem.layout.own
-        problem.seen.copy_(torch.as_tensor(saved.per_view["seen"][own]))
-        of_views = {key: rows[own] for key, rows in saved.per_view.items() if key.startswith("engine/")}
+        problem.seen.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
+        of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
             run["stage"],
