@@ -28,6 +28,9 @@ from ptymesh.physics.model import Model, Scene, inner, power
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
+#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
+#: image of a constant object stays where it is when the beam moves.
+INSENSITIVE = 1e-3
 #: Views that are read from the source at a time.
 SLAB = 64
 
@@ -280,7 +283,8 @@ class Problem:
         steps = []
         for axis in (0, 1):
             moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
-            steps.append(inner(moved, chi) / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny))
+            floor = INSENSITIVE**2 * inner(scene.exit, scene.exit) + torch.finfo(self.real).tiny
+            steps.append(inner(moved, chi) / torch.maximum(inner(moved, moved), floor))
         return torch.stack(steps, dim=1)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:

@@ -66,11 +66,11 @@ def same(one: dict, many: list[dict], tolerance: float) -> None:
 
 
 #: Engines with trims, gates or line searches may differ by 1e-10; the others, 1e-12.
-TOLERANCE = {"lsqml": 1e-10, "lbfgs": 1e-10}
+TOLERANCE = {"lsqml": 1e-10, "lbfgs": 1e-10, "bh": 1e-10, "cg": 1e-10}
 #: Collectives per batch, where it is not one.
-COLLECTIVES = {"lsqml": 2, "lbfgs": 2}
+COLLECTIVES = {"lsqml": 2, "lbfgs": 2, "bh": 2, "cg": 2}
 #: Options that make a conformance run meaningful for an engine.
-OPTIONS = {"lsqml": {"momentum": {"memory": 1}}, "lbfgs": {"batch": 21}}
+OPTIONS = {"lsqml": {"momentum": {"memory": 1}}, "lbfgs": {"batch": 21}, "bh": {"batch": 21}, "cg": {"batch": None}}
 
 #: Engines without batches, and those for which several slices have no meaning.
 ALL_VIEWS = [name for name, engine in ENGINES.items() if engine.model_fields["batch"].annotation is type(None)]

@@ -72,6 +72,17 @@ def test_centre_puts_the_probe_on_the_axis() -> None:
     assert torch.allclose(e.positions - e.nominal, toy.truth.positions - toy.truth.nominal)
 
 
+def test_centre_moves_by_whole_pixels_where_fractions_do_not_act() -> None:
+    toy = make(subpixel="none")
+    # nothing of the probe wraps around the window when it moves, so that the far field is exactly the same
+    toy.truth.probe *= constraints.disc(toy.truth.window, Support(radius=0.5, edge=0), toy.truth.probe, centred=True)
+    e = off_axis(toy)
+    before = intensities(toy, e)
+    constraints.after_epoch(RPIE(probe={"centre": True}), toy.problem(), e, 1)
+    assert relative(intensities(toy, e), before) < 1e-12
+    assert (e.anchors != toy.truth.anchors).all() and torch.equal(e.anchors, torch.floor(e.positions + 0.5).long())
+
+
 def test_ramp_and_scale_are_removed() -> None:
     toy = make(views=60)
     e = copy(toy.truth)

@@ -50,7 +50,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
         mean = estimate.object.abs()[:, lit(problem, estimate)].mean()
         rescale(estimate, float(mean) ** -len(estimate.object))
     if probe.centre and probe.centre.active(epoch):
-        waves.move(engine, problem, centre(estimate))
+        waves.move(engine, problem, centre(estimate, whole=problem.model.subpixel == "none"))
     if probe.power and probe.power.active(epoch):
         hold_power(engine, estimate)
 
@@ -79,8 +79,10 @@ def hold_power(engine: Engine, estimate: Estimate) -> None:
     rescale(estimate, math.sqrt(float(current) / target))
 
 
-def centre(estimate: Estimate) -> Tensor:
+def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
     """Centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of all positions by -d.
+
+    whole: by whole pixels, for a model in which fractions do not act; windows are then cut d further back.
 
     The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same.
     Returns d (2,), y x.
@@ -91,7 +93,9 @@ def centre(estimate: Estimate) -> Tensor:
     for axis, n in enumerate(intensity.shape):
         r = torch.arange(n, dtype=torch.float64, device=intensity.device)
         d.append(n // 2 - (intensity.sum(1 - axis) * r).sum() / total)
-    move = torch.stack(d)
+    move = torch.stack(d).round() if whole else torch.stack(d)
+    if whole:
+        estimate.anchors -= move.to(estimate.anchors.dtype)
     estimate.probe.copy_(shift(estimate.probe, move[None].to(estimate.probe.real.dtype))[0])
     estimate.positions -= move
     estimate.nominal -= move

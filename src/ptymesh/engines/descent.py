@@ -79,7 +79,8 @@ class Descent(Engine):
             S = power(detected)
             problem.note(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
-            if kind=="poisson" and __import__("os").environ.get("CAP"): slope=slope.clamp(min=1-float(__import__("os").environ.get("CAP")))
+            if kind == "poisson":  # dim pixels must not decide the direction; how far to go follows from the true loss
+                slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
             accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
             terms += torch.stack([t.sum(dtype=torch.float64) for t in (2 * S * slope**2, 2 * S * slope**3, bend)])

@@ -31,10 +31,10 @@ def rotate(engine: Engine, rotation: Tensor) -> None:
 def move(engine: Engine, problem: Problem, by: Tensor) -> None:
     """psi_j <- T_d psi_j: the probe was moved by d (2,) pixels and the positions by -d.
 
-    Windows that are interpolated follow their positions at once. Others do so when they get new anchors (see `roll`);
-    until then the shift of the probe and that of its fraction cancel.
+    With Fourier sub-pixel positions a wave stays until its window gets a new anchor (see `roll`): until then the shift
+    of the probe and that of its fraction cancel.
     """
-    if problem.model.subpixel != "bilinear":
+    if problem.model.subpixel == "fourier":
         return
     for psi in _slabs(engine):
         psi.copy_(shift(psi, by.to(psi.real.dtype).expand(len(psi), 2)))
