@@ -33,7 +33,7 @@ from ptymesh.physics.along import Direction, exit_jet
 from ptymesh.physics.model import power
 from ptymesh.problem import Batch, Chunk, Problem
 
-#: Least eigenvalue of H, scaled to a unit diagonal, that tells two directions apart; and that of a positive H.
+#: Least eigenvalue of a positive H that is scaled to a unit diagonal; below, two directions are as good as parallel.
 PARALLEL = 1e-3
 #: Longest step in units of a direction, z or the step before: beyond, a second-order model says little.
 FAR = 8.0
@@ -42,9 +42,9 @@ FAR = 8.0
 class BH(Descent):
     """Bilinear Hessian: gradient or conjugate directions with exact second-order steps, any fidelity and slices.
 
-    directions: gradient or conjugate; scale_positions: of the positions' part of a direction (in their Gauss-Newton
-    steps), where the stage refines positions. Where the Hessian is not positive, a search along the gradient of object
-    and probe takes its place.
+    directions: gradient or conjugate; scale_positions: length of the positions' part of z, against the Gauss-Newton
+    step of each view, where the stage refines positions. Where the Hessian is not positive, or asks for very long
+    steps, a line search along z takes its place, and positions rest.
     """
 
     name: ClassVar[str] = "bh"
@@ -151,9 +151,11 @@ def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:
 
     None where that one cannot be trusted either. A step is trusted where H is positive and the step is not long.
     """
+    if not bool(hessian.isfinite().all()):
+        return None
     for n in range(len(slopes), 0, -1):
         L, H = slopes[:n], hessian[:n, :n]
-        size = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).sqrt()
+        size = H.diagonal().abs().clamp(min=torch.finfo(H.dtype).tiny).sqrt()
         scaled = H / torch.outer(size, size)
         if float(torch.linalg.eigvalsh(scaled)[0]) > PARALLEL:
             lengths = -torch.linalg.solve(scaled, L / size) / size

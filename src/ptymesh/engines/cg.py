@@ -6,7 +6,7 @@ Polak & Ribiere, Rev. Fr. Inform. Rech. Oper. 16, 35 (1969), with beta >= 0 (Gil
 s, z     negative gradient of the loss and the same preconditioned (descent.py);  ' marks those of the step before
 
     beta = max(0, <z, s - s'> / <z', s'>)
-    d    = z + beta d'                    d = z where that is not downhill
+    d    = z + beta d'                    d = z where that is not downhill, or the step before saw other views
     (O, P) += t d                         t: least loss on a ladder of steps, refined by a parabola
 """
 
@@ -23,7 +23,10 @@ from ptymesh.problem import Batch, Problem
 
 
 class CG(Descent):
-    """Preconditioned nonlinear conjugate gradient, any fidelity and any number of slices."""
+    """Preconditioned nonlinear conjugate gradient; all views in every step unless `batch` is given.
+
+    Directions are conjugate where the step before saw the same views; batches that change follow the gradient.
+    """
 
     name: ClassVar[str] = "cg"
 
