@@ -8,6 +8,7 @@ import torch
 
 import ptymesh as pm
 from ptymesh.parallel.world import World
+from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate
 from toy import relative
 
@@ -29,6 +30,12 @@ def test_one_call_and_the_loop_are_the_same(tmp_path: Path) -> None:
     assert loaded.history["stage"].tolist() == [0, 0, 0, 1, 1]
     recon.plot(tmp_path / "object.png")
     assert (tmp_path / "object.png").stat().st_size > 1000
+
+
+def test_the_default_is_that_of_a_recipe() -> None:
+    assert pm.RPIE() == Recipe.parse({"data": {"path": "scan.cxi"}}).stages[0]
+    result = pm.reconstruct(scan())
+    assert result.attrs["engine"] == "rpie" and len(result.history["epoch"]) == 50
 
 
 def test_an_engine_s_memory_is_kept_between_calls() -> None:

@@ -72,6 +72,7 @@ class LSQML(Engine):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Directions from one sweep, step lengths from a second one over the same views."""
+        self.state["epoch"] = torch.tensor(batch.epoch)
         sums, revised = self._sweep(problem, estimate, batch)
         d_object, d_probe = self._directions(problem, sums, len(batch.views))
         systems = problem.of_batch(batch, self._systems(problem, estimate, batch, d_object, d_probe, revised), 5)
@@ -165,7 +166,7 @@ class LSQML(Engine):
         earlier = [state[f"update{age}"] for age in range(1, memory + 1) if f"update{age}" in state]
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         falling = len(errors) > memory and bool((errors.diff() < 0).all())
-        if falling and len(earlier) == memory:
+        if falling and len(earlier) == memory and self.momentum.active(int(state["epoch"])):
             friction = _friction(problem, update, earlier)
             if friction is None:
                 velocity *= 0.5

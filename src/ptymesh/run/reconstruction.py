@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ValidationError
 
-from ptymesh.engines import Engine
+from ptymesh.engines import RPIE, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import Checkpoint
@@ -215,9 +215,9 @@ def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any)
     return load_measurement(_options(DataOptions, {"path": Path(path), **data}, "data"), where)
 
 
-def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine, **options: Any) -> Result:
-    """Runs all stages and returns the result; options as in `Reconstruction`."""
-    stages = [stages] if isinstance(stages, Engine) else list(stages)
+def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine | None = None, **options: Any) -> Result:
+    """Runs all stages (default: rPIE, 50 epochs) and returns the result; options as in `Reconstruction`."""
+    stages = [stages] if isinstance(stages, Engine) else [RPIE()] if stages is None else list(stages)
     recon = Reconstruction(scan, **options)
     for stage in stages:
         for _ in recon.run(stage):
