@@ -15,7 +15,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from toy import make, relative
+from toy import make, relative, share
 
 CASES = {
     "plain": dict(),
@@ -26,22 +26,22 @@ CASES = {
 }
 
 
-def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype) -> dict:
+def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype, layout: str = "replicated") -> dict:
     """What one rank ends with, and the decisions that it took."""
     toy = make(views=41, dtype=dtype, **case)
-    problem = toy.problem(world)
+    problem = toy.problem(world, layout)
     options = {"epochs": 5, "batch": 9, "fidelity": toy.model.fidelity, **OPTIONS.get(engine, {}), **stage}
     if engine in ALL_VIEWS:
         del options["batch"]
-    state = RunState(toy.start(position_error=0.5))
+    state = RunState(share(toy.start(position_error=0.5), problem))
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     e = state.estimate
     return {
-        "object": e.object.numpy(),
+        "object": problem.layout.whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),
-        "shape": tuple(e.object.shape),
+        "shape": tuple(e.extent),
         "history": state.history,
         "residual": problem.residual(e),
         "own": len(problem.layout.own),
@@ -98,6 +98,20 @@ def test_double(ranks, engine: str, case: str, size: int) -> None:  # type: igno
     """Batches of 9, which 2 and 4 do not divide, positions refined."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), TOLERANCE.get(engine, 1e-12))
+
+
+TILED = [
+    (engine, case, size)
+    for engine, case, size in CELLS
+    if engine not in LIKE_ADAM or (case, size) == ("uneven density, three modes, varying beam", 3)
+]
+
+
+@pytest.mark.parametrize(("engine", "case", "size"), TILED)
+def test_tiled(ranks, engine: str, case: str, size: int) -> None:  # type: ignore[no-untyped-def]
+    """The same with the object in tiles, positions refined across their borders."""
+    arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
+    same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments, "tiled"), TOLERANCE.get(engine, 1e-12))
 
 
 @pytest.mark.parametrize("size", [2, 4])

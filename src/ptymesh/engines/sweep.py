@@ -123,11 +123,13 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
 
 
 def covered(estimate: Estimate) -> Tensor:
-    """Object pixels (H, W) bool that lie under a window."""
+    """Pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    first = estimate.anchors
+    limit = torch.tensor((height, width), device=change.device)
+    first = estimate.here(estimate.anchors)
     last = first + torch.tensor(estimate.window, device=first.device)
+    first, last = (torch.minimum(corner.clamp(min=0), limit) for corner in (first, last))
     for y, x, sign in ((first, first, 1), (last, last, 1), (first, last, -1), (last, first, -1)):
         signs = change.new_full((len(first),), sign)
         change.index_put_((y[:, 0], x[:, 1]), signs, accumulate=True)

@@ -27,6 +27,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
@@ -51,6 +52,7 @@ class Reconstruction:
         precision: single or double.
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
+        layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled).
         saved: a checkpoint to go on from.
 
     Raises BadInput where options and scan do not fit.
@@ -67,6 +69,7 @@ class Reconstruction:
         precision: Literal["single", "double"] = "single",
         seed: int = 0,
         device: str | World = "auto",
+        layout: Literal["replicated", "tiled"] = "replicated",
         saved: Checkpoint | None = None,
     ) -> None:
         if precision not in ("single", "double"):
@@ -88,7 +91,8 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
-        self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
+        owners = self._layout(layout, saved)
+        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype))
         if saved is not None:
             self.state = RunState.load(saved, self.problem)
             return
@@ -103,9 +107,21 @@ class Reconstruction:
                 device=self.world.device,
                 margin_px=MARGIN_PX,
                 seed=seed,
+                place=owners.place,
             )
         )
         self.state = RunState(estimate)
+
+    def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
+        scan = self.scan
+        if name not in ("replicated", "tiled"):
+            raise BadInput(f"layout is {name!r}; give auto, replicated or tiled.")
+        if name == "replicated":
+            return Replicated(self.world, scan.positions)
+        made = Tiled(self.world, scan.positions, scan.window)
+        if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
+            made.assign(saved.owner)  # where views had gone to
+        return made
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""

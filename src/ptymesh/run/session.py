@@ -49,16 +49,17 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
         callback.start(_info(recipe, recon, out, resume))
 
     def save() -> None:
-        recon.state.save(folder, recon.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
         for callback in callbacks:
             callback.saved(folder)
 
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
         with StopSignal() as stop:
-            recon.loop(
+            loop = recon.loop(
                 hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
-            ).run()
+            )
+            loop.run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
@@ -96,12 +97,12 @@ def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint |
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
-    slices, height, width = estimate.object.shape
+    height, width = estimate.extent
     return RunInfo(
         stages=[(s.name, s.epochs, len(draw(scan.positions, s.batch, recipe.seed, 0))) for s in recon.stages],
         views=scan.views,
         window=scan.window,
-        object_shape=(slices, height, width),
+        object_shape=(len(estimate.object), height, width),
         modes=len(estimate.probe),
         ranks=recon.world.size,
         device=str(recon.world.device),
