@@ -11,7 +11,7 @@ Every layout answers the same questions. `Replicated`: the whole object on every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,6 +203,12 @@ class Replicated(Layout):
     def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
         """The field (L, H, W) of the whole object, on every rank."""
         return field
+
+    def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
+        """On the first rank, the field (L, H, W) of the whole object piece by piece; nothing on the others, who must
+        exhaust it too."""
+        if self.world.rank == 0:
+            yield Rect(0, 0, *estimate.extent), field
 
     def settle(self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None) -> Move | None:
         """How arrays of the object follow after it has grown by `before` rows and columns (and others at the end)."""

@@ -15,7 +15,7 @@ owners are, so that nothing has to be filled before windows are cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,21 @@ class Tiled(Layout):
         whole = Rect(0, 0, *estimate.extent)
         out = field.new_empty((*field.shape[:-2], *whole.shape))
         return self._copied(field, [whole] * self.world.size, whole, out)
+
+    def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
+        """On the first rank, the field (L, H, W) of the whole object tile by tile, of which it holds one at a time;
+        nothing on the others, who must exhaust it too."""
+        me = self.world.rank
+        own = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
+        if me:
+            self.world.post({0: own} if own.numel() else {}, {})()
+            return
+        yield self.tiles[0], own
+        for rank in range(1, self.world.size):
+            if not self.tiles[rank].empty:
+                tile = own.new_empty((*own.shape[:-2], *self.tiles[rank].shape))
+                self.world.post({}, {rank: tile})()
+                yield self.tiles[rank], tile
 
     # --- scalars ---
 

@@ -24,7 +24,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.results import Result
+from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.tiled import Tiled
@@ -155,7 +155,7 @@ class Reconstruction:
 
     @property
     def object(self) -> np.ndarray:
-        """Object as it is now, (L, H, W) complex."""
+        """Object as it is now, (L, H, W) complex; with tiles, the part that this rank holds."""
         return self.state.estimate.object.cpu().numpy()
 
     @property
@@ -164,13 +164,41 @@ class Reconstruction:
         return self.state.estimate.probe.cpu().numpy()
 
     def result(self, recipe: str = "") -> Result:
-        """The result with its final (frozen) residual: one pass over all views. Collective."""
+        """The result with its final (frozen) residual: one pass over all views. Collective.
+
+        Every rank gets the whole object; `save` writes it without that.
+        """
+        estimate = self.state.estimate
+        return self._result(self.problem.layout.whole(estimate.object, estimate).cpu().numpy(), recipe)
+
+    def save(self, path: str | Path, recipe: str = "") -> Result:
+        """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
+
+        Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on every rank where
+        the disk refuses.
+        """
+        estimate = self.state.estimate
+        found = self._result(estimate.object.cpu().numpy(), recipe)
+        stream = self.problem.layout.stream(estimate.object, estimate)
+        failure = None
+        try:
+            if self.world.rank == 0:
+                pieces = ((rect.corner, tile.cpu().numpy()) for rect, tile in stream)
+                found.save(path, ObjectTiles(estimate.extent, pieces))
+        except Exception as error:
+            failure = error
+        for _ in stream:  # the others wait until theirs has been taken
+            pass
+        self.world.all_well(failure, "saving the result")
+        return found
+
+    def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
-            object=self.object,
+            object=obj,
             probe=self.probe,
             positions_px=positions,
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
