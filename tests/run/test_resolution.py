@@ -50,7 +50,7 @@ def test_the_coarse_model_predicts_the_inner_detector() -> None:
     made = toy()
     engine = RPIE(coarsen=2)
     coarse = resolution.coarsened(made.truth, engine)
-    problem = resolution.coarse_problem(made.problem(), 2, 1, 0.0)
+    problem = resolution.coarse_problem(made.problem(), 2, coarse)
     assert problem.window == (16, 16) and coarse.probe.shape == (2, 16, 16)
     assert problem.residual(coarse)[0] < 0.01
     assert made.problem().residual(made.start())[0] > 0.1

@@ -83,8 +83,7 @@ class Loop:
             return
         if state.epoch == 0 and state.batch == 0:
             state.estimate = resolution.coarsened(state.estimate, engine)
-        estimate = state.estimate
-        self.problem = resolution.coarse_problem(self._fine, c, len(estimate.object), estimate.slice_spacing_m)
+        self.problem = resolution.coarse_problem(self._fine, c, state.estimate)
 
     def _recall_views(self, engine: Engine) -> None:
         """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""

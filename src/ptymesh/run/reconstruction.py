@@ -85,6 +85,7 @@ class Reconstruction:
             subpixel=subpixel,
             slices=object_options.slices,
             slice_spacing_m=object_options.slice_spacing_m or 0.0,
+            tilt_rad=object_options.tilt_rad or (0.0, 0.0),
             dtype=dtype,
             device=self.world.device,
         )
@@ -160,6 +161,7 @@ class Reconstruction:
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
+            tilt_rad=estimate.tilt_rad,
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={

@@ -77,6 +77,7 @@ class RunState:
             "epoch_seconds": self.epoch_seconds,
             "origin": list(estimate.origin),
             "slice_spacing_m": estimate.slice_spacing_m,
+            "tilt_rad": list(estimate.tilt_rad),
         }
         checkpoint.save(
             directory, problem.world, shared=shared, views=own, per_view=per_view, meta={**meta, "run": counters}
@@ -94,7 +95,12 @@ class RunState:
             )
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
-        estimate = Estimate(**arrays, slice_spacing_m=run["slice_spacing_m"], origin=tuple(run["origin"]))
+        estimate = Estimate(
+            **arrays,
+            slice_spacing_m=run["slice_spacing_m"],
+            tilt_rad=tuple(run["tilt_rad"]),
+            origin=tuple(run["origin"]),
+        )
         own = problem.layout.own
         problem.seen.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
