@@ -52,6 +52,7 @@ class Toy:
             truth.weights.clone(),
             truth.background.clone(),
             truth.slice_spacing_m,
+            truth.tilt_rad,
         )
 
 
@@ -76,6 +77,7 @@ def make(
     window: tuple[int, int] = (24, 28),
     modes: int = 1,
     slices: int = 1,
+    tilt_rad: tuple[float, float] = (0.0, 0.0),
     subpixel: str = "fourier",
     propagation: str = "far_field",
     fidelity: str = "amplitude",
@@ -112,6 +114,7 @@ def make(
         torch.ones(views, 1, dtype=obj.real.dtype),
         torch.full((h, w), background, dtype=obj.real.dtype),
         2e-6 if slices > 1 else 0.0,
+        tilt_rad,
     )
     if varying:
         truth.weights = 1 + 0.2 * torch.as_tensor(rng.standard_normal((views, 1))).clamp(-2, 2).to(obj.real.dtype)
@@ -122,6 +125,7 @@ def make(
         fidelity=fidelity,  # type: ignore[arg-type]
         slices=slices,
         slice_spacing_m=truth.slice_spacing_m,
+        tilt_rad=tilt_rad,
         dtype=dtype,
     )
     every = torch.arange(views)

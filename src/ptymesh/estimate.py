@@ -41,6 +41,8 @@ class Estimate:
             view's shares w_jk of the OPR modes.
         background: (h, w) float counts added to every intensity (0 where there is none).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
+        tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam: from one slice to the
+            next, the same pixel lies slice_spacing_m tan(tilt_rad) further.
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
         corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
@@ -55,6 +57,7 @@ class Estimate:
     weights: Weights
     background: torch.Tensor
     slice_spacing_m: float = 0.0
+    tilt_rad: tuple[float, float] = (0.0, 0.0)
     origin: tuple[float, float] = (0.0, 0.0)
     opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
     corner: tuple[int, int] = (0, 0)

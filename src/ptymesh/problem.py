@@ -186,7 +186,7 @@ class Problem:
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
-        self._follow_spacing(estimate)
+        self._follow_slices(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
@@ -199,11 +199,11 @@ class Problem:
             anchors = estimate.here(estimate.anchors[some])
             yield Chunk(some, row, anchors, estimate.fractions(some), estimate.weights[some], data)
 
-    def _follow_spacing(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance that the estimate has."""
-        model, spacing = self.model, estimate.slice_spacing_m
-        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
-            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
+    def _follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""

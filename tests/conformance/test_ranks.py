@@ -21,7 +21,7 @@ CASES = {
     "plain": dict(),
     "uneven density, three modes, varying beam": dict(uneven=True, modes=3, varying=True),
     "bilinear, background": dict(subpixel="bilinear", background=2.0),
-    "two slices, near field": dict(slices=2, propagation="angular_spectrum"),
+    "two tilted slices, near field": dict(slices=2, tilt_rad=(8e-3, -5e-3), propagation="angular_spectrum"),
     "poisson": dict(fidelity="poisson", noise=True),
 }
 
@@ -42,6 +42,7 @@ def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dty
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),
         "shape": tuple(e.extent),
+        "slices": np.array([e.slice_spacing_m, *e.tilt_rad]),
         "history": state.history,
         "residual": problem.residual(e),
         "own": len(problem.layout.own),
@@ -53,6 +54,7 @@ def same(one: dict, many: list[dict], tolerance: float) -> None:
     for other in many:
         for name in ("object", "probe", "positions"):
             assert relative(other[name], one[name]) <= tolerance, name
+        assert np.allclose(other.get("slices", 0), one.get("slices", 0), rtol=tolerance, atol=0)
         assert np.array_equal(other["anchors"], one["anchors"]) and other["shape"] == one["shape"]
         for column in ("loss", "residual"):
             assert np.allclose(other["history"][column], one["history"][column], rtol=10 * tolerance)
@@ -112,6 +114,16 @@ def test_tiled(ranks, engine: str, case: str, size: int) -> None:  # type: ignor
     """The same with the object in tiles, positions refined across their borders."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments, "tiled"), TOLERANCE.get(engine, 1e-12))
+
+
+@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_between_slices(ranks, size: int, layout: str) -> None:  # type: ignore[no-untyped-def]
+    stage = {"unknowns": {"slice_spacing": {"lr": 0.01}, "tilt": {"lr": 0.02, "start": 2}}}
+    arguments = ("adam", dict(slices=3, tilt_rad=(8e-3, -5e-3)), stage, torch.complex128)
+    one = outcome(Solo(), *arguments)
+    assert relative(one["slices"], [2e-6, 8e-3, -5e-3]) > 1e-3
+    same(one, ranks(size, outcome, *arguments, layout), 1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4])

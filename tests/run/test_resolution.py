@@ -50,7 +50,7 @@ def test_the_coarse_model_predicts_the_inner_detector() -> None:
     made = toy()
     engine = RPIE(coarsen=2)
     fine = made.problem()
-    problem = resolution.coarse_problem(fine, 2, 1, 0.0)
+    problem = resolution.coarse_problem(fine, 2, made.truth)
     coarse = resolution.coarsened(made.truth, engine, fine, problem)
     assert problem.window == (16, 16) and coarse.probe.shape == (2, 16, 16)
     assert problem.residual(coarse)[0] < 0.01
@@ -61,7 +61,7 @@ def test_there_and_back_keeps_the_probe_and_the_frame() -> None:
     made = toy()
     engine = RPIE(coarsen=2)
     fine = made.problem()
-    problem = resolution.coarse_problem(fine, 2, 1, 0.0)
+    problem = resolution.coarse_problem(fine, 2, made.truth)
     back = resolution.refined(resolution.coarsened(made.truth, engine, fine, problem), engine, problem, fine)
     assert torch.allclose(back.probe, made.truth.probe) and torch.allclose(back.positions, made.truth.positions)
     assert torch.equal(back.background, made.truth.background)

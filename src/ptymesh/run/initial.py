@@ -37,11 +37,16 @@ SAME_PIXEL = 1e-6
 SAME_SCAN_PX = 20.0
 
 
+#: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
+Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
+
+
 class ObjectOptions(Options):
     """Recipe key `object`: where the object starts.
 
     Fields:
-        slices: L; slice_spacing_m: distance between neighbours, needed for more than one.
+        slices: L; slice_spacing_m: distance between neighbours, needed for more than one; tilt_rad: (y, x) by which the
+            axis along which they are stacked leans against the beam, default 0 or, with a result, the result's.
         initial: `ones`; or an earlier result (.h5), moved and resampled onto this scan's pixels (a single slice is
             split evenly over several); or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W), whose centre
             is put on the scan's and which is surrounded by ones or cropped.
@@ -50,6 +55,7 @@ class ObjectOptions(Options):
 
     slices: int = Field(1, ge=1)
     slice_spacing_m: Positive | None = None
+    tilt_rad: tuple[Tilt, Tilt] | None = None
     initial: str = "ones"
     result_positions: bool = False
 
@@ -59,6 +65,8 @@ class ObjectOptions(Options):
             raise ValueError(f"{self.slices} slices need slice_spacing_m, the distance between neighbours in metres")
         if self.slices == 1 and self.slice_spacing_m is not None:
             raise ValueError("slice_spacing_m has no meaning for a single slice; ask for slices: 2 or more")
+        if self.slices == 1 and self.tilt_rad is not None:
+            raise ValueError("tilt_rad has no meaning for a single slice; ask for slices: 2 or more")
         if self.result_positions and not self.from_result:
             raise ValueError(f"result_positions needs an earlier result as initial, not {self.initial!r}")
         return self
@@ -246,6 +254,7 @@ def initial_estimate(
         background=torch.from_numpy(np.ascontiguousarray(background)).to(device, real),
         slice_spacing_m=object.slice_spacing_m or 0.0,
         origin=zero,
+        tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
         opr=_opr(first, probe.opr_modes, seed),
         corner=part.corner,
         extent=sides,

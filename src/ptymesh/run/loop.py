@@ -82,7 +82,7 @@ class Loop:
         state, c = self.state, engine.coarsen
         if c == 1:
             return
-        coarse = resolution.coarse_problem(self._fine, c, len(state.estimate.object), state.estimate.slice_spacing_m)
+        coarse = resolution.coarse_problem(self._fine, c, state.estimate)
         change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
         state.estimate = change(state.estimate, engine, self._fine, coarse)
         self.problem = coarse

@@ -69,7 +69,7 @@ class Reconstruction:
         precision: Literal["single", "double"] = "single",
         seed: int = 0,
         device: str | World = "auto",
-        layout: Literal["replicated", "tiled"] = "replicated",
+        layout: str = "replicated",
         saved: Checkpoint | None = None,
     ) -> None:
         if precision not in ("single", "double"):
@@ -88,6 +88,7 @@ class Reconstruction:
             subpixel=subpixel,
             slices=object_options.slices,
             slice_spacing_m=object_options.slice_spacing_m or 0.0,
+            tilt_rad=object_options.tilt_rad or (0.0, 0.0),
             dtype=dtype,
             device=self.world.device,
         )
@@ -204,6 +205,7 @@ class Reconstruction:
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
+            tilt_rad=estimate.tilt_rad,
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={

@@ -34,7 +34,7 @@ def check(engine: Engine, problem: Problem) -> None:
         raise BadInput(f"coarsen: {c} leaves only masked pixels of the detector; coarsen less.")
 
 
-def coarse_problem(problem: Problem, c: int, slices: int, slice_spacing_m: float) -> Problem:
+def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     """The problem of the inner 1/c of the detector; it shares owners, world and running values with the fine one."""
     made = copy(problem)
     made.window = (problem.window[0] // c, problem.window[1] // c)
@@ -42,8 +42,9 @@ def coarse_problem(problem: Problem, c: int, slices: int, slice_spacing_m: float
     made.model = Model.for_geometry(
         made.geometry,
         subpixel=problem.model.subpixel,
-        slices=slices,
-        slice_spacing_m=slice_spacing_m,
+        slices=len(estimate.object),
+        slice_spacing_m=estimate.slice_spacing_m,
+        tilt_rad=estimate.tilt_rad,
         dtype=problem.dtype,
         device=problem.device,
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint, load_measurement
@@ -31,7 +30,7 @@ def run_recipe(
     recipe: Recipe,
     *,
     device: str = "auto",
-    layout: str = "auto",
+    layout: str = "replicated",
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:

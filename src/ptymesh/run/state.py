@@ -86,6 +86,7 @@ class RunState:
             "extent": list(estimate.extent),
             "layout": problem.layout.name,
             "slice_spacing_m": estimate.slice_spacing_m,
+            "tilt_rad": list(estimate.tilt_rad),
         }
         checkpoint.save(
             directory,
@@ -117,6 +118,7 @@ class RunState:
             of_object.pop("object"),
             **arrays,
             slice_spacing_m=run["slice_spacing_m"],
+            tilt_rad=tuple(run["tilt_rad"]),
             origin=origin,
             corner=part.corner,
             extent=extent,
