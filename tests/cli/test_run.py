@@ -104,7 +104,8 @@ def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("20 views of 32 x 32") and lines[1] == "rpie, 3 epochs of 3 batches"
-    assert len(lines) == 6 and lines[-1].startswith("Final residual 0.0") and lines[-1].endswith(": out/result.h5")
+    assert lines[2] == "Patterns: 81.9 kB per rank (uint32) in host memory"
+    assert len(lines) == 7 and lines[-1].startswith("Final residual 0.0") and lines[-1].endswith(": out/result.h5")
     assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
     assert epochs(tmp_path / "out") == [1, 2, 3]
     result = Result.load(tmp_path / "out" / "result.h5")

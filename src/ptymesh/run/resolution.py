@@ -46,7 +46,7 @@ def coarse_problem(problem: Problem, c: int, slices: int, slice_spacing_m: float
         dtype=problem.dtype,
         device=problem.device,
     )
-    made.counts, made.mask = corner_crop(problem.counts, c), corner_crop(problem.mask, c)
+    made.patterns, made.mask = problem.patterns.cropped(c), corner_crop(problem.mask, c)
     made.forget_buffers()
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,15 @@ def run_recipe(
 
 def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
-    folder = out / "checkpoint"
-    recon = _reconstruction(recipe, world, checkpoint.load(folder) if resume else None)
+    saved = checkpoint.load(out / "checkpoint") if resume else None
+    with closing(_reconstruction(recipe, world, saved)) as recon:
+        return _carry_out(recipe, recon, out, resume, callbacks)
+
+
+def _carry_out(
+    recipe: Recipe, recon: Reconstruction, out: Path, resume: bool, callbacks: Sequence[Callback]
+) -> Outcome:
+    folder, world = out / "checkpoint", recon.world
     for callback in callbacks:
         callback.start(_info(recipe, recon, out, resume))
 
@@ -88,10 +96,17 @@ def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint |
         precision=recipe.precision,
         seed=recipe.seed,
         device=world,
+        memory_budget=recipe.memory_budget,
+        scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists: what is staged has no name, and needs no folder made."""
+    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
@@ -109,6 +124,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         out=out,
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
+        patterns=recon.problem.patterns.where(),
     )
 
 
