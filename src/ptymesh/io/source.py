@@ -122,6 +122,8 @@ class Hdf5Source:
             packed = data.compression is not None or data.id.get_create_plist().get_nfilters() > 0
             size = int(np.prod(chunks, dtype=np.int64)) * data.dtype.itemsize
             self.huge_chunks = packed and self.frames_per_chunk > 1 and size > CACHE_BYTES
+            if not packed and size > CACHE_BYTES:
+                self._chunk = 1  # such chunks are read in part, and views of one need not be read together
 
     @property
     def shape(self) -> tuple[int, int, int]:

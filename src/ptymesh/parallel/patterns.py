@@ -38,7 +38,7 @@ Kind = Literal["device", "host", "disk"]
 SLAB_BYTES, SLAB_VIEWS = 16 << 20, 64
 #: Share of a device's free memory that patterns may take; the rest is for the object, waves and FFT plans.
 DEVICE_SHARE = 0.7
-#: Pieces that are under way at a time, and what all pieces kept on a device that does not hold the patterns may take.
+#: Pieces that are under way at a time, and what all those kept may take where patterns come from elsewhere.
 LOOKAHEAD, KEPT_BYTES = 8, 1 << 30
 _PLACES: dict[Kind, str] = {"device": "on the device", "host": "in host memory", "disk": "staged on disk"}
 #: What pieces kept may take of a budget is a quarter: as much again is lost between them in the heap (measured), and
@@ -89,7 +89,7 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
     made: Patterns
     if kind == "disk":
         assert room.budget is not None
-        made = Staged(shape, dtype, device, room.budget // KEPT_SHARE, room.scratch)
+        made = Staged(shape, dtype, device, min(room.budget // KEPT_SHARE, KEPT_BYTES), room.scratch)
     elif kind == "host" and device.type != "cpu":
         made = Hosted(shape, dtype, device, KEPT_BYTES)
     else:
