@@ -21,6 +21,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched, blocked
+from ptymesh.parallel.patterns import Patterns, Room, stored
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
@@ -32,8 +33,8 @@ CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
 #: image of a constant object stays where it is when the beam moves.
 INSENSITIVE = 1e-3
-#: Views that are read from the source at a time.
-SLAB = 64
+#: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
+SLAB, SLAB_BYTES = 64, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,26 @@ class Problem:
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
+        room: what memory and disk the patterns may take.
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated | Tiled, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Model,
+        measurement: Measurement,
+        layout: Replicated | Tiled,
+        dtype: torch.dtype,
+        room: Room | None = None,
+    ) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
         self.device = self.world.device
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
-        self.counts = self._read(measurement)
+        self.patterns = self._stored(measurement, room or Room())
+        #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
+        self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
@@ -115,13 +126,9 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
-    def _read(self, measurement: Measurement) -> Tensor:
-        source, own = measurement.patterns, self.layout.own
-        counts = torch.empty((len(own), *measurement.window), dtype=_torch_dtype(source.dtype), device=self.device)
-        for start in range(0, len(own), SLAB):
-            slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
-            counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
-        return counts
+    def _stored(self, measurement: Measurement, room: Room) -> Patterns:
+        most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
+        return stored(measurement.patterns, self.layout.own, most, self.device, room)
 
     # --- what an engine asks for ---
 
@@ -164,15 +171,15 @@ class Problem:
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
         total = torch.zeros(self.window, dtype=torch.float64, device=self.device)
-        for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
-            total += Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y.sum(0)
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            total += Data.of(counts, self.mask, None, torch.float64).y.sum(0)
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
-        for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
+        for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
             weights = estimate.weights[views, :1, None, None] ** 2
             anchors = estimate.here(estimate.anchors[views])
             self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
@@ -180,7 +187,15 @@ class Problem:
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
-        self.counts, self.seen = move.carry_rows(self.counts), move.carry_rows(self.seen)
+        self.seen = move.carry_rows(self.seen)
+        exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
+        if exchanged is not None:
+            source, arrived = exchanged
+            self.patterns.replace(source, [arrived.cpu()])
+
+    def _slab(self, dtype: torch.dtype) -> int:
+        """Windows of this dtype that are gone through together."""
+        return max(1, min(SLAB, SLAB_BYTES // (self.window[0] * self.window[1] * dtype.itemsize)))
 
     # --- the words it is made of ---
 
@@ -192,10 +207,12 @@ class Problem:
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
-        for some, row in zip(every.split(size), rows.split(size), strict=True):
+        coming = self.layout.local(self.layout.mine(self.coming))
+        swept = self.patterns.sweep(self.layout.local(mine), size, coming)
+        for some, row, counts in zip(every.split(size), rows.split(size), swept, strict=True):
             if not len(some):
                 continue
-            data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
+            data = Data.of(counts, self.mask, estimate.background, self.real)
             anchors = estimate.here(estimate.anchors[some])
             yield Chunk(some, row, anchors, estimate.fractions(some), estimate.weights[some], data)
 
@@ -388,7 +405,3 @@ def check_room(estimate: Estimate) -> None:
 def _residuals(terms: Tensor) -> tuple[float, float]:
     misfit, counts, absolute, roots = (float(t) for t in terms)
     return (misfit / counts if counts else float("nan"), absolute / roots if roots else float("nan"))
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=dtype.newbyteorder("="))).dtype
