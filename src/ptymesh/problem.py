@@ -19,18 +19,16 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated, Touched, blocked
-from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
-#: image of a constant object stays where it is when the beam moves.
-INSENSITIVE = 1e-3
 #: Views that are read from the source at a time.
 SLAB = 64
 
@@ -67,18 +65,6 @@ class Sums:
     others: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Views of this rank that are swept together; `views` are global indices, `rows` those of this rank's storage."""
-
-    views: Tensor
-    rows: Tensor
-    anchors: Tensor
-    fractions: Tensor
-    weights: Tensor
-    data: Data
-
-
 class Problem:
     """What an engine may ask for.
 
@@ -98,6 +84,8 @@ class Problem:
         self.scan = measurement.positions
         self.counts = self._read(measurement)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
+        #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
+        self.passes = passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
@@ -149,11 +137,11 @@ class Problem:
 
         Over all views, or over these: one pass in which nothing moves.
         """
-        terms = torch.zeros(4, dtype=torch.float64, device=self.device)
+        total = torch.zeros(4, dtype=torch.float64, device=self.device)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
-            S = power(self.detect(chunk, self.scene(estimate, chunk).exit))
-            terms += fidelity.residual_terms(S, chunk.data).sum(0)
-        return _residuals(self.world.sum(terms)[0])
+            detected = self.detect(chunk, self.scene(estimate, chunk).exit)
+            total += self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1].sum(0)
+        return _residuals(self.world.sum(total)[0])
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
@@ -186,13 +174,16 @@ class Problem:
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         for some, row in zip(every.split(size), rows.split(size), strict=True):
             if not len(some):
                 continue
-            data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
-            yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+            counts = self.counts.index_select(0, row)
+            fractions, weights = estimate.fractions(some), estimate.weights[some]
+            anchors, background = estimate.anchors[some], estimate.background
+            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, background, whole, sweep)
 
     def _follow_spacing(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance that the estimate has."""
@@ -202,9 +193,7 @@ class Problem:
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
-        windows = self.model.windows(estimate.object, chunk.anchors, chunk.fractions, self.window)
-        probes = self.model.probes(estimate.probe, chunk.fractions, chunk.weights, estimate.opr)
-        return self.model.scene(windows, probes)
+        return self.passes.scene(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -213,16 +202,36 @@ class Problem:
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
         detected = self.detect(chunk, scene.exit)
-        S = power(detected)
-        self.note(chunk, S)
-        return self.model.revise(detected, S, chunk.data, chunk.fractions)
+        self._see(chunk, self.passes.revise(self.model, chunk, detected))
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
+        """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
+        detected = self.detect(chunk, waves)
+        self.passes.revise(self.model, chunk, detected)
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> tuple[Tensor, Tensor]:
+        """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
+
+        `note`: for the running loss of the epoch.
+        """
+        detected = self.detect(chunk, scene.exit)
+        seen = self.passes.descend(self.model, chunk, detected)
+        if note:
+            self._see(chunk, seen)
+        return self.model.detect_adjoint(detected, chunk.fractions), seen[:, [LOSS, COUNTS, SQUARES]]
+
+    def watch(self, chunk: Chunk, waves: Tensor) -> None:
+        """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
+        self._see(chunk, self.passes.watch(self.model, chunk, self.detect(chunk, waves)))
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
-        terms = fidelity.residual_terms(S, chunk.data)
-        kind = self.model.fidelity
-        self.seen[chunk.rows, 0] = terms[:, 0] if kind == "amplitude" else fidelity.value(kind, S, chunk.data)
-        self.seen[chunk.rows, 1:] = terms
+        self._see(chunk, terms(self.model, chunk, S))
+
+    def _see(self, chunk: Chunk, found: Tensor) -> None:
+        self.seen[chunk.rows] = found[:, : ROOTS + 1]
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
@@ -280,12 +289,14 @@ class Problem:
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        steps = []
-        for axis in (0, 1):
-            moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
-            floor = INSENSITIVE**2 * inner(scene.exit, scene.exit) + torch.finfo(self.real).tiny
-            steps.append(inner(moved, chi) / torch.maximum(inner(moved, moved), floor))
-        return torch.stack(steps, dim=1)
+        return self.passes.position_step(self.model, chunk, estimate.object, scene, chi)
+
+    def systems(self, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor) -> Tensor:
+        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        d_object (L, H, W), d_probe (M, h, w); sums go over the modes that chi (B, m, h, w) has.
+        """
+        return self.passes.systems(self.model, chunk, scene, d_object, d_probe, chi)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
@@ -309,32 +320,26 @@ class Accumulator:
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
         rows, columns = problem.blocks(estimate, batch)
         self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
-        self.object = problem.buffer("object sum", estimate.object, problem.dtype)
-        self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
-        for field in (self.object, self.object_weight):
+        obj = problem.buffer("object sum", estimate.object, problem.dtype)
+        object_weight = problem.buffer("object weight", estimate.object, problem.real)
+        for field in (obj, object_weight):
             blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
-        self.probe = torch.zeros_like(estimate.probe)
-        self.probe_weight = torch.zeros_like(estimate.probe[0].real)
-        self.opr = torch.zeros_like(estimate.opr)
-        self.opr_weight = torch.zeros_like(estimate.opr.real)
+        self.fields = [obj, object_weight]
+        self.sums = Adjoints(
+            obj if self.with_object else None,
+            object_weight if self.with_object else None,
+            torch.zeros_like(estimate.probe) if self.with_probe else None,
+            torch.zeros_like(estimate.probe[0].real),
+            torch.zeros_like(estimate.opr),
+            torch.zeros_like(estimate.opr.real),
+        )
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem, model = self.problem, self.problem.model
-        to_windows, to_probes = model.scene_adjoint(scene, waves)
-        if self.with_object:
-            model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
-            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-            model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
-        if self.with_probe:
-            self.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-            self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
-            if len(self.opr):
-                self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
-                squares = chunk.weights[:, 1:].T ** 2
-                self.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+        problem = self.problem
+        problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
@@ -344,14 +349,17 @@ class Accumulator:
         """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
         problem = self.problem
         stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
-        *sums, problem.stop_agreed = problem.layout.reduce(
-            [self.object, self.object_weight],
+        problem.passes.finish(self.sums)
+        sums = self.sums
+        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
+        *found, problem.stop_agreed = problem.layout.reduce(
+            self.fields,
             self.blocks,
-            *(self.probe, self.probe_weight, self.opr, self.opr_weight),
+            *(by_probe, sums.probe_weight, sums.opr, sums.opr_weight),
             *others,
             stop,
         )
-        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = sums
+        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = found
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
         return problem.last
 
