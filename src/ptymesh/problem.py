@@ -10,6 +10,7 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,9 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.layout import Replicated, Touched, blocked
+from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
+from ptymesh.parallel.tiled import Tiled
+from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
@@ -75,7 +78,7 @@ class Problem:
         dtype: complex64 or complex128.
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, measurement: Measurement, layout: Replicated | Tiled, dtype: torch.dtype) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -100,6 +103,7 @@ class Problem:
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         self._buffers: dict[str, Tensor] = {}
+        self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
     def _read(self, measurement: Measurement) -> Tensor:
@@ -128,7 +132,7 @@ class Problem:
     def add(self, target: Tensor, change: Touched | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
         if isinstance(change, Touched):
-            blocked(target)[:, change.rows, change.columns] += change.values.to(target.dtype)
+            self.passes.write(target, change.expression, change.rows, change.columns, add=True)
         else:
             target += change
 
@@ -156,21 +160,24 @@ class Problem:
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
+        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
             weights = estimate.weights[views, :1, None, None] ** 2
-            self.model.windows_adjoint(
-                total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))
-            )
-        return self.world.sum(total)[0][0]
+            anchors = estimate.here(estimate.anchors[views])
+            self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
+        return self.layout.sum_field(total)[0]
+
+    def hand_over(self, move: Move) -> None:
+        """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        self.counts, self.seen = move.carry_rows(self.counts), move.carry_rows(self.seen)
 
     # --- the words it is made of ---
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
-        self._follow_spacing(estimate)
+        self._follow_slices(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
@@ -182,14 +189,14 @@ class Problem:
                 continue
             counts = self.counts.index_select(0, row)
             fractions, weights = estimate.fractions(some), estimate.weights[some]
-            anchors, background = estimate.anchors[some], estimate.background
+            anchors, background = estimate.here(estimate.anchors[some]), estimate.background
             yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, background, whole, sweep)
 
-    def _follow_spacing(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance that the estimate has."""
-        model, spacing = self.model, estimate.slice_spacing_m
-        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
-            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
+    def _follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
@@ -237,11 +244,9 @@ class Problem:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
         return Accumulator(self, estimate, batch, only)
 
-    def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the object's blocks that the batch covers, over all ranks."""
-        anchors = self._anchors[torch.as_tensor(batch.views)]
-        rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
-        return rows.to(self.device), columns.to(self.device)
+    def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
+        """The blocks of this rank's part of the object that the batch covers."""
+        return self.layout.blocks(estimate, self._anchors, batch.views)
 
     def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
@@ -249,6 +254,19 @@ class Problem:
         if kept is None or kept.shape != like.shape or kept.dtype != dtype:
             kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
         return kept
+
+    def lend(self, *fields: Touched) -> None:
+        """Notes that these fields may still be in buffers."""
+        self._lent = [weakref.ref(f.expression) for f in fields if isinstance(f.expression, Leaf)]
+
+    def reclaim(self) -> None:
+        """Fields that somebody still holds leave the buffers, which are about to be used again."""
+        self.last = None
+        for reference in self._lent:
+            leaf = reference()
+            if leaf is not None:
+                leaf.leave()
+        self._lent = []
 
     def forget_buffers(self) -> None:
         """Own buffers from here on, after a copy whose shapes differ."""
@@ -259,21 +277,33 @@ class Problem:
 
         It lasts until the next of the same name.
         """
-        whole = self.buffer(name, estimate.object, field.values.dtype)
-        blocked(whole)[:, field.rows, field.columns] = field.values
+        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
+        self.put(whole, field)
         return whole
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
-        return self.layout.dot(a, b)
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b, estimate)
+
+    def max(self, field: Tensor) -> Tensor:
+        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        return self.layout.max(field.max())
+
+    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        where = where & self.layout.owned(estimate)
+        total = torch.where(where, field, field.new_zeros(())).sum(dtype=torch.float64)
+        count = where.sum() * (field.numel() // where.numel())
+        sums = self.layout.sum_owned(torch.stack((total, count.to(total.dtype))))
+        return sums[0] / sums[1]
 
     def put(self, target: Tensor, field: Touched) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        blocked(target)[:, field.rows, field.columns] = field.values.to(target.dtype)
+        self.passes.write(target, field.expression, field.rows, field.columns)
 
     def touched(self, whole: Tensor, like: Touched) -> Touched:
-        """The blocks of `like` out of an array (L, H, W)."""
-        return Touched(blocked(whole)[:, like.rows, like.columns], like.rows, like.columns)
+        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
+        return like.of(Leaf(like.rows, like.columns, whole=whole))
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
@@ -318,13 +348,13 @@ class Accumulator:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        rows, columns = problem.blocks(estimate, batch)
-        self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
+        blocks = problem.blocks(estimate, batch)
+        self.blocks = blocks if self.with_object else blocks.none()
         obj = problem.buffer("object sum", estimate.object, problem.dtype)
         object_weight = problem.buffer("object weight", estimate.object, problem.real)
-        for field in (obj, object_weight):
-            blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
         self.fields = [obj, object_weight]
+        problem.reclaim()
+        problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
         self.sums = Adjoints(
             obj if self.with_object else None,
             object_weight if self.with_object else None,
@@ -360,14 +390,16 @@ class Accumulator:
             stop,
         )
         obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = found
+        problem.lend(obj, object_weight)
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
         return problem.last
 
 
 def check_room(estimate: Estimate) -> None:
     """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
-    shape, window = estimate.object.shape[-2:], estimate.window
-    assert all(n % BLOCK == 0 for n in shape), f"the object's sides {tuple(shape)} must be multiples of {BLOCK}"
+    shape, window = estimate.extent, estimate.window
+    for sides in (shape, estimate.object.shape[-2:]):
+        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
     for axis, name in enumerate(("y", "x")):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
         if low < REACH or high + window[axis] + REACH > shape[axis]:

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import compiled
+from ptymesh.kernels import blocks, compiled, compiled_blocks
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
+from ptymesh.physics.blocks import Expression
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
 from ptymesh.physics.propagate import fft, ifft
@@ -241,6 +242,17 @@ class CpuPasses(Passes):
         if into.spectrum is not None and into.probe is not None:
             into.probe += ifft(into.spectrum)
             into.spectrum = None
+
+    # --- blocks of the object ---
+
+    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """As the twin's."""
+        compiled_blocks.clear(*_arrays(rows, columns, field, weight))
+
+    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
+        """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
+        if not blocks.write(target, expression, rows, columns, add):
+            super().write(target, expression, rows, columns, add)
 
     # --- sums of single views ---
 

@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import torch
 
-from ptymesh.kernels import compiled
+from ptymesh.kernels import compiled, compiled_blocks
 
 MESSAGE = "Compiling kernels for this processor; that takes half a minute, and only the first time."
 
@@ -55,7 +55,7 @@ def _compile(dtype: torch.dtype) -> None:
         "b": numba.boolean,
     }
     told = False
-    for kernel, words in compiled.SIGNATURES.items():
+    for kernel, words in {**compiled.SIGNATURES, **compiled_blocks.SIGNATURES}.items():
         signature = tuple(_type(types[word[0]], word[1:]) for word in words.split())
         missed = sum(kernel.stats.cache_misses.values())
         kernel.compile(signature)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity
+from ptymesh.physics.blocks import Expression, blocked, evaluate
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 
@@ -112,6 +113,23 @@ class Passes:
                 into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
                 squares = chunk.weights[:, 1:].T ** 2
                 into.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+
+    # --- blocks of the object ---
+
+    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
+        for array in (field, weight):
+            blocked(array)[:, rows, columns] = 0
+
+    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
+        """target (L, H, W) = or += the expression on these blocks (n,)."""
+        values = evaluate(expression).to(target.dtype)
+        if add:
+            blocked(target)[:, rows, columns] += values
+        else:
+            blocked(target)[:, rows, columns] = values
+
+    # --- after the last chunk ---
 
     def finish(self, into: Adjoints) -> None:
         """Completes the sums after the last chunk."""
