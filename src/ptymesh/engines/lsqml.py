@@ -64,6 +64,7 @@ class LSQML(Engine):
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """kappa of all views, and where the epoch starts."""
         self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
+        self.state["kappa_max"] = problem.max(self.state["kappa"])
         if self.order == "compact":
             self.state["pending"] = torch.zeros_like(estimate.object)
         if self.momentum:
@@ -94,7 +95,7 @@ class LSQML(Engine):
 
     def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
-        floor = self.delta * problem.max(self.state["kappa"])
+        floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
         if self.probe_direction == "mean":
             return d_object, sums.probe / views
@@ -158,7 +159,7 @@ class LSQML(Engine):
             else:
                 velocity.mul_(1 - friction).add_(update)
                 kappa = state["kappa"]
-                weight = kappa / (0.1 * problem.max(kappa) + kappa)
+                weight = kappa / (0.1 * state["kappa_max"] + kappa)
                 problem.add(estimate.object, self.momentum.gain * weight * velocity)
         else:
             velocity *= 0.5
