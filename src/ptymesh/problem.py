@@ -20,9 +20,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
-from ptymesh.parallel import patterns
-from ptymesh.parallel.layout import Replicated, Touched, blocked
-from ptymesh.parallel.patterns import Patterns, Room
+from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched, blocked
+from ptymesh.parallel.patterns import Patterns, Room, stored
+from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
@@ -93,7 +93,12 @@ class Problem:
     """
 
     def __init__(
-        self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype, room: Room | None = None
+        self,
+        model: Model,
+        measurement: Measurement,
+        layout: Replicated | Tiled,
+        dtype: torch.dtype,
+        room: Room | None = None,
     ) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
@@ -123,7 +128,7 @@ class Problem:
 
     def _stored(self, measurement: Measurement, room: Room) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
-        return patterns.stored(measurement.patterns, self.layout.own, most, self.device, room)
+        return stored(measurement.patterns, self.layout.own, most, self.device, room)
 
     # --- what an engine asks for ---
 
@@ -171,15 +176,22 @@ class Problem:
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
+        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
         for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
             weights = estimate.weights[views, :1, None, None] ** 2
-            self.model.windows_adjoint(
-                total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))
-            )
-        return self.world.sum(total)[0][0]
+            anchors = estimate.here(estimate.anchors[views])
+            self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
+        return self.layout.sum_field(total)[0]
+
+    def hand_over(self, move: Move) -> None:
+        """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        self.seen = move.carry_rows(self.seen)
+        exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
+        if exchanged is not None:
+            source, arrived = exchanged
+            self.patterns.replace(source, [arrived.cpu()])
 
     def _slab(self, dtype: torch.dtype) -> int:
         """Windows of this dtype that are gone through together."""
@@ -189,7 +201,7 @@ class Problem:
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
-        self._follow_spacing(estimate)
+        self._follow_slices(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
@@ -201,13 +213,14 @@ class Problem:
             if not len(some):
                 continue
             data = Data.of(counts, self.mask, estimate.background, self.real)
-            yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+            anchors = estimate.here(estimate.anchors[some])
+            yield Chunk(some, row, anchors, estimate.fractions(some), estimate.weights[some], data)
 
-    def _follow_spacing(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance that the estimate has."""
-        model, spacing = self.model, estimate.slice_spacing_m
-        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
-            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
+    def _follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
@@ -237,11 +250,9 @@ class Problem:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
         return Accumulator(self, estimate, batch, only)
 
-    def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the object's blocks that the batch covers, over all ranks."""
-        anchors = self._anchors[torch.as_tensor(batch.views)]
-        rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
-        return rows.to(self.device), columns.to(self.device)
+    def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
+        """The blocks of this rank's part of the object that the batch covers."""
+        return self.layout.blocks(estimate, self._anchors, batch.views)
 
     def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
@@ -263,9 +274,21 @@ class Problem:
         blocked(whole)[:, field.rows, field.columns] = field.values
         return whole
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
-        return self.layout.dot(a, b)
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b, estimate)
+
+    def max(self, field: Tensor) -> Tensor:
+        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        return self.layout.max(field.max())
+
+    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        where = where & self.layout.owned(estimate)
+        total = torch.where(where, field, field.new_zeros(())).sum(dtype=torch.float64)
+        count = where.sum() * (field.numel() // where.numel())
+        sums = self.layout.sum_owned(torch.stack((total, count.to(total.dtype))))
+        return sums[0] / sums[1]
 
     def put(self, target: Tensor, field: Touched) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
@@ -273,7 +296,7 @@ class Problem:
 
     def touched(self, whole: Tensor, like: Touched) -> Touched:
         """The blocks of `like` out of an array (L, H, W)."""
-        return Touched(blocked(whole)[:, like.rows, like.columns], like.rows, like.columns)
+        return like.of(blocked(whole)[:, like.rows, like.columns])
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
@@ -316,12 +339,12 @@ class Accumulator:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        rows, columns = problem.blocks(estimate, batch)
-        self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
+        blocks = problem.blocks(estimate, batch)
+        self.blocks = blocks if self.with_object else blocks.none()
         self.object = problem.buffer("object sum", estimate.object, problem.dtype)
         self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
         for field in (self.object, self.object_weight):
-            blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
+            blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
         self.probe = torch.zeros_like(estimate.probe)
         self.probe_weight = torch.zeros_like(estimate.probe[0].real)
         self.opr = torch.zeros_like(estimate.opr)
@@ -367,8 +390,9 @@ class Accumulator:
 
 def check_room(estimate: Estimate) -> None:
     """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
-    shape, window = estimate.object.shape[-2:], estimate.window
-    assert all(n % BLOCK == 0 for n in shape), f"the object's sides {tuple(shape)} must be multiples of {BLOCK}"
+    shape, window = estimate.extent, estimate.window
+    for sides in (shape, estimate.object.shape[-2:]):
+        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
     for axis, name in enumerate(("y", "x")):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
         if low < REACH or high + window[axis] + REACH > shape[axis]:

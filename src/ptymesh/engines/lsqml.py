@@ -95,7 +95,7 @@ class LSQML(Engine):
 
     def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
-        floor = self.delta * self.state["kappa"].max()
+        floor = self.delta * problem.max(self.state["kappa"])
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
         if self.probe_direction == "mean":
             return d_object, sums.probe / views
@@ -167,13 +167,13 @@ class LSQML(Engine):
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         falling = len(errors) > memory and bool((errors.diff() < 0).all())
         if falling and len(earlier) == memory and self.momentum.active(int(state["epoch"])):
-            friction = _friction(problem, update, earlier)
+            friction = _friction(problem, estimate, update, earlier)
             if friction is None:
                 velocity *= 0.5
             else:
                 velocity.mul_(1 - friction).add_(update)
                 kappa = state["kappa"]
-                weight = kappa / (0.1 * kappa.max() + kappa)
+                weight = kappa / (0.1 * problem.max(kappa) + kappa)
                 problem.add(estimate.object, self.momentum.gain * weight * velocity)
         else:
             velocity *= 0.5
@@ -184,10 +184,10 @@ class LSQML(Engine):
         state["update1"] = update
 
 
-def _friction(problem: Problem, update: Tensor, earlier: list[Tensor]) -> float | None:
+def _friction(problem: Problem, estimate: Estimate, update: Tensor, earlier: list[Tensor]) -> float | None:
     """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
-    norm = problem.dot(update, update)
-    correlations = [problem.dot(update, u) / (norm * problem.dot(u, u)).sqrt() for u in earlier]
+    norm = problem.dot(update, update, estimate)
+    correlations = [problem.dot(update, u, estimate) / (norm * problem.dot(u, u, estimate)).sqrt() for u in earlier]
     if not all(float(c) > 0 for c in correlations):
         return None
     ages = torch.arange(len(earlier) + 1, dtype=torch.float64)

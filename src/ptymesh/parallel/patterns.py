@@ -210,7 +210,8 @@ class Patterns(ABC):
     def _settle(self, slots: Tensor, arrived: Iterable[Tensor]) -> None:
         done = 0
         for slab in arrived:
-            self._write(slots[done : done + len(slab)], slab)
+            if len(slab):
+                self._write(slots[done : done + len(slab)], slab)
             done += len(slab)
         assert done == len(slots), f"{done} patterns came for {len(slots)} places"
 
