@@ -21,7 +21,8 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched, blocked
-from ptymesh.parallel.patterns import Patterns, Room, stored
+from ptymesh.parallel.patterns import Patterns
+from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
