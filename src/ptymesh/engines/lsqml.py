@@ -28,8 +28,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched
-from ptymesh.physics.model import Scene, inner
-from ptymesh.problem import Batch, Chunk, Problem, Sums
+from ptymesh.problem import Batch, Problem, Sums
 
 
 class Momentum(Schedule):
@@ -114,24 +113,10 @@ class LSQML(Engine):
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         direction = problem.spread(d_object, estimate)
         modes = slice(None) if self.step_modes == "all" else slice(1)
-        systems = []
-        for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True):
-            scene = problem.scene(estimate, chunk)
-            by_object, by_probe = self._changes(problem, chunk, scene, direction, d_probe)
-            p, o, x = (waves[:, modes] for waves in (by_object, by_probe, chi))
-            pairs = ((p, p), (o, o), (p, o), (p, x), (o, x))
-            systems.append(torch.stack([inner(a, b) for a, b in pairs], dim=1))
-        return systems
-
-    @staticmethod
-    def _changes(
-        problem: Problem, chunk: Chunk, scene: Scene, direction: Tensor, d_probe: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """P dO and dP O (through all slices), (B, M, h, w)."""
-        model = problem.model
-        windows = model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
-        probes = model.probes(d_probe, chunk.fractions, chunk.weights)
-        return model.exit_change(scene, None, windows), model.exit_change(scene, probes, None)
+        return [
+            problem.systems(chunk, problem.scene(estimate, chunk), direction, d_probe, chi[:, modes])
+            for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True)
+        ]
 
     def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
         """Steps a, b (B,) from (B, 5), real, not negative, shortened."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ptymesh.engines.losses import Loss, Summary
+from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import power
+from ptymesh.physics.model import Scene, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
@@ -48,21 +48,31 @@ class Sweep:
         """Sweeps a chunk; `note`: for the running loss of the epoch."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
         scene = problem.scene(estimate, chunk)
-        detected = problem.detect(chunk, scene.exit)
-        S = power(detected)
-        if note:
-            problem.note(chunk, S)
-        slope = self.loss.slope(S, chunk.data)
-        waves = model.detect_adjoint(detected * -slope[:, None], chunk.fractions)
+        if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
+            waves, sums = problem.descend(chunk, scene, note)
+            self.terms += sums.sum(0)
+        else:
+            waves = self._descend(chunk, scene, note)
         self.accumulator.add(chunk, scene, waves)
-        self.terms += self.loss.sums(S, chunk.data)
-        if "background" in self.wanted:
-            self.background += slope.sum(0)
         if "slice_spacing" in self.wanted:
             stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
             self.spacing += _along(stretched, waves)
         if "tilt" in self.wanted:
             self.tilt += torch.stack([_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)], dim=1)
+
+    def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
+        """-D^H (slope Psi) of any loss, (B, M, h, w)."""
+        problem = self.problem
+        detected = problem.detect(chunk, scene.exit)
+        S = power(detected)
+        if note:
+            problem.note(chunk, S)
+        slope = self.loss.slope(S, chunk.data)
+        self.terms += self.loss.sums(S, chunk.data)
+        if "background" in self.wanted:
+            self.background += slope.sum(0)
+        detected *= -slope[:, None]
+        return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.

@@ -22,44 +22,62 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate
 
 
 def _alone(values: Tensor) -> Tensor:
     return values
 
 
-@dataclass(frozen=True)
 class Touched:
     """Values (L, n, b, b) on n blocks of the object, with the arithmetic an engine needs; maxima are global.
+
+    What an engine writes is an expression (physics/blocks.py), worked out where its values go.
 
     `rows`, `columns` (n,): block coordinates in this rank's part of the object; `over_ranks`: maximum over ranks.
     """
 
-    values: Tensor
-    rows: Tensor
-    columns: Tensor
-    over_ranks: Callable[[Tensor], Tensor] = field(default=_alone, repr=False)
+    def __init__(
+        self,
+        values: Tensor | Expression,
+        rows: Tensor,
+        columns: Tensor,
+        over_ranks: Callable[[Tensor], Tensor] = _alone,
+    ) -> None:
+        self.expression = Leaf(rows, columns, values=values) if isinstance(values, Tensor) else values
+        self.rows, self.columns, self.over_ranks = rows, columns, over_ranks
 
-    def of(self, values: Tensor) -> Touched:
+    @property
+    def values(self) -> Tensor:
+        """(L, n, b, b); worked out once."""
+        if not isinstance(self.expression, Leaf):
+            self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
+        return self.expression.values
+
+    def of(self, values: Tensor | Expression) -> Touched:
         """Other values (L, n, b, b) on the same blocks."""
         return Touched(values, self.rows, self.columns, self.over_ranks)
 
+    def _with(self, name: Name, other: Touched | float | Tensor) -> Touched:
+        operand = other.expression if isinstance(other, Touched) else other
+        return self.of(Operation(name, self.expression, operand))
+
     def __mul__(self, other: Touched | float | Tensor) -> Touched:
-        return self.of(self.values * (other.values if isinstance(other, Touched) else other))
+        return self._with("multiply", other)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Touched | float | Tensor) -> Touched:
-        return self.of(self.values + (other.values if isinstance(other, Touched) else other))
+        return self._with("add", other)
 
     __radd__ = __add__
 
     def __truediv__(self, other: Touched | float | Tensor) -> Touched:
-        return self.of(self.values / (other.values if isinstance(other, Touched) else other))
+        return self._with("divide", other)
 
     def sqrt(self) -> Touched:
         """Elementwise square root."""
-        return self.of(self.values.sqrt())
+        return self.of(Operation("sqrt", self.expression))
 
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
@@ -165,6 +183,11 @@ class Replicated(Layout):
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        if self.world.size == 1:  # the accumulators themselves hold the sums
+            own: list[Any] = [
+                Touched(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns) for f in fields
+            ]
+            return own + self.world.sum(*others)
         gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
         summed = self.world.sum(*gathered, *others)
         return [Touched(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[
@@ -274,12 +297,6 @@ def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
     """Re conj(a) b, pairs of reals kept apart."""
     a, b = (x.values if isinstance(x, Touched) else x for x in (a, b))
     return torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
-
-
-def blocked(field: Tensor) -> Tensor:
-    """View (L, H/b, W/b, b, b) of a field (L, H, W)."""
-    slices, height, width = field.shape
-    return field.view(slices, height // BLOCK, BLOCK, width // BLOCK, BLOCK).permute(0, 1, 3, 2, 4)
 
 
 def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:

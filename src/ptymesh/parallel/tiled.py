@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, blocked, covered_blocks, product
+from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, covered_blocks, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
+from ptymesh.physics.blocks import blocked
 
 #: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
 STRAY = 2
