@@ -23,7 +23,8 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
-from ptymesh.parallel.patterns import Patterns, Room, stored
+from ptymesh.parallel.patterns import Patterns
+from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data

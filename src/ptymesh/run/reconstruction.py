@@ -27,7 +27,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.patterns import Room
+from ptymesh.parallel.room import Room
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
