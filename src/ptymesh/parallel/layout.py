@@ -252,8 +252,20 @@ class Move:
         return out
 
     def carry_rows(self, rows: Tensor) -> Tensor:
-        """What is kept of own views (n, ...), in the new order of own views: the same ones."""
-        return rows
+        """What is kept of own views (n, ...), in the new order of own views."""
+        exchanged = self.exchange_rows(lambda places: rows[places])
+        if exchanged is None:
+            return rows
+        source, arrived = exchanged
+        out = rows.new_empty(len(source), *rows.shape[1:])
+        out[source >= 0] = rows[source[source >= 0]]
+        out[source < 0] = arrived
+        return out
+
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
+        return None
 
 
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
