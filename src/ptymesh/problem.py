@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -169,13 +170,11 @@ class Problem:
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
-        total = torch.zeros_like(estimate.object[:1], dtype=self.real)
-        intensity = power(estimate.probe[None])[:, None]
-        for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
-            weights = estimate.weights[views, :1, None, None] ** 2
-            anchors = estimate.here(estimate.anchors[views])
-            self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
-        return self.layout.sum_field(total)[0]
+        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
+        light = power(estimate.probe[None])[0]
+        for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
+            self.passes.illuminate(self.model, chunk, light, total)
+        return self.layout.sum_field(total[None])[0]
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
@@ -191,7 +190,7 @@ class Problem:
 
     # --- the words it is made of ---
 
-    def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
+    def chunks(self, estimate: Estimate, views: np.ndarray, with_counts: bool = True) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
         self._follow_slices(estimate)
         mine = self.layout.mine(views)
@@ -200,14 +199,26 @@ class Problem:
         whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
-        coming = self.layout.local(self.layout.mine(self.coming))
-        swept = self.patterns.sweep(self.layout.local(mine), size, coming)
-        for some, row, counts in zip(every.split(size), rows.split(size), swept, strict=True):
+        of_views = (
+            every,
+            rows,
+            estimate.here(estimate.anchors[every]),
+            estimate.fractions(every),
+            estimate.weights[every],
+        )
+        swept = self._patterns(mine, size) if with_counts else repeat(self.mask[None, :0])
+        for (some, row, *parts), counts in zip(
+            zip(*(v.split(size) for v in of_views), strict=True), swept, strict=False
+        ):
             if not len(some):
                 continue
-            fractions, weights = estimate.fractions(some), estimate.weights[some]
-            anchors, background = estimate.here(estimate.anchors[some]), estimate.background
-            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, background, whole, sweep)
+            anchors, fractions, weights = parts
+            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, estimate.background, whole, sweep)
+
+    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[Tensor]:
+        """Those of these own views, a chunk at a time."""
+        coming = self.layout.local(self.layout.mine(self.coming))
+        return self.patterns.sweep(self.layout.local(mine), size, coming)
 
     def _follow_slices(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance and the tilt that the estimate has."""
@@ -274,7 +285,10 @@ class Problem:
 
     def lend(self, *fields: Touched) -> None:
         """Notes that these fields may still be in buffers."""
-        self._lent = [weakref.ref(f.expression) for f in fields if isinstance(f.expression, Leaf)]
+        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
+        for leaf in leaves:
+            leaf.largest = self.passes.largest
+        self._lent = [weakref.ref(leaf) for leaf in leaves]
 
     def reclaim(self) -> None:
         """Fields that somebody still holds leave the buffers, which are about to be used again."""

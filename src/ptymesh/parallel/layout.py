@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
-from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate, top_of
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -81,14 +81,8 @@ class Touched:
 
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
-        return self.over_ranks(_largest(self.values, (1, 2, 3)))
-
-
-def _largest(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Maximum over axes, which stay with length 1; 0 where there is nothing."""
-    if values.numel():
-        return values.amax(axes, keepdim=True).clamp(min=0)
-    return values.new_zeros([1 if axis in axes else n for axis, n in enumerate(values.shape)])
+        expression = self.expression
+        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
 @dataclass(frozen=True)

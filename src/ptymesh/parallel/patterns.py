@@ -173,7 +173,10 @@ class Resident(Slotted):
 
     def rows(self, rows: Tensor) -> Tensor:
         """Patterns (B, h, w) of these rows (B,)."""
-        return self.tensor.index_select(0, self._slot(rows))
+        slots = self._slot(rows)
+        if self.tensor.device.type == "cpu":  # numpy copies whole patterns, torch pixel by pixel
+            return torch.from_numpy(self.tensor.numpy()[slots.numpy()])
+        return self.tensor.index_select(0, slots)
 
     def cropped(self, c: int) -> Patterns:
         """A copy of the inner 1/c of the detector."""
