@@ -70,7 +70,7 @@ def test_memory_falls_with_ranks() -> None:
     assert many["tiled"].patterns <= few["tiled"].patterns / 15
     assert few["tiled"].bytes_per_batch == 0 == few["replicated"].messages
     assert many["tiled"].bytes_per_batch < many["replicated"].bytes_per_batch / 5
-    assert few["tiled"].efficiency == pytest.approx(1) and many["tiled"].efficiency < 1
+    assert few["tiled"].efficiency == pytest.approx(1, abs=0.01) and many["tiled"].efficiency < 1
 
 
 def test_choice() -> None:
