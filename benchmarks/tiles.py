@@ -1,7 +1,7 @@
 """Objects in tiles: memory and messages against what `ptymesh plan` says, and times against the whole object.
 
     python benchmarks/tiles.py memory --data big.cxi        4 ranks: peak memory above imports, bytes per batch
-    python benchmarks/tiles.py batches --data big.cxi       a batch of 64 on that object and on one of about 1,024 x 1,024
+    python benchmarks/tiles.py batches --data big.cxi       a batch of 64 there and on an object of 1,024 x 1,024
     python benchmarks/tiles.py ranks                        2 ranks of a thread against 1 rank of two threads
 
 `ptymesh simulate big.cxi --views 20000 --window 128 --object-size 4096 --compression none` makes the data of the first.
@@ -47,7 +47,8 @@ def rank() -> None:
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is from here on
     outcome = run_recipe(Recipe.parse(settings["recipe"]), device="cpu", callbacks=[Epochs()])
-    peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
     attrs = outcome.result.attrs
     found = {
         "before": before,
