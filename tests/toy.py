@@ -24,10 +24,10 @@ class Toy:
     model: Model
     truth: Estimate
 
-    def problem(self, world: World | None = None) -> Problem:
+    def problem(self, world: World | None = None, exact: bool = False) -> Problem:
         """As one rank of `world` sees it."""
         layout = Replicated(world or Solo(), self.measurement.positions)
-        return Problem(self.model, self.measurement, layout, self.truth.object.dtype)
+        return Problem(self.model, self.measurement, layout, self.truth.object.dtype, exact)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:
         """An object of ones, the true probe disturbed, positions disturbed by up to `position_error` px."""

@@ -10,8 +10,11 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,8 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
+from ptymesh.parallel.exact import ExactAdjoints, ExactSum, FixedSum
 from ptymesh.parallel.layout import Replicated, Touched, blocked
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
@@ -33,6 +38,9 @@ CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
 INSENSITIVE = 1e-3
 #: Views that are read from the source at a time.
 SLAB = 64
+#: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
+#: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
+EVEN = 16
 
 
 @dataclass(frozen=True)
@@ -87,9 +95,13 @@ class Problem:
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
+        exact: every sum over views or ranks has the same bits on any number of ranks (docs/deterministic.md).
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype, exact: bool = False
+    ) -> None:
+        self.exact = layout.exact = exact
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -113,6 +125,8 @@ class Problem:
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         self._buffers: dict[str, Tensor] = {}
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        #: Norm of the strongest view's exit wave, which sets the units of exact sums.
+        self.largest_wave = self._largest_wave() if exact else 0.0
 
     def _read(self, measurement: Measurement) -> Tensor:
         source, own = measurement.patterns, self.layout.own
@@ -121,6 +135,17 @@ class Problem:
             slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
             counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
         return counts
+
+    def _largest_wave(self) -> float:
+        largest = torch.ones((), dtype=torch.float64, device=self.device)
+        for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
+            y = Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y
+            largest = torch.maximum(largest, y.sum((1, 2)).max())
+        return math.sqrt(float(self.world.max(largest)[0]))
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Around all that computes: one thread, where sums are to be exact."""
+        return one_thread(self.exact)
 
     # --- what an engine asks for ---
 
@@ -149,33 +174,41 @@ class Problem:
 
         Over all views, or over these: one pass in which nothing moves.
         """
-        terms = torch.zeros(4, dtype=torch.float64, device=self.device)
+        terms = self.tally(4)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
             S = power(self.detect(chunk, self.scene(estimate, chunk).exit))
-            terms += fidelity.residual_terms(S, chunk.data).sum(0)
-        return _residuals(self.world.sum(terms)[0])
+            terms.add(fidelity.residual_terms(S, chunk.data))
+        return _residuals(*self.totals(terms))
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
-        total = self.world.sum(self.seen.sum(0))[0]
+        seen = self.tally(5)
+        seen.add(self.seen)
+        (total,) = self.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
-        total = torch.zeros(self.window, dtype=torch.float64, device=self.device)
+        total = self.tally(*self.window)
         for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
-            total += Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y.sum(0)
-        return (self.world.sum(total)[0] / self.views).cpu().numpy()
+            total.add(Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y)
+        return (self.totals(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
+        exact = FixedSum.over(total, float(intensity.sum(dtype=torch.float64)), self.views) if self.exact else None
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
-            weights = estimate.weights[views, :1, None, None] ** 2
-            self.model.windows_adjoint(
-                total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))
-            )
+            anchors, weights = estimate.anchors[views], estimate.weights[views, :1, None, None] ** 2
+            if exact:
+                exact.add(intensity * weights, anchors)
+            else:
+                still = torch.zeros_like(estimate.fractions(views))
+                self.model.windows_adjoint(total, intensity * weights, anchors, still)
+        if exact:
+            summed, spoilt = self.world.sum(exact.out, exact.spoilt)
+            return exact.decode(summed, spoilt, self.real)[0]
         return self.world.sum(total)[0][0]
 
     # --- the words it is made of ---
@@ -186,6 +219,8 @@ class Problem:
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        if self.exact and any(n % EVEN for n in self.window):
+            size = 1
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         for some, row in zip(every.split(size), rows.split(size), strict=True):
@@ -234,11 +269,15 @@ class Problem:
         rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
         return rows.to(self.device), columns.to(self.device)
 
-    def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
+    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
+
+        What it holds is left from its last use.
+        """
+        shape = (copies * len(like), *like.shape[1:])
         kept = self._buffers.get(name)
-        if kept is None or kept.shape != like.shape or kept.dtype != dtype:
-            kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
 
     def forget_buffers(self) -> None:
@@ -275,8 +314,18 @@ class Problem:
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
         if parts:
-            values[mine] = torch.cat(parts).to(values.dtype)
+            # no negative zeros, which a sum over ranks turns into positive ones
+            values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
+
+    def tally(self, *shape: int) -> Tally:
+        """A sum over views of numbers or arrays of this shape."""
+        return Tally(self, shape)
+
+    def totals(self, *tallies: Tally) -> list[Tensor]:
+        """Sums over all ranks, float64."""
+        summed = self.world.sum(*(tally.local for tally in tallies))
+        return [tally.read(total) for tally, total in zip(tallies, summed, strict=True)]
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
@@ -298,6 +347,30 @@ class Problem:
         return torch.stack(steps, dim=1)
 
 
+class Tally:
+    """A sum over views, to which chunk after chunk adds; `Problem.totals` or `Accumulator.total` close it."""
+
+    def __init__(self, problem: Problem, shape: tuple[int, ...]) -> None:
+        self._exact = ExactSum(shape, problem.device) if problem.exact else None
+        self._float = torch.zeros(shape, dtype=torch.float64, device=problem.device)
+
+    def add(self, values: Tensor) -> None:
+        """Adds what views have, (B, *shape), each its own."""
+        if self._exact:
+            self._exact.add(values)
+        else:
+            self._float += values.sum(0)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's part, as it travels."""
+        return self._exact.local if self._exact else self._float
+
+    def read(self, total: Tensor) -> Tensor:
+        """The sum, from that of all ranks' parts; (*shape) of a float dtype."""
+        return ExactSum.value(total) if self._exact else total
+
+
 class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
@@ -309,20 +382,45 @@ class Accumulator:
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
         rows, columns = problem.blocks(estimate, batch)
         self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
-        self.object = problem.buffer("object sum", estimate.object, problem.dtype)
-        self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
+        self.exact: ExactAdjoints | None = None
+        if problem.exact:
+            self.object = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
+            self.object_weight = problem.buffer("exact object weight", estimate.object, torch.int64, 2)
+            self.exact = ExactAdjoints(
+                problem.largest_wave,
+                len(batch.views),
+                (self.object, self.object_weight),
+                estimate.probe,
+                estimate.opr,
+                self.with_object,
+                self.with_probe,
+            )
+        else:
+            self.object = problem.buffer("object sum", estimate.object, problem.dtype)
+            self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
+            self.probe = torch.zeros_like(estimate.probe)
+            self.probe_weight = torch.zeros_like(estimate.probe[0].real)
+            self.opr = torch.zeros_like(estimate.opr)
+            self.opr_weight = torch.zeros_like(estimate.opr.real)
         for field in (self.object, self.object_weight):
             blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
-        self.probe = torch.zeros_like(estimate.probe)
-        self.probe_weight = torch.zeros_like(estimate.probe[0].real)
-        self.opr = torch.zeros_like(estimate.opr)
-        self.opr_weight = torch.zeros_like(estimate.opr.real)
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem, model = self.problem, self.problem.model
+        problem = self.problem
+        if self.exact:
+            self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
+        else:
+            self._add(chunk, scene, waves)
+        if self.batch.refine:
+            problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
+        if self.batch.vary:
+            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
+
+    def _add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
+        model = self.problem.model
         to_windows, to_probes = model.scene_adjoint(scene, waves)
         if self.with_object:
             model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
@@ -335,25 +433,39 @@ class Accumulator:
                 self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
                 squares = chunk.weights[:, 1:].T ** 2
                 self.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
-        if self.batch.refine:
-            problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
-        if self.batch.vary:
-            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
 
-    def total(self, *others: Tensor) -> Sums:
-        """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
+    def total(self, *others: Tally | Tensor) -> Sums:
+        """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
-        stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
-        *sums, problem.stop_agreed = problem.layout.reduce(
-            [self.object, self.object_weight],
-            self.blocks,
-            *(self.probe, self.probe_weight, self.opr, self.opr_weight),
-            *others,
-            stop,
-        )
-        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = sums
+        kind = torch.int64 if self.exact else problem.real
+        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
+        sums, rest = self._reduced([*others, stop])
+        values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
+        problem.stop_agreed = rest[-1]
+        obj, object_weight, probe, probe_weight, opr, opr_weight = sums
+        rest = [value.to(problem.real) for value in values]
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
         return problem.last
+
+    def _reduced(self, others: list[Tally | Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """Sums of the six adjoints and of the others over all ranks."""
+        problem, fields = self.problem, [self.object, self.object_weight]
+        parts = [other.local if isinstance(other, Tally) else other for other in others]
+        if self.exact is None:
+            adjoints = (self.probe, self.probe_weight, self.opr, self.opr_weight)
+            found = problem.layout.reduce(fields, self.blocks, *adjoints, *(p.to(problem.real) for p in parts))
+            return found[:6], found[6:]
+        own = self.exact.message()
+        # rows travel as the bits of their numbers: adding the zeros of other ranks leaves them alone
+        bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
+        found = problem.layout.reduce(fields, self.blocks, *own, *bits)
+        by_object, by_weight, *rest = found
+        summed = self.exact.decoded(problem.model, [by_object.values, by_weight.values, *rest[: len(own)]])
+        rest = [
+            total if part.dtype == torch.int64 else total.view(torch.float64)
+            for total, part in zip(rest[len(own) :], parts, strict=True)
+        ]
+        return [Touched(summed[0], *self.blocks), Touched(summed[1], *self.blocks), *summed[2:]], rest
 
 
 def check_room(estimate: Estimate) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, REACH
+from ptymesh.parallel.exact import exact_sum
 from ptymesh.parallel.world import World
 
 
@@ -65,6 +66,8 @@ class Replicated:
     """
 
     name = "replicated"
+    #: Whether inner products are exact, as they must be where several layouts are to give the same bits.
+    exact = False
 
     def __init__(self, world: World, nominal: np.ndarray) -> None:
         self.world = world
@@ -112,13 +115,13 @@ class Replicated:
         """Re sum conj(a) b over pixels, 0-d float64: every rank holds them all."""
         a, b = (x.values if isinstance(x, Touched) else x for x in (a, b))
         products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
-        return products.sum(dtype=torch.float64)
+        return exact_sum(products) if self.exact else products.sum(dtype=torch.float64)
 
     def merge(self, rows: Tensor) -> Tensor:
         """Per-view values (N, ...) in which every row is its owner's."""
         mine = torch.zeros_like(rows)
         own = torch.as_tensor(self.own, device=rows.device)
-        mine[own] = rows[own]
+        mine[own] = rows[own] + 0.0  # no negative zeros, which a sum over ranks turns into positive ones
         return self.world.sum(mine)[0]
 
 

@@ -26,6 +26,7 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
@@ -49,6 +50,7 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
+        deterministic: the same bits on any number of ranks (docs/deterministic.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         saved: a checkpoint to go on from.
@@ -65,6 +67,7 @@ class Reconstruction:
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         precision: Literal["single", "double"] = "single",
+        deterministic: bool = False,
         seed: int = 0,
         device: str | World = "auto",
         saved: Checkpoint | None = None,
@@ -89,24 +92,27 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
-        self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
-        if saved is not None:
-            self.state = RunState.load(saved, self.problem)
-            return
-        mean = self.problem.mean_pattern()
-        estimate = self._everywhere(
-            lambda: initial_estimate(
-                scan,
-                mean,
-                object=object_options,
-                probe=probe_options,
-                precision=precision,
-                device=self.world.device,
-                margin_px=MARGIN_PX,
-                seed=seed,
+        with one_thread(deterministic):
+            self.problem = self._everywhere(
+                lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype, deterministic)
             )
-        )
-        self.state = RunState(estimate)
+            if saved is not None:
+                self.state = RunState.load(saved, self.problem)
+                return
+            mean = self.problem.mean_pattern()
+            estimate = self._everywhere(
+                lambda: initial_estimate(
+                    scan,
+                    mean,
+                    object=object_options,
+                    probe=probe_options,
+                    precision=precision,
+                    device=self.world.device,
+                    margin_px=MARGIN_PX,
+                    seed=seed,
+                )
+            )
+            self.state = RunState(estimate)
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""
@@ -151,7 +157,8 @@ class Reconstruction:
     def result(self, recipe: str = "") -> Result:
         """The result with its final (frozen) residual: one pass over all views. Collective."""
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r = self.problem.residual(estimate)
+        with self.problem.arithmetic():
+            residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
@@ -175,6 +182,7 @@ class Reconstruction:
                 "layout": self.problem.layout.name,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
+                "deterministic": self.problem.exact,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
