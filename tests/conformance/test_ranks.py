@@ -15,7 +15,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from toy import make, relative
+from toy import make, relative, share
 
 CASES = {
     "plain": dict(),
@@ -26,23 +26,23 @@ CASES = {
 }
 
 
-def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype) -> dict:
+def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype, layout: str = "replicated") -> dict:
     """What one rank ends with, and the decisions that it took."""
     toy = make(views=41, dtype=dtype, **case)
-    problem = toy.problem(world)
+    problem = toy.problem(world, layout)
     options = {"epochs": 5, "batch": 9, "fidelity": toy.model.fidelity, **OPTIONS.get(engine, {}), **stage}
     if engine in ALL_VIEWS:
         del options["batch"]
-    state = RunState(toy.start(position_error=0.5))
+    state = RunState(share(toy.start(position_error=0.5), problem))
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     e = state.estimate
     return {
-        "object": e.object.numpy(),
+        "object": problem.layout.whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),
+        "shape": tuple(e.extent),
         "slices": np.array([e.slice_spacing_m, *e.tilt_rad]),
-        "shape": tuple(e.object.shape),
         "history": state.history,
         "residual": problem.residual(e),
         "own": len(problem.layout.own),
@@ -102,13 +102,28 @@ def test_double(ranks, engine: str, case: str, size: int) -> None:  # type: igno
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), TOLERANCE.get(engine, 1e-12))
 
 
+TILED = [
+    (engine, case, size)
+    for engine, case, size in CELLS
+    if engine not in LIKE_ADAM or (case, size) == ("uneven density, three modes, varying beam", 3)
+]
+
+
+@pytest.mark.parametrize(("engine", "case", "size"), TILED)
+def test_tiled(ranks, engine: str, case: str, size: int) -> None:  # type: ignore[no-untyped-def]
+    """The same with the object in tiles, positions refined across their borders."""
+    arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
+    same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments, "tiled"), TOLERANCE.get(engine, 1e-12))
+
+
+@pytest.mark.parametrize("layout", ["replicated", "tiled"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_between_slices(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
+def test_between_slices(ranks, size: int, layout: str) -> None:  # type: ignore[no-untyped-def]
     stage = {"unknowns": {"slice_spacing": {"lr": 0.01}, "tilt": {"lr": 0.02, "start": 2}}}
     arguments = ("adam", dict(slices=3, tilt_rad=(8e-3, -5e-3)), stage, torch.complex128)
     one = outcome(Solo(), *arguments)
     assert relative(one["slices"], [2e-6, 8e-3, -5e-3]) > 1e-3
-    same(one, ranks(size, outcome, *arguments), 1e-12)
+    same(one, ranks(size, outcome, *arguments, layout), 1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4])

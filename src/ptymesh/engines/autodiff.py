@@ -121,12 +121,22 @@ class Autodiff(Engine):
             problem.add(slope, sums.object * (-2 / summary.divisor))
             active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
             if active:
-                penalty, by_object = regularisers.gradient(active, estimate.object, self.state["covered"])
+                penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
             slopes = self._chain(estimate.object, slope)
             parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
         return Gradient(value, parts)
+
+    def _penalty(
+        self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean density over the pixels under windows, each counted once, and its slope by the object there."""
+        layout, under = problem.layout, self.state["covered"]
+        counted = under & layout.owned(estimate)
+        pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
+        densities, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
+        return (layout.totals(densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, so

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ptymesh.engines.losses import Loss, Summary
+from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import inner, power
-from ptymesh.problem import Batch, Chunk, Problem, Sums, Tally
+from ptymesh.parallel.exact import Tally
+from ptymesh.physics.model import Scene, inner, power
+from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,32 @@ class Sweep:
         """Sweeps a chunk; `note`: for the running loss of the epoch."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
         scene = problem.scene(estimate, chunk)
-        detected = problem.detect(chunk, scene.exit)
-        S = power(detected)
-        if note:
-            problem.note(chunk, S)
-        slope = self.loss.slope(S, chunk.data)
-        waves = model.detect_adjoint(detected * -slope[:, None], chunk.fractions)
+        if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
+            waves, sums = problem.descend(chunk, scene, note)
+            self.terms.add(sums)
+        else:
+            waves = self._descend(chunk, scene, note)
         self.accumulator.add(chunk, scene, waves)
-        self.terms.add(self.loss.sums(S, chunk.data))
-        if "background" in self.wanted:
-            self.tallies["background"].add(slope)
         if "slice_spacing" in self.wanted:
             stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
             self.tallies["slice_spacing"].add(_along(stretched, waves))
         if "tilt" in self.wanted:
             both = [_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)]
             self.tallies["tilt"].add(torch.stack(both, dim=2))
+
+    def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
+        """-D^H (slope Psi) of any loss, (B, M, h, w)."""
+        problem = self.problem
+        detected = problem.detect(chunk, scene.exit)
+        S = power(detected)
+        if note:
+            problem.note(chunk, S)
+        slope = self.loss.slope(S, chunk.data)
+        self.terms.add(self.loss.sums(S, chunk.data))
+        if "background" in self.wanted:
+            self.tallies["background"].add(slope)
+        detected *= -slope[:, None]
+        return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
@@ -136,11 +147,13 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
 
 
 def covered(estimate: Estimate) -> Tensor:
-    """Object pixels (H, W) bool that lie under a window."""
+    """Pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    first = estimate.anchors
+    limit = torch.tensor((height, width), device=change.device)
+    first = estimate.here(estimate.anchors)
     last = first + torch.tensor(estimate.window, device=first.device)
+    first, last = (torch.minimum(corner.clamp(min=0), limit) for corner in (first, last))
     for y, x, sign in ((first, first, 1), (last, last, 1), (first, last, -1), (last, first, -1)):
         signs = change.new_full((len(first),), sign)
         change.index_put_((y[:, 0], x[:, 1]), signs, accumulate=True)

@@ -44,6 +44,14 @@ _ARRAYS = {
 }
 
 
+@dataclass(frozen=True)
+class ObjectTiles:
+    """An object that comes tile by tile: sides (H, W) of the whole, and corner (y, x) and values (L, h, w) of each."""
+
+    extent: tuple[int, int]
+    tiles: Iterator[tuple[tuple[int, int], np.ndarray]]
+
+
 @dataclass
 class Result:
     """What a reconstruction found, as numpy arrays.
@@ -92,11 +100,11 @@ class Result:
             if positions is not None and positions.shape != (views, 2):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
-        A file that was there before stays whole until that moment. Missing folders are made. Raises BadInput where
-        `path` is a folder, PtymeshError where the disk refuses.
+        A file that was there before stays whole until that moment. Missing folders are made. tiles: the object, tile by
+        tile, instead of `object`. Raises BadInput where `path` is a folder, PtymeshError where the disk refuses.
         """
         path = Path(path)
         if path.is_dir():
@@ -104,15 +112,21 @@ class Result:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _renamed_into(path) as temporary, h5py.File(temporary, "w") as file:
-                self._write(file)
+                self._write(file, tiles)
                 file.flush()
         except OSError as error:
             raise PtymeshError(
                 f"{path} could not be written ({error.strerror or error}); check the space and the permissions there."
             ) from error
 
-    def _write(self, file: h5py.File) -> None:
-        dataset = file.create_dataset("object", data=self.object)
+    def _write(self, file: h5py.File, tiles: ObjectTiles | None) -> None:
+        if tiles is None:
+            dataset = file.create_dataset("object", data=self.object)
+        else:
+            dataset = file.create_dataset("object", (len(self.object), *tiles.extent), self.object.dtype)
+            for (top, left), tile in tiles.tiles:
+                height, width = tile.shape[-2:]
+                dataset[:, top : top + height, left : left + width] = tile
         if self.pixel_size_m is not None:
             dataset.attrs["pixel_size_m"] = np.asarray(self.pixel_size_m, dtype=np.float64)
         dataset.attrs["slice_spacing_m"] = float(self.slice_spacing_m)

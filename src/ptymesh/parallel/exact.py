@@ -75,11 +75,28 @@ class ExactSum:
         return torch.where(total[0] > 0, math.nan, value * 2.0 ** (BITS * LOWEST))
 
 
-def exact_sum(terms: Tensor) -> Tensor:
-    """Sum of all elements of a real tensor, 0-d float64."""
-    total = ExactSum((), terms.device)
-    total.add(terms.reshape(-1))
-    return ExactSum.value(total.local)
+class Tally:
+    """A sum over views of numbers or arrays of this shape, exact or in floats, to which chunk after chunk adds."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, *, exact: bool) -> None:
+        self._exact = ExactSum(shape, device) if exact else None
+        self._float = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def add(self, values: Tensor) -> None:
+        """Adds what views have, (B, *shape), each its own."""
+        if self._exact:
+            self._exact.add(values)
+        else:
+            self._float += values.sum(0)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's part, as it travels."""
+        return self._exact.local if self._exact else self._float
+
+    def read(self, total: Tensor) -> Tensor:
+        """The sum, from that of all ranks' parts; (*shape) of a float dtype."""
+        return ExactSum.value(total) if self._exact else total
 
 
 class Grid:
