@@ -242,7 +242,7 @@ class Tiled(Layout):
             owned = blocked(owned[None])[:, a.rows, a.columns]
         extra = values.dim() - (4 if isinstance(a, Touched) else 3)
         owned = owned.reshape(*(owned.shape if isinstance(a, Touched) else (1, *owned.shape)), *(1,) * extra)
-        return self.sum_owned(torch.where(owned, values, values.new_zeros(())).sum(dtype=torch.float64))
+        return self.totals(torch.where(owned, values, values.new_zeros(())))[0]
 
     # --- between epochs ---
 

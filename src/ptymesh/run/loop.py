@@ -71,12 +71,16 @@ class Loop:
             engine.state.update(state.engines.get(state.stage, {}))
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
-            self._choose_resolution(engine)
+            with self.problem.arithmetic():
+                self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             while state.epoch < engine.epochs:
-                yield self._epoch(engine)
+                with self.problem.arithmetic():
+                    report = self._epoch(engine)
+                yield report
             if engine.coarsen > 1:
-                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
+                with self.problem.arithmetic():
+                    state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
                 self.problem = self._fine
             state.stage, state.epoch = state.stage + 1, 0
 

@@ -88,6 +88,7 @@ class Recipe(BaseModel):
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
+    deterministic: bool = False
     hold_out: float = Field(0.0, ge=0, lt=0.5)
     layout: Literal["auto", "replicated", "tiled"] = "auto"
     memory_budget: ByteSize | None = Field(None, gt=0)

@@ -26,6 +26,7 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.room import Room
 from ptymesh.parallel.tiled import Tiled
@@ -52,6 +53,7 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
+        deterministic: the same bits on any number of ranks (docs/deterministic.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
@@ -72,6 +74,7 @@ class Reconstruction:
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         precision: Literal["single", "double"] = "single",
+        deterministic: bool = False,
         seed: int = 0,
         device: str | World = "auto",
         layout: Literal["auto", "replicated", "tiled"] = "auto",
@@ -110,24 +113,25 @@ class Reconstruction:
             layout, self.layout_why = decide(self.world, frame, planned or RPIE(), seed)
         owners = self._layout(layout, saved)
         room = _room(memory_budget, scratch)
-        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room))
-        if saved is not None:
-            self.state = RunState.load(saved, self.problem)
-            return
-        mean = self.problem.mean_pattern()
-        estimate = self._everywhere(
-            lambda: initial_estimate(
-                scan,
-                mean,
-                object=object_options,
-                probe=probe_options,
-                precision=precision,
-                device=self.world.device,
-                margin_px=MARGIN_PX,
-                seed=seed,
-                place=owners.place,
+        with one_thread(deterministic):
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
+            if saved is not None:
+                self.state = RunState.load(saved, self.problem)
+                return
+            mean = self.problem.mean_pattern()
+            estimate = self._everywhere(
+                lambda: initial_estimate(
+                    scan,
+                    mean,
+                    object=object_options,
+                    probe=probe_options,
+                    precision=precision,
+                    device=self.world.device,
+                    margin_px=MARGIN_PX,
+                    seed=seed,
+                    place=owners.place,
+                )
             )
-        )
         self.state = RunState(estimate)
 
     def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
@@ -216,7 +220,8 @@ class Reconstruction:
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r = self.problem.residual(estimate)
+        with self.problem.arithmetic():
+            residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
@@ -242,6 +247,7 @@ class Reconstruction:
                 "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
+                "deterministic": self.problem.exact,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),

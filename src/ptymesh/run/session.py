@@ -98,6 +98,7 @@ def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint |
         probe=recipe.probe,
         subpixel=recipe.positions.subpixel,
         precision=recipe.precision,
+        deterministic=recipe.deterministic,
         seed=recipe.seed,
         device=world,
         layout=recipe.layout,
