@@ -104,9 +104,10 @@ def _print(rows: list[Cost], machine: Machine) -> None:
 
     from ptymesh.run.plan import size
 
-    table = Table("ranks", "object", "memory", "of patterns", "sent/batch", "messages", "s/epoch", "used", box=SIMPLE)
+    table = Table("ranks", "object", "memory", "patterns", "a batch", "messages", "s/epoch", "used", box=SIMPLE)
     for column in table.columns[2:]:
         column.justify = "right"
+        column.no_wrap = True
     for cost in rows:
         over = " !" if machine.memory is not None and cost.memory > machine.memory else ""
         table.add_row(
@@ -120,5 +121,6 @@ def _print(rows: list[Cost], machine: Machine) -> None:
             f"{100 * cost.efficiency:.0f} %",
         )
     Console().print(table)
+    typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over.")
     if machine.memory is not None and any(cost.memory > machine.memory for cost in rows):
         typer.echo("! is more than the memory of a device; give --memory-budget to the run, or take more ranks.")
