@@ -90,14 +90,16 @@ class Touched:
 class Blocks:
     """Blocks (n,) of this rank's part of the object that a batch covers.
 
-    mine, theirs: by neighbour, places among them of the blocks that both ranks hold and that views of this rank, views
-    of the neighbour touch.
+    mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
+    given, taken: the same of whole sums that then replace what a rank has (parallel/tiled.py).
     """
 
     rows: Tensor
     columns: Tensor
     mine: dict[int, Tensor] = field(default_factory=dict)
     theirs: dict[int, Tensor] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, Tensor] = field(default_factory=dict)
 
     def none(self) -> Blocks:
         """No block at all."""

@@ -237,6 +237,8 @@ def _cost(
     traffic, objects = [], []
     for rank in looked_at:
         world.rank = rank
+        if isinstance(layout, Tiled):
+            layout.settled(layout.tiles, layout.parts)
         part = layout.parts[rank] if isinstance(layout, Tiled) else Rect(0, 0, *scan.extent)
         here = [_blocks(layout, scan, part, batch) for batch in drawn]
         traffic.append([_traffic(layout, scan, engine, blocks, len(b)) for blocks, b in zip(here, drawn, strict=True)])
@@ -297,9 +299,9 @@ def _traffic(
     others = traits.sweeps * probe + traits.numbers * scan.real_bytes + 8 * (traits.doubles + traits.per_view * views)
     if not isinstance(layout, Tiled):
         return 0.0, 0.0, block * len(blocks.rows) + others
-    sent = block * sum(len(places) for places in blocks.mine.values())
+    sent = block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + 8 * traits.dots
-    return float(sent), float(len(blocks.mine)), others + over_tiles
+    return float(sent), float(len(blocks.mine) + len(blocks.given)), others + over_tiles
 
 
 def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
