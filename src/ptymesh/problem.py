@@ -32,7 +32,7 @@ from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, Passes, terms
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
@@ -105,7 +105,7 @@ class Problem:
         self.counts = self._read(measurement)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
-        self.passes = Passes() if exact else passes_for(self.device, dtype)
+        self.passes = passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
