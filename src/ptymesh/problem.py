@@ -10,7 +10,6 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread
-from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally
+from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally, largest_wave
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf, blocked
@@ -123,7 +122,7 @@ class Problem:
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
         #: Norm of the strongest view's exit wave, which sets the units of exact sums.
-        self.largest_wave = self._largest_wave() if exact else 0.0
+        self.largest_wave = largest_wave(self.counts, self.mask, self.world) if exact else 0.0
 
     def _read(self, measurement: Measurement) -> Tensor:
         source, own = measurement.patterns, self.layout.own
@@ -132,13 +131,6 @@ class Problem:
             slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
             counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
         return counts
-
-    def _largest_wave(self) -> float:
-        largest = torch.ones((), dtype=torch.float64, device=self.device)
-        for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
-            y = Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y
-            largest = torch.maximum(largest, y.sum((1, 2)).max())
-        return math.sqrt(float(self.world.max(largest)[0]))
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Around all that computes: one thread, where sums are to be exact."""
@@ -195,7 +187,7 @@ class Problem:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
-        exact = FixedSum.over(total, float(intensity.sum(dtype=torch.float64)), self.views) if self.exact else None
+        exact = self._illuminated(total, intensity) if self.exact else None
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
             weights = estimate.weights[views, :1, None, None] ** 2
             anchors = estimate.here(estimate.anchors[views])
@@ -208,6 +200,9 @@ class Problem:
             spoilt = self.world.sum(exact.spoilt)[0]
             return exact.decode(self.layout.sum_field(exact.out), spoilt, self.real)[0]
         return self.layout.sum_field(total)[0]
+
+    def _illuminated(self, like: Tensor, intensity: Tensor) -> FixedSum:
+        return FixedSum.over(like, float(intensity.sum(dtype=torch.float64)), self.views, self.passes)
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
@@ -413,7 +408,8 @@ class Accumulator:
                 blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
             scale = (problem.largest_wave, len(batch.views))
             unknowns = (estimate.probe, estimate.opr)
-            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, with_object, with_probe)
+            which = (with_object, with_probe)
+            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, *which, problem.passes)
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)
