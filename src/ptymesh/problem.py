@@ -10,7 +10,6 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -27,7 +26,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread
-from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally
+from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally, largest_wave
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
@@ -35,7 +34,7 @@ from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, Passes, terms
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
@@ -121,7 +120,7 @@ class Problem:
         self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
-        self.passes = Passes() if exact else passes_for(self.device, dtype)
+        self.passes = passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
@@ -139,18 +138,11 @@ class Problem:
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
         #: Norm of the strongest view's exit wave, which sets the units of exact sums.
-        self.largest_wave = self._largest_wave() if exact else 0.0
+        self.largest_wave = largest_wave(self._counted(), self.mask, self.world) if exact else 0.0
 
     def _stored(self, measurement: Measurement, room: Room) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
         return stored(measurement.patterns, self.layout.own, most, self.device, room)
-
-    def _largest_wave(self) -> float:
-        largest = torch.ones((), dtype=torch.float64, device=self.device)
-        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
-            y = Data.of(counts, self.mask, None, torch.float64).y
-            largest = torch.maximum(largest, y.sum((1, 2)).max())
-        return math.sqrt(float(self.world.max(largest)[0]))
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Around all that computes: one thread, where sums are to be exact."""
@@ -199,7 +191,7 @@ class Problem:
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
         total = self.tally(*self.window)
-        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+        for counts in self._counted():
             total.add(Data.of(counts, self.mask, None, torch.float64).y)
         return (self.totals(total)[0] / self.views).cpu().numpy()
 
@@ -215,7 +207,7 @@ class Problem:
 
     def _exact_illumination(self, estimate: Estimate, light: Tensor) -> Tensor:
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
-        exact = FixedSum.over(total, float(light.sum(dtype=torch.float64)), self.views)
+        exact = FixedSum.over(total, float(light.sum(dtype=torch.float64)), self.views, self.passes)
         for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
             weights = estimate.weights[views, :1, None, None] ** 2
             exact.add(light * weights, estimate.here(estimate.anchors[views]))
@@ -229,6 +221,10 @@ class Problem:
         if exchanged is not None:
             source, arrived = exchanged
             self.patterns.replace(source, [arrived.cpu()])
+
+    def _counted(self) -> Iterator[Tensor]:
+        """All own patterns, a few at a time."""
+        return self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64))
 
     def _slab(self, dtype: torch.dtype) -> int:
         """Windows of this dtype that are gone through together."""
@@ -457,7 +453,8 @@ class Accumulator:
                 blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
             scale = (problem.largest_wave, len(batch.views))
             unknowns = (estimate.probe, estimate.opr)
-            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, with_object, with_probe)
+            which = (with_object, with_probe)
+            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, *which, problem.passes)
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)

@@ -257,3 +257,20 @@ def test_threads_do_not_change_a_bit() -> None:
     assert torch.equal(found[0][0], found[1][0])
     for name in ("object", "object_weight", "probe", "probe_weight"):
         assert torch.equal(getattr(found[0][1], name), getattr(found[1][1], name))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_fixed_point_is_added_bit_for_bit(dtype: torch.dtype, parts: int) -> None:
+    rng = torch.Generator().manual_seed(3)
+    real = torch.zeros((), dtype=dtype).real.dtype
+    values = 10 * torch.randn(7, 3, 9, 11, parts, generator=rng, dtype=real)
+    corners = torch.randint(0, 20, (7, 2), generator=rng)
+    twin, fused = (torch.ones(2, parts, 3, 32, 40, dtype=torch.int64) for _ in range(2))
+    assert Passes().add_fixed(values, corners, 30, 50, twin) and CpuPasses(dtype).add_fixed(
+        values, corners, 30, 50, fused
+    )
+    assert torch.equal(twin, fused) and int((twin != 1).sum()) > 1000
+    for bad in (2.0**40, float("nan")):
+        values[3, 1, 4, 5, 0] = bad
+        assert not CpuPasses(dtype).add_fixed(values, corners, 30, 50, fused)

@@ -47,6 +47,14 @@ def test_a_tilt_reaches_model_and_result() -> None:
     assert relative(tilted.object, straight.object) > 1e-4
 
 
+def test_deterministic_is_an_option_and_in_the_result(tmp_path: Path) -> None:
+    exact, plain = (pm.reconstruct(scan(), pm.RPIE(epochs=2, batch=9), deterministic=d) for d in (True, False))
+    assert not np.array_equal(exact.object, plain.object) and relative(exact.object, plain.object) < 1e-5
+    exact.save(tmp_path / "result.h5")
+    assert pm.Result.load(tmp_path / "result.h5").attrs["deterministic"] and not plain.attrs["deterministic"]
+    assert Recipe.parse({"data": {"path": "scan.cxi"}, "deterministic": True}).deterministic
+
+
 def test_an_engine_s_memory_is_kept_between_calls() -> None:
     whole, parts = pm.Reconstruction(scan()), pm.Reconstruction(scan())
     for _ in whole.run(pm.Adam(epochs=6, batch=10)):

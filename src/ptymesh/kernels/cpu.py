@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled, compiled_blocks
+from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_fixed
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.blocks import Expression, Leaf
@@ -278,6 +278,14 @@ class CpuPasses(Passes):
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
         if not blocks.write(target, expression, rows, columns, add):
             super().write(target, expression, rows, columns, add)
+
+    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
+        """As the twin's, in one pass."""
+        share_threads()
+        numbers = np.array([2.0**exponent, 2.0**bits, 2.0**bits], dtype=_numpy_dtype(values.dtype))
+        beyond = np.empty(values.shape[1] * values.shape[4], dtype=np.int64)
+        compiled_fixed.add_fixed(*_arrays(values, corners), numbers, out.numpy(), beyond)
+        return not beyond.any()
 
     # --- sums of single views ---
 

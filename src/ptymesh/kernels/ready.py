@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import torch
 
-from ptymesh.kernels import compiled, compiled_blocks
+from ptymesh.kernels import compiled, compiled_blocks, compiled_fixed
 
 MESSAGE = "Compiling kernels for this processor; that takes half a minute, and only the first time."
 
@@ -55,7 +55,8 @@ def _compile(dtype: torch.dtype) -> None:
         "b": numba.boolean,
     }
     told = False
-    for kernel, words in {**compiled.SIGNATURES, **compiled_blocks.SIGNATURES}.items():
+    kernels = {**compiled.SIGNATURES, **compiled_blocks.SIGNATURES, **compiled_fixed.SIGNATURES}
+    for kernel, words in kernels.items():
         signature = tuple(_type(types[word[0]], word[1:]) for word in words.split())
         missed = sum(kernel.stats.cache_misses.values())
         kernel.compile(signature)

@@ -11,8 +11,9 @@ Arrays are summed in fixed point with two limbs about a unit that all ranks know
 
     v s = a + b 2^-m,   a = round(v s),  b = round((v s - a) 2^m);   s = 2^(m - HEADROOM) / u,   m = 62 - log2 N
 
-|a| <= 2^m is checked, so that N terms cannot overflow 63 bits. The smallest step is u 2^(HEADROOM - 2 m): 2^-72 u for
-sums of 64 views, 2^-52 u for 65,536. A float32 that is larger than 2^24 steps is held without any rounding.
+|a| <= 2^m is checked, so that N terms cannot overflow 63 bits. The smallest step is u 2^(HEADROOM - 2 m), u rounded
+up to a power of two: at most 2^-71 u for sums of 64 views, 2^-51 u for 65,536. A float32 that is larger than 2^24 steps
+is held without any rounding.
 
 Integers that count up to more than one rank's are added by the same all-reduce as floats. What is not finite, or beyond
 the range, makes the whole sum NaN.
@@ -21,16 +22,20 @@ the range, makes the whole sum NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ptymesh.parallel.world import World
+from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, power
+from ptymesh.physics.passes import Passes
 
 #: Bits of a limb, and powers of 2^BITS of the lowest limb and of the one above the highest, for exact sums.
 BITS, LOWEST, HIGHEST = 32, -12, 12
+#: Views whose counts are summed at a time.
 #: Powers of two by which a term of an array may exceed its unit.
 HEADROOM = 40
 
@@ -99,6 +104,15 @@ class Tally:
         return ExactSum.value(total) if self._exact else total
 
 
+def largest_wave(counts: Iterable[Tensor], mask: Tensor, world: World) -> float:
+    """Norm of the exit wave of the view with the most counts, over all ranks; counts (k, h, w) each, mask (h, w)."""
+    largest = torch.ones((), dtype=torch.float64, device=world.device)
+    for some in counts:
+        totals = Data.of(some, mask, None, torch.float64).y.sum((1, 2))
+        largest = torch.cat((totals, largest[None])).amax()
+    return math.sqrt(float(world.max(largest)[0]))
+
+
 class Grid:
     """Fixed point about a unit, for sums of up to `terms` terms."""
 
@@ -107,16 +121,6 @@ class Grid:
         exponent = math.frexp(unit)[1] if unit > 0 and math.isfinite(unit) else 0
         # in float32 the scale must be a number too
         self.exponent = max(-100, min(100, self.bits - HEADROOM - exponent))
-
-    def encode(self, values: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Limbs a and b of real values, int64; None where one of them is out of range."""
-        scaled = values * 2.0**self.exponent
-        low, high = torch.aminmax(scaled)
-        if not (float(low) >= -(2.0**self.bits) and float(high) <= 2.0**self.bits):
-            return None
-        whole = torch.round(scaled)
-        scaled.sub_(whole).mul_(2.0**self.bits).round_()
-        return whole.to(torch.int64), scaled.to(torch.int64)
 
     def decode(self, whole: Tensor, rest: Tensor) -> Tensor:
         """Sums as float64."""
@@ -131,32 +135,24 @@ class FixedSum:
     `spoilt` counts values out of range.
     """
 
-    def __init__(self, out: Tensor, grid: Grid) -> None:
-        self.out, self.grid = out, grid
+    def __init__(self, out: Tensor, grid: Grid, passes: Passes) -> None:
+        self.out, self.grid, self.passes = out, grid, passes
         self.spoilt = torch.zeros((), dtype=torch.int64, device=out.device)
 
     @classmethod
-    def over(cls, like: Tensor, unit: float, terms: int) -> FixedSum:
+    def over(cls, like: Tensor, unit: float, terms: int, passes: Passes) -> FixedSum:
         """An empty sum of arrays like this (C, H, W), real or complex."""
         shape = (len(like) * (4 if like.is_complex() else 2), *like.shape[1:])
-        return cls(torch.zeros(shape, dtype=torch.int64, device=like.device), Grid(unit, terms))
+        return cls(torch.zeros(shape, dtype=torch.int64, device=like.device), Grid(unit, terms), passes)
 
     def add(self, values: Tensor, corners: Tensor | None = None) -> None:
         """Adds values (B, C, h, w), real or complex; each at its corner (B, 2) of `out`, or over all of it."""
         pairs = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values[..., None]
-        limbs = self.grid.encode(pairs)
-        if limbs is None:
-            self.spoilt += 1
-            return
-        _, channels, h, w, parts = pairs.shape
-        into = self.out.view(2, parts, channels, *self.out.shape[-2:])
-        for limb, sums in zip(limbs, into, strict=True):
-            planes = limb.permute(0, 4, 1, 2, 3)
-            if corners is None:
-                sums += planes.sum(0)
-                continue
-            for view, (y, x) in zip(planes, corners.tolist(), strict=True):
-                sums[..., y : y + h, x : x + w] += view
+        if corners is None:
+            corners = torch.zeros(len(values), 2, dtype=torch.int64, device=values.device)
+        into = self.out.view(2, pairs.shape[-1], pairs.shape[1], *self.out.shape[-2:])
+        grid = self.grid
+        self.spoilt += not self.passes.add_fixed(pairs, corners, grid.exponent, grid.bits, into)
 
     def decode(self, total: Tensor, spoilt: Tensor, dtype: torch.dtype) -> Tensor:
         """Sums (C, ...) of this dtype from limbs (2 x parts x C, ...) that were summed over ranks."""
@@ -175,7 +171,7 @@ class ExactAdjoints:
         views: of the batch.
         fields: buffers (4 L, H, W) and (2 L, H, W) int64 of the object and its weight, zero where they will be read.
         probe (M, h, w), opr (K, h, w): what the sums are to look like.
-        with_object, with_probe: what is wanted.
+        with_object, with_probe: what is wanted.  passes: who adds.
     """
 
     def __init__(
@@ -187,17 +183,18 @@ class ExactAdjoints:
         opr: Tensor,
         with_object: bool,
         with_probe: bool,
+        passes: Passes,
     ) -> None:
         norm = float(torch.linalg.vector_norm(probe, dtype=torch.complex128)) or 1.0
         obj = wave / norm
         self.with_object, self.with_probe, self.probe, self.opr = with_object, with_probe, probe, opr
-        self.object = FixedSum(fields[0], Grid(norm * wave, views))
-        self.object_weight = FixedSum(fields[1], Grid(norm**2, views))
+        self.object = FixedSum(fields[0], Grid(norm * wave, views), passes)
+        self.object_weight = FixedSum(fields[1], Grid(norm**2, views), passes)
         self.others = [
-            FixedSum.over(probe, obj * wave, views),
-            FixedSum.over(probe.real[:1], obj**2, views),
-            FixedSum.over(opr, obj * wave, views),
-            FixedSum.over(opr.real, obj**2, views),
+            FixedSum.over(probe, obj * wave, views, passes),
+            FixedSum.over(probe.real[:1], obj**2, views, passes),
+            FixedSum.over(opr, obj * wave, views, passes),
+            FixedSum.over(opr.real, obj**2, views, passes),
         ]
 
     def add(

@@ -144,6 +144,25 @@ class Passes:
 
     # --- after the last chunk ---
 
+    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
+        """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.
+
+        values (B, C, h, w, P) of P parts each, corners (B, 2), out (2, P, C, H, W) int64. Returns whether all |a| were
+        at most 2^bits; what is in `out` means nothing if not.
+        """
+        scaled = values * 2.0**exponent
+        low, high = torch.aminmax(scaled)
+        if not (float(low) >= -(2.0**bits) and float(high) <= 2.0**bits):
+            return False
+        whole = torch.round(scaled)
+        rest = scaled.sub_(whole).mul_(2.0**bits).round_()
+        h, w = values.shape[2:4]
+        for limb, sums in zip((whole, rest), out, strict=True):
+            planes = limb.to(torch.int64).permute(0, 4, 1, 2, 3)
+            for view, (y, x) in zip(planes, corners.tolist(), strict=True):
+                sums[..., y : y + h, x : x + w] += view
+        return True
+
     def finish(self, into: Adjoints) -> None:
         """Completes the sums after the last chunk."""
 
