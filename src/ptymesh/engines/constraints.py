@@ -115,7 +115,8 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
         both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
-        sums.append(torch.where(both, first.conj() * second, 0).sum(dtype=torch.complex128))
+        # the chosen pixels alone: their sum must not depend on how much more of the object this rank happens to hold
+        sums.append((first.conj() * second)[both].sum(dtype=torch.complex128))
     gradient = torch.angle(problem.layout.sum_owned(torch.stack(sums))).tolist()
     middle = [n // 2 for n in estimate.extent]
     estimate.object[-1] *= _ramp(
