@@ -10,10 +10,13 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +26,25 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
+from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
-from ptymesh.parallel.patterns import Patterns, Room, stored
+from ptymesh.parallel.patterns import Patterns
+from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
-from ptymesh.physics.blocks import Leaf
+from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, Passes, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
+#: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
+#: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
+EVEN = 16
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class Problem:
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
         room: what memory and disk the patterns may take.
+        exact: every sum over views or ranks has the same bits on any number of ranks (docs/deterministic.md).
     """
 
     def __init__(
@@ -97,7 +107,9 @@ class Problem:
         layout: Replicated | Tiled,
         dtype: torch.dtype,
         room: Room | None = None,
+        exact: bool = False,
     ) -> None:
+        self.exact = layout.exact = exact
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -109,7 +121,7 @@ class Problem:
         self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
-        self.passes = passes_for(self.device, dtype)
+        self.passes = Passes() if exact else passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
@@ -126,10 +138,23 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        #: Norm of the strongest view's exit wave, which sets the units of exact sums.
+        self.largest_wave = self._largest_wave() if exact else 0.0
 
     def _stored(self, measurement: Measurement, room: Room) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
         return stored(measurement.patterns, self.layout.own, most, self.device, room)
+
+    def _largest_wave(self) -> float:
+        largest = torch.ones((), dtype=torch.float64, device=self.device)
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            y = Data.of(counts, self.mask, None, torch.float64).y
+            largest = torch.maximum(largest, y.sum((1, 2)).max())
+        return math.sqrt(float(self.world.max(largest)[0]))
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Around all that computes: one thread, where sums are to be exact."""
+        return one_thread(self.exact)
 
     # --- what an engine asks for ---
 
@@ -158,31 +183,44 @@ class Problem:
 
         Over all views, or over these: one pass in which nothing moves.
         """
-        total = torch.zeros(4, dtype=torch.float64, device=self.device)
+        total = self.tally(4)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
             detected = self.detect(chunk, self.scene(estimate, chunk).exit)
-            total += self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1].sum(0)
-        return _residuals(self.world.sum(total)[0])
+            total.add(self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1])
+        return _residuals(*self.totals(total))
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
-        total = self.world.sum(self.seen.sum(0))[0]
+        seen = self.tally(self.seen.shape[1])
+        seen.add(self.seen)
+        (total,) = self.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
-        total = torch.zeros(self.window, dtype=torch.float64, device=self.device)
+        total = self.tally(*self.window)
         for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
-            total += Data.of(counts, self.mask, None, torch.float64).y.sum(0)
-        return (self.world.sum(total)[0] / self.views).cpu().numpy()
+            total.add(Data.of(counts, self.mask, None, torch.float64).y)
+        return (self.totals(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
-        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
         light = power(estimate.probe[None])[0]
+        if self.exact:
+            return self._exact_illumination(estimate, light)
+        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
             self.passes.illuminate(self.model, chunk, light, total)
         return self.layout.sum_field(total[None])[0]
+
+    def _exact_illumination(self, estimate: Estimate, light: Tensor) -> Tensor:
+        total = torch.zeros_like(estimate.object[:1], dtype=self.real)
+        exact = FixedSum.over(total, float(light.sum(dtype=torch.float64)), self.views)
+        for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
+            weights = estimate.weights[views, :1, None, None] ** 2
+            exact.add(light * weights, estimate.here(estimate.anchors[views]))
+        spoilt = self.world.sum(exact.spoilt)[0]
+        return exact.decode(self.layout.sum_field(exact.out), spoilt, self.real)[0]
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
@@ -204,6 +242,8 @@ class Problem:
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        if self.exact and any(n % EVEN for n in self.window):
+            size = 1
         whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
@@ -284,11 +324,15 @@ class Problem:
         """The blocks of this rank's part of the object that the batch covers."""
         return self.layout.blocks(estimate, self._anchors, batch.views)
 
-    def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
+    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
+
+        What it holds is left from its last use.
+        """
+        shape = (copies * len(like), *like.shape[1:])
         kept = self._buffers.get(name)
-        if kept is None or kept.shape != like.shape or kept.dtype != dtype:
-            kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
 
     def lend(self, *fields: Touched) -> None:
@@ -330,11 +374,9 @@ class Problem:
 
     def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
         """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
-        where = where & self.layout.owned(estimate)
-        total = torch.where(where, field, field.new_zeros(())).sum(dtype=torch.float64)
-        count = where.sum() * (field.numel() // where.numel())
-        sums = self.layout.sum_owned(torch.stack((total, count.to(total.dtype))))
-        return sums[0] / sums[1]
+        where = (where & self.layout.owned(estimate)).expand(field.shape)
+        total, count = self.layout.totals(torch.where(where, field, field.new_zeros(())), where.to(field.dtype))
+        return total / count
 
     def put(self, target: Tensor, field: Touched) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
@@ -353,8 +395,18 @@ class Problem:
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
         if parts:
-            values[mine] = torch.cat(parts).to(values.dtype)
+            # no negative zeros, which a sum over ranks makes positive ones
+            values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
+
+    def tally(self, *shape: int) -> Tally:
+        """A sum over views of numbers or arrays of this shape."""
+        return Tally(shape, self.device, exact=self.exact)
+
+    def totals(self, *tallies: Tally) -> list[Tensor]:
+        """Sums over all ranks, float64."""
+        summed = self.world.sum(*(tally.local for tally in tallies))
+        return [tally.read(total) for tally, total in zip(tallies, summed, strict=True)]
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
@@ -393,52 +445,83 @@ class Accumulator:
 
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
-        self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
+        with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
         blocks = problem.blocks(estimate, batch)
-        self.blocks = blocks if self.with_object else blocks.none()
-        obj = problem.buffer("object sum", estimate.object, problem.dtype)
-        object_weight = problem.buffer("object weight", estimate.object, problem.real)
-        self.fields = [obj, object_weight]
+        self.blocks = blocks if with_object else blocks.none()
         problem.reclaim()
-        problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
-        self.sums = Adjoints(
-            obj if self.with_object else None,
-            object_weight if self.with_object else None,
-            torch.zeros_like(estimate.probe) if self.with_probe else None,
-            torch.zeros_like(estimate.probe[0].real),
-            torch.zeros_like(estimate.opr),
-            torch.zeros_like(estimate.opr.real),
-        )
+        self.exact = None
+        if problem.exact:
+            obj = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
+            object_weight = problem.buffer("exact object weight", estimate.object, torch.int64, 2)
+            for field in (obj, object_weight):
+                blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
+            scale = (problem.largest_wave, len(batch.views))
+            unknowns = (estimate.probe, estimate.opr)
+            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, with_object, with_probe)
+        else:
+            obj = problem.buffer("object sum", estimate.object, problem.dtype)
+            object_weight = problem.buffer("object weight", estimate.object, problem.real)
+            problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
+            self.sums = Adjoints(
+                obj if with_object else None,
+                object_weight if with_object else None,
+                torch.zeros_like(estimate.probe) if with_probe else None,
+                torch.zeros_like(estimate.probe[0].real),
+                torch.zeros_like(estimate.opr),
+                torch.zeros_like(estimate.opr.real),
+            )
+        self.fields = [obj, object_weight]
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem = self.problem
-        problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
+        if self.exact:
+            self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
+        else:
+            problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
             problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
 
-    def total(self, *others: Tensor) -> Sums:
-        """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
+    def total(self, *others: Tally | Tensor) -> Sums:
+        """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
-        stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
-        problem.passes.finish(self.sums)
-        sums = self.sums
-        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
-        *found, problem.stop_agreed = problem.layout.reduce(
-            self.fields,
-            self.blocks,
-            *(by_probe, sums.probe_weight, sums.opr, sums.opr_weight),
-            *others,
-            stop,
-        )
-        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = found
+        kind = torch.int64 if self.exact else problem.real
+        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
+        parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
+        found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
+        obj, object_weight, probe, probe_weight, opr, opr_weight = found
+        values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
+        problem.stop_agreed = rest[-1]
         problem.lend(obj, object_weight)
-        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
+        in_real = tuple(value.to(problem.real) for value in values)
+        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
         return problem.last
+
+    def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """Sums over ranks of the six adjoints and of the parts, in floats."""
+        problem, sums = self.problem, self.sums
+        problem.passes.finish(sums)
+        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
+        adjoints = (by_probe, sums.probe_weight, sums.opr, sums.opr_weight)
+        found = problem.layout.reduce(self.fields, self.blocks, *adjoints, *(p.to(problem.real) for p in parts))
+        return found[:6], found[6:]
+
+    def _exactly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """The same in integers. Rows travel as the bits of their numbers: other ranks' zeros leave them alone."""
+        assert self.exact is not None
+        own = self.exact.message()
+        bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
+        obj, object_weight, *found = self.problem.layout.reduce(self.fields, self.blocks, *own, *bits)
+        summed = self.exact.decoded(self.problem.model, [obj.values, object_weight.values, *found[: len(own)]])
+        rest = [
+            total if part.dtype == torch.int64 else total.view(torch.float64)
+            for total, part in zip(found[len(own) :], parts, strict=True)
+        ]
+        return [obj.of(summed[0]), object_weight.of(summed[1]), *summed[2:]], rest
 
 
 def check_room(estimate: Estimate) -> None:

@@ -10,6 +10,8 @@ from test_ranks import UPKEEP, outcome, same
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE, Adam, Engine
 from ptymesh.errors import Interrupted
 from ptymesh.io import checkpoint
+from ptymesh.parallel.fetched import Staged
+from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -70,16 +72,19 @@ WANDERING: dict[str, tuple[float, list[Engine]]] = {
     "exit waves": (6.0, [DM(epochs=4, positions={"limit_px": 1.0}, object={"ramp": True})]),
     "accelerated": (6.0, [LSQML(epochs=5, batch=9, momentum={"memory": 1}, positions={"limit_px": 1.0})]),
     "compact": (2.0, [LSQML(epochs=3, batch=9, order="compact", positions=True)]),
+    "coarse": (7.0, [RPIE(epochs=5, batch=9, coarsen=2, positions={"limit_px": 1.0}), RPIE(epochs=1, batch=9)]),
     "coarse to fine": (1.0, [RPIE(epochs=2, batch=9, coarsen=2), LBFGS(epochs=2, coarsen=2), RPIE(epochs=2, batch=9)]),
 }
 
 
-def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: int = 0) -> dict:
+def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: int = 0, scratch: str = "") -> dict:
     error, stages = WANDERING[name]
     stages = [stage.model_copy(deep=True) for stage in stages]
     toy = make(views=45, window=(24, 24), modes=2)
     problem = toy.problem(world, layout)
     owner = problem.layout.owner.copy()
+    if scratch:
+        problem.patterns = _on_disk(problem.patterns, Path(scratch))
     left = [stop_at]
 
     def stop() -> bool:
@@ -123,6 +128,13 @@ def _with_owner(toy, world: World, owner: np.ndarray):  # type: ignore[no-untype
     return Problem(toy.model, toy.measurement, layout, torch.complex128)
 
 
+def _on_disk(held: Patterns, folder: Path) -> Patterns:
+    """The same patterns in a file; a third of them at most is in memory at a time."""
+    staged = Staged(held.shape, held.dtype, torch.device("cpu"), held.nbytes // 3, folder)
+    staged.fill([held.take(torch.arange(len(held)))])
+    return staged
+
+
 def _padded(start):  # type: ignore[no-untyped-def]
     """A frame with room for positions that are far off."""
     start.object = torch.nn.functional.pad(start.object, (32, 32, 32, 32), value=1.0)
@@ -139,6 +151,15 @@ def test_views_cross_borders(ranks, name: str, size: int) -> None:  # type: igno
     same(one, many, 1e-10)
     if WANDERING[name][0] > 5 and size == 3:
         assert many[0]["moved"] > 0
+
+
+@pytest.mark.parametrize("name", ["momentum, growth", "exit waves", "coarse"])
+def test_patterns_on_disk_move_along(ranks, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    expected, got = ranks(3, wandering, name, "tiled"), ranks(3, wandering, name, "tiled", "", 0, str(tmp_path))
+    assert expected[0]["moved"] > 0
+    for one, other in zip(got, expected, strict=True):
+        for key in ("object", "probe", "positions", "residual"):
+            assert np.array_equal(one[key], other[key]), key
 
 
 @pytest.mark.parametrize("name", ["memory from call to call", "exit waves", "accelerated", "coarse to fine"])

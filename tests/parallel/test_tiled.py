@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ptymesh.parallel.layout import blocked
-from ptymesh.parallel.tiled import Tiled
+from ptymesh.parallel.tiled import Tiled, relayed_is_less
+from ptymesh.parallel.tiles import bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
 from toy import make, share
 
@@ -65,13 +66,15 @@ def test_sharing_and_its_adjoint(ranks, size: int) -> None:  # type: ignore[no-u
         assert (one["messages"] > 0) == (size > 1)
 
 
-def batch_sums(world: World, layout: str) -> dict:
+def batch_sums(world: World, layout: str, relayed: bool = False) -> dict:
     from ptymesh.problem import Batch
 
     toy = make(views=60, modes=2)
     problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
+    if layout == "tiled":
+        problem.layout.relayed = relayed
     world.bytes_sent = 0
     s = problem.gradients(e, Batch(np.arange(0, 60, 4)))
     out = torch.zeros_like(e.object)
@@ -86,6 +89,24 @@ def batch_sums(world: World, layout: str) -> dict:
         "ghosts": bool(torch.equal(out, problem.layout.sum_field(out * problem.layout.owned(e)))),
         "bytes": world.bytes_sent,
     }
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sums_that_are_relayed_have_the_same_bits(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
+    directly, relayed = ranks(size, batch_sums, "tiled", False), ranks(size, batch_sums, "tiled", True)
+    for one, other in zip(directly, relayed, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in ("object", "weight", "probe"))
+        assert one["bytes"] > 0 and other["bytes"] > 0
+
+
+def test_tiles_narrower_than_windows_relay_their_sums() -> None:
+    centres = np.random.default_rng(0).random((4000, 2)) * 300 + 64
+    owner, cells = bisect(centres, 64)
+    tiles = tiles_of(cells, (0.0, 0.0), (448, 448))
+    parts = parts_of(tiles, owner, np.floor(centres - 64).astype(int), (128, 128), (448, 448))
+    assert relayed_is_less(tiles, parts)
+    few = tiles_of(bisect(centres, 4)[1], (0.0, 0.0), (448, 448))
+    assert not relayed_is_less(few, [tile.grown(16).blocks() for tile in few])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -13,7 +13,8 @@ import ptymesh as pm
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.parallel.patterns import Hosted, Room, Staged
+from ptymesh.parallel.fetched import Hosted, Staged
+from ptymesh.parallel.room import Room
 from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop

@@ -12,6 +12,9 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
     ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
+    ] = None,
     memory_budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What each rank's patterns may take, e.g. 4GB; else from disk.")
     ] = None,
@@ -27,8 +30,8 @@ def command(
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
     saved = checkpoint.read_meta(folder / "checkpoint")
-    recipe = Recipe.from_yaml(saved["recipe"], room_settings(memory_budget, scratch)).with_output(folder)
+    recipe = Recipe.from_yaml(saved["recipe"], room_settings(memory_budget, scratch, layout)).with_output(folder)
     arguments = ["resume", str(folder), "--device", device]
-    for option, value in (("--memory-budget", memory_budget), ("--scratch", scratch)):
+    for option, value in (("--layout", layout), ("--memory-budget", memory_budget), ("--scratch", scratch)):
         arguments += [] if value is None else [option, str(value)]
     execute(recipe, arguments, device=device, ranks=ranks, resume=True)

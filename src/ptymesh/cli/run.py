@@ -12,6 +12,9 @@ def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to do with which data.")],
     ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
+    ] = None,
     memory_budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What each rank's patterns may take, e.g. 4GB; else from disk.")
     ] = None,
@@ -29,7 +32,7 @@ def command(
     from ptymesh.cli.running import execute, refuse_to_overwrite, room_settings
     from ptymesh.run.recipe import load_recipe
 
-    settings = [*(set_ or ()), *room_settings(memory_budget, scratch)]
+    settings = [*(set_ or ()), *room_settings(memory_budget, scratch, layout)]
     loaded = load_recipe(recipe, settings, out)
     refuse_to_overwrite(loaded.output.dir, force=force)
     arguments = ["run", str(recipe), "--device", device, "--out", str(loaded.output.dir)]

@@ -135,8 +135,8 @@ class Autodiff(Engine):
         layout, under = problem.layout, self.state["covered"]
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
-        value, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
-        return layout.sum_owned(value), layout.sum_known(slope) * under
+        densities, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
+        return (layout.totals(densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, so

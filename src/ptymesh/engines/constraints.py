@@ -115,9 +115,9 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
         both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
-        # the chosen pixels alone: their sum must not depend on how much more of the object this rank happens to hold
-        sums.append((first.conj() * second)[both].sum(dtype=torch.complex128))
-    gradient = torch.angle(problem.layout.sum_owned(torch.stack(sums))).tolist()
+        along = torch.where(both, first.conj() * second, 0)
+        sums += [along.real, along.imag]
+    gradient = torch.angle(torch.view_as_complex(problem.layout.totals(*sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]
     estimate.object[-1] *= _ramp(
         estimate.object, gradient, -1.0, [m - c for m, c in zip(middle, estimate.corner, strict=True)]

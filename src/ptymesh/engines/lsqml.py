@@ -151,7 +151,7 @@ class LSQML(Engine):
             else:
                 velocity.mul_(1 - friction).add_(update)
                 kappa = state["kappa"]
-                weight = kappa / (0.1 * problem.max(kappa) + kappa)
+                weight = kappa / (0.1 * state["kappa_max"] + kappa)
                 problem.add(estimate.object, self.momentum.gain * weight * velocity)
         else:
             velocity *= 0.5

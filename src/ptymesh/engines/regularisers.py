@@ -82,12 +82,15 @@ def _rounded(squared: Tensor) -> Tensor:
 
 
 def gradient(terms: list[tuple[Density, float]], obj: Tensor, counted: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """sum of weight x density over the pixels `counted` (H, W) bool, divided by a number of pixels: its value, and its
-    gradient dR/dx + i dR/dy (L, H, W)."""
+    """sum of weight x density over the pixels `counted` (H, W) bool, divided by a number of pixels.
+
+    Returns the terms of the sum before the division, and the gradient dR/dx + i dR/dy after it, both (L, H, W).
+    """
     leaf = obj.detach().requires_grad_()
     with torch.enable_grad():
-        value = torch.zeros((), dtype=obj.real.dtype, device=obj.device)
+        densities = torch.zeros_like(obj.real)
         for density, weight in terms:
-            value = value + weight * torch.where(counted, density(leaf), 0.0).sum() / pixels
+            densities = densities + weight * torch.where(counted, density(leaf), 0.0)
+        value = densities.sum() / pixels
     (slope,) = torch.autograd.grad(value, leaf)
-    return value.detach(), slope
+    return densities.detach(), slope

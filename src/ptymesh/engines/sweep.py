@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import Scene, power
+from ptymesh.parallel.exact import Tally
+from ptymesh.physics.model import Scene, inner, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
@@ -39,10 +40,9 @@ class Sweep:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
         self.accumulator = problem.accumulator(estimate, Batch(batch.views, batch.refine, batch.epoch, vary))
-        self.terms = torch.zeros(loss.terms, dtype=torch.float64, device=problem.device)
-        self.background = torch.zeros_like(estimate.background)
-        self.spacing = torch.zeros(2, dtype=torch.float64, device=problem.device)
-        self.tilt = torch.zeros(2, 2, dtype=torch.float64, device=problem.device)
+        self.terms = problem.tally(loss.terms)
+        shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
+        self.tallies = {name: problem.tally(*shape) for name, shape in shapes.items() if name in wanted}
 
     def add(self, chunk: Chunk, note: bool = True) -> None:
         """Sweeps a chunk; `note`: for the running loss of the epoch."""
@@ -50,15 +50,16 @@ class Sweep:
         scene = problem.scene(estimate, chunk)
         if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
             waves, sums = problem.descend(chunk, scene, note)
-            self.terms += sums.sum(0)
+            self.terms.add(sums)
         else:
             waves = self._descend(chunk, scene, note)
         self.accumulator.add(chunk, scene, waves)
         if "slice_spacing" in self.wanted:
             stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
-            self.spacing += _along(stretched, waves)
+            self.tallies["slice_spacing"].add(_along(stretched, waves))
         if "tilt" in self.wanted:
-            self.tilt += torch.stack([_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)], dim=1)
+            both = [_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)]
+            self.tallies["tilt"].add(torch.stack(both, dim=2))
 
     def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
         """-D^H (slope Psi) of any loss, (B, M, h, w)."""
@@ -68,9 +69,9 @@ class Sweep:
         if note:
             problem.note(chunk, S)
         slope = self.loss.slope(S, chunk.data)
-        self.terms += self.loss.sums(S, chunk.data)
+        self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
-            self.background += slope.sum(0)
+            self.tallies["background"].add(slope)
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions)
 
@@ -80,9 +81,9 @@ class Sweep:
         What the upkeep of positions and beams will read is brought to the size of Gauss-Newton steps.
         """
         problem, estimate = self.problem, self.estimate
-        others = {"loss": self.terms, **self._others()}
-        sums = self.accumulator.total(*(other.to(problem.real) for other in others.values()))
-        others = dict(zip(others, sums.others, strict=True))
+        sent: dict[str, Tally | Tensor] = {"loss": self.terms, **self.tallies, **self._rows()}
+        sums = self.accumulator.total(*sent.values())
+        others = dict(zip(sent, sums.others, strict=True))
         summary = self.loss.summary(others.pop("loss"))
         _, D, c, _ = summary
         for steps in (problem.position_steps, problem.weight_steps):
@@ -95,20 +96,14 @@ class Sweep:
                 parts[name] = Part(real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms)
         return sums, summary, parts | self._more_parts(others, summary)
 
-    def _others(self) -> dict[str, Tensor]:
-        problem, wanted = self.problem, self.wanted
-        others = {}
-        if "background" in wanted:
-            others["background"] = self.background
-        if "slice_spacing" in wanted:
-            others["slice_spacing"] = self.spacing
-        if "tilt" in wanted:
-            others["tilt"] = self.tilt
+    def _rows(self) -> dict[str, Tensor]:
+        """What the unknowns of views ask for, this rank's own."""
+        problem, rows = self.problem, {}
         for name, found in (("positions", problem.position_steps), ("weights", problem.weight_steps)):
-            if name in wanted:
+            if name in self.wanted:
                 width = getattr(self.estimate, name).shape[1]
-                others[name] = problem.rows(self.batch, [step for _, step in found], width)
-        return others
+                rows[name] = problem.rows(self.batch, [step for _, step in found], width)
+        return rows
 
     def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
         _, D, c, counts = summary
@@ -136,19 +131,18 @@ class Sweep:
 
 
 def _along(derivative: Tensor, waves: Tensor) -> Tensor:
-    """<d psi, waves> and ||d psi||^2 over all views, (2,) float64."""
-    along = (derivative.conj() * waves).real.sum(dtype=torch.float64)
-    return torch.stack((along, power(derivative).sum(dtype=torch.float64)))
+    """<d psi, waves> and ||d psi||^2 of each view, (B, 2) float64."""
+    return torch.stack((inner(derivative, waves), inner(derivative, derivative)), dim=1)
 
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each; one message."""
-    sums = torch.zeros(3, *problem.window, dtype=problem.real, device=problem.device)
+    sums = problem.tally(3, *problem.window)
     for chunk in problem.chunks(estimate, batch.views):
         data = chunk.data
         I = data.intensity(power(problem.detect(chunk, problem.scene(estimate, chunk).exit)))
-        sums += torch.stack((torch.where(data.good, I, 0.0).sum(0), data.y.sum(0), data.good.sum(0)))
-    I, y, n = problem.world.sum(sums)[0]
+        sums.add(torch.stack((torch.where(data.good, I, 0.0), data.y, data.good.to(I.dtype)), dim=1))
+    I, y, n = problem.totals(sums)[0].to(problem.real)
     return I, y, n
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -47,3 +49,19 @@ def share_cores(ranks_here: int) -> None:
     """Gives each of this machine's ranks its share of the cores, unless OMP_NUM_THREADS already does."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, ranks_here)))
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Where threads share an array, which pixels the vector unit computes depends on their number; one thread has all.
+
+    Does nothing unless `wanted`.
+    """
+    threads = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(threads)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate, top_of
@@ -89,14 +90,16 @@ class Touched:
 class Blocks:
     """Blocks (n,) of this rank's part of the object that a batch covers.
 
-    mine, theirs: by neighbour, places among them of the blocks that both ranks hold and that views of this rank, views
-    of the neighbour touch.
+    mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
+    given, taken: the same of whole sums that then replace what a rank has (parallel/tiled.py).
     """
 
     rows: Tensor
     columns: Tensor
     mine: dict[int, Tensor] = field(default_factory=dict)
     theirs: dict[int, Tensor] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, Tensor] = field(default_factory=dict)
 
     def none(self) -> Blocks:
         """No block at all."""
@@ -112,6 +115,8 @@ class Layout:
     """
 
     name: str
+    #: Whether sums over pixels are exact, whoever holds them.
+    exact = False
 
     def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
@@ -137,8 +142,21 @@ class Layout:
         """Per-view values (N, ...) in which every row is its owner's."""
         mine = torch.zeros_like(rows)
         own = torch.as_tensor(self.own, device=rows.device)
-        mine[own] = rows[own]
+        mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
+
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over the pixels that it owns."""
+        raise NotImplementedError
+
+    def totals(self, *terms: Tensor) -> Tensor:
+        """Sums (n,) float64 of all elements of n real tensors, which hold what each rank has of its own pixels."""
+        if not self.exact:
+            return self.sum_owned(torch.stack([t.sum(dtype=torch.float64) for t in terms]))
+        sums = [ExactSum((), t.device) for t in terms]
+        for total, t in zip(sums, terms, strict=True):
+            total.add(t.reshape(-1))
+        return ExactSum.value(self.sum_owned(torch.stack([total.local for total in sums], dim=1)))
 
 
 class Replicated(Layout):
@@ -210,7 +228,7 @@ class Replicated(Layout):
 
     def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
         """Re sum conj(a) b over the object's pixels, 0-d float64."""
-        return product(a, b).sum(dtype=torch.float64)
+        return self.totals(product(a, b))[0]
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this

@@ -9,12 +9,15 @@ ghosts     pixels of a part that are another rank's
 
 Sums over a batch need E E^H of what each rank has added up: the owner's total, on all parts that hold the pixel. Every
 rank whose part holds a pixel gets the others' shares of it directly, and adds them in the order of ranks, so that all
-have the same bits: one round of messages instead of two. Elementwise arithmetic on such sums keeps ghosts what their
-owners are, so that nothing has to be filled before windows are cut.
+have the same bits: one round of messages instead of two. Where windows are much larger than tiles, so that a pixel is
+held by many ranks, sums are relayed instead: every block has a keeper, who adds them and gives back the whole, with the
+same bits. Elementwise arithmetic on such sums keeps ghosts what their owners are, so that nothing has to be filled
+before windows are cut.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +31,8 @@ from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import blocked
 
+#: Sums are relayed by keepers where that takes less than this fraction of the bytes; ranks that are looked at for it.
+LESS, SAMPLE = 0.75, 64
 #: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
 STRAY = 2
 
@@ -56,9 +61,17 @@ class Tiled(Layout):
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
         """The part of an object of `extent` pixels that this rank is to hold; anchors (N, 2)."""
-        self.tiles = tiles_of(self.cells, origin, extent)
-        self.parts = parts_of(self.tiles, self.owner, anchors, self.window, extent)
+        tiles = tiles_of(self.cells, origin, extent)
+        self.settled(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
         return self.parts[self.world.rank]
+
+    def settled(self, tiles: list[Rect], parts: list[Rect]) -> None:
+        """These are the tiles and the parts from here on."""
+        me = self.world.rank
+        self.tiles, self.parts = tiles, parts
+        self._neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
+        self.relayed = relayed_is_less(tiles, parts)
+        self._keepers = _keepers(tiles, parts[me])
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Tiled:
         """The layout of the same views on coarser pixels; they keep their owners."""
@@ -71,61 +84,71 @@ class Tiled(Layout):
     # --- sums over a batch ---
 
     def blocks(self, estimate: Estimate, anchors: Tensor, views: np.ndarray) -> Blocks:
-        """Blocks of the part that windows at these of all anchors (N, 2) reach into, and who else touches them."""
+        """Blocks of the part that windows at these of all anchors (N, 2) reach into, and what travels of their sums."""
         me, here, shape = self.world.rank, estimate.here(anchors.cpu()), estimate.object.shape
-        owner = self.owner[views]
-        covered = {
-            rank: covered_blocks(here[torch.as_tensor(views[owner == rank])], estimate.window, shape)
-            for rank in (me, *self._neighbours())
-        }
-        rows, columns = torch.stack(list(covered.values())).any(0).nonzero(as_tuple=True)
-        mine: dict[int, Tensor] = {}
-        theirs: dict[int, Tensor] = {}
-        for rank in self._neighbours():
-            common = self._common(rank)[rows, columns]
-            for kept, toucher in ((mine, me), (theirs, rank)):
-                places = (covered[toucher][rows, columns] & common).nonzero()[:, 0]
-                if len(places):
-                    kept[rank] = places.to(estimate.object.device)
-        device = estimate.object.device
-        return Blocks(rows.to(device), columns.to(device), mine, theirs)
+        owner, device = self.owner[views], estimate.object.device
+
+        def covered(rank: int | None) -> Tensor:
+            some = views if rank is None else views[owner == rank]
+            return covered_blocks(here[torch.as_tensor(some)], estimate.window, shape)
+
+        whole = covered(None)
+        rows, columns = whole.nonzero(as_tuple=True)
+
+        def places(mask: Tensor) -> Tensor:
+            return mask[rows, columns].nonzero()[:, 0].to(device)
+
+        found = Blocks(rows.to(device), columns.to(device))
+        own = covered(me)
+        keeper = self._keepers if self.relayed else None
+        for rank in self._neighbours:
+            common = self._common(rank)
+            found.mine[rank] = places(own & (common if keeper is None else keeper == rank))
+            found.theirs[rank] = places(covered(rank) & (common if keeper is None else common & (keeper == me)))
+            if keeper is not None:
+                found.given[rank] = places(whole & common & (keeper == me))
+                found.taken[rank] = places(whole & (keeper == rank))
+        for travels in (found.mine, found.theirs, found.given, found.taken):
+            for rank in [rank for rank, some in travels.items() if not len(some)]:
+                del travels[rank]
+        return found
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums: of touched blocks of accumulators (L, H, W), whose borders travel, and of other tensors."""
         gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
-        arrived, wait = self._post_blocks(gathered, blocks)
+        arrived, wait = self._post_blocks(gathered, blocks.mine, blocks.theirs)
         summed = self.world.sum(*others) if others else []
         wait()
-        totals = []
-        for index, own in enumerate(gathered):
-            total = torch.zeros_like(own)
-            for rank in sorted({self.world.rank, *blocks.theirs}):
-                if rank == self.world.rank:
+        totals = [torch.zeros_like(own) for own in gathered]
+        for rank in sorted({self.world.rank, *blocks.theirs}):
+            if rank == self.world.rank:
+                for total, own in zip(totals, gathered, strict=True):
                     total += own
-                else:
-                    total[:, blocks.theirs[rank]] += arrived[rank][index]
-            totals.append(Touched(total, blocks.rows, blocks.columns, self.max))
-        return totals + summed
+            else:
+                for total, values in zip(totals, arrived[rank], strict=True):
+                    total[:, blocks.theirs[rank]] += values
+        arrived, wait = self._post_blocks(totals, blocks.given, blocks.taken)
+        wait()
+        for rank, places in blocks.taken.items():
+            for total, values in zip(totals, arrived[rank], strict=True):
+                total[:, places] = values
+        return [Touched(total, blocks.rows, blocks.columns, self.max) for total in totals] + summed
 
     def _post_blocks(
-        self, gathered: list[Tensor], blocks: Blocks
+        self, fields: list[Tensor], mine: dict[int, Tensor], theirs: dict[int, Tensor]
     ) -> tuple[dict[int, list[Tensor]], Callable[[], None]]:
-        """Starts the exchange; the arrays (one per field, by neighbour) are there when it has been waited for."""
+        """Starts an exchange of values (L, n, b, b); the arrays, one per field, by rank, are there when it is over."""
         sends = {
-            rank: torch.cat([_real(values[:, places]).reshape(-1) for values in gathered])
-            for rank, places in blocks.mine.items()
-            if gathered
+            rank: torch.cat([_real(values[:, places]).reshape(-1) for values in fields])
+            for rank, places in mine.items()
         }
         receives, arrived = {}, {}
-        for rank, places in blocks.theirs.items():
-            if not gathered:
-                continue
-            shapes = [_real(values[:, :0]).shape for values in gathered]
-            sizes = [shape[0] * len(places) * BLOCK * BLOCK * (shape[4] if len(shape) == 5 else 1) for shape in shapes]
-            flat = receives[rank] = _real(gathered[0]).new_empty(sum(sizes))
+        for rank, places in theirs.items():
+            shapes = [(len(f), len(places), *_real(f).shape[2:]) for f in fields]
+            flat = receives[rank] = _real(fields[0]).new_empty(sum(math.prod(shape) for shape in shapes))
+            parts = flat.split([math.prod(shape) for shape in shapes])
             arrived[rank] = [
-                _complex_like(part.view(shape[0], len(places), *shape[2:]), values)
-                for part, shape, values in zip(flat.split(sizes), shapes, gathered, strict=True)
+                _complex_like(part.view(shape), field) for part, shape, field in zip(parts, shapes, fields, strict=True)
             ]
         return arrived, self.world.post(sends, receives)
 
@@ -141,11 +164,11 @@ class Tiled(Layout):
 
     def sum_field(self, partial: Tensor) -> Tensor:
         """E E^H: sum over ranks of what each has added up over its part of the object (..., H, W)."""
-        return self._summed(partial, self.parts)
+        return self.fill(self.add(partial)) if self.relayed else self._summed(partial, self.parts)
 
     def sum_known(self, partial: Tensor) -> Tensor:
         """The same of what a rank has computed for the pixels that it owns."""
-        return self._summed(partial, self.parts)
+        return self.sum_field(partial)
 
     def _summed(self, partial: Tensor, into: list[Rect]) -> Tensor:
         """Each rank's shares of the pixels of all parts, added on those of `into` in the order of ranks."""
@@ -242,7 +265,7 @@ class Tiled(Layout):
             owned = blocked(owned[None])[:, a.rows, a.columns]
         extra = values.dim() - (4 if isinstance(a, Touched) else 3)
         owned = owned.reshape(*(owned.shape if isinstance(a, Touched) else (1, *owned.shape)), *(1,) * extra)
-        return self.sum_owned(torch.where(owned, values, values.new_zeros(())).sum(dtype=torch.float64))
+        return self.totals(torch.where(owned, values, values.new_zeros(())))[0]
 
     # --- between epochs ---
 
@@ -277,10 +300,6 @@ class Tiled(Layout):
             owner[view] = int(np.flatnonzero(at)[0])
         return owner
 
-    def _neighbours(self) -> list[int]:
-        me = self.world.rank
-        return [r for r in range(self.world.size) if r != me and not (self.parts[r] & self.parts[me]).empty]
-
     def _common(self, rank: int) -> Tensor:
         """Blocks (H/b, W/b) bool of the part that the other rank holds too."""
         part = self.parts[self.world.rank]
@@ -303,7 +322,7 @@ class TiledMove(Move):
         self._old.world, self._old.tiles, self._old.parts = layout.world, layout.tiles, layout.parts
         self._owner, self._rows = layout.owner, layout.own
         self.new, self._parts = parts[layout.world.rank], parts
-        layout.tiles, layout.parts = tiles, parts
+        layout.settled(tiles, parts)
         if not np.array_equal(owner, layout.owner):
             layout.assign(owner)
 
@@ -338,6 +357,30 @@ class TiledMove(Move):
 
     def _places(self, views: np.ndarray) -> Tensor:
         return torch.as_tensor(np.searchsorted(self._rows, views))
+
+
+def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
+    """Whether sums that go to one keeper and come back whole are fewer bytes than sums that go to everybody."""
+    sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
+    edges = np.array(parts)
+    directly, relayed = 0, 0
+    for rank in sample:
+        sides = np.minimum(edges[:, 2:], edges[rank, 2:]) - np.maximum(edges[:, :2], edges[rank, :2])
+        own = parts[rank].shape[0] * parts[rank].shape[1]
+        directly += int(sides.clip(min=0).prod(1).sum()) - own
+        relayed += 2 * (own - tiles[rank].shape[0] * tiles[rank].shape[1])
+    return relayed < LESS * directly
+
+
+def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
+    """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
+    keeper = torch.full([n // BLOCK for n in part.shape], -1)
+    for rank, tile in enumerate(tiles):
+        y, x = (tile & part).inside(part.corner)
+        if not (tile & part).empty:
+            rows, columns = (slice(*(-((BLOCK // 2 - n) // BLOCK) for n in (s.start, s.stop))) for s in (y, x))
+            keeper[rows, columns] = rank
+    return keeper
 
 
 def _real(values: Tensor) -> Tensor:

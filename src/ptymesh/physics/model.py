@@ -118,8 +118,11 @@ class Model:
         fourier = self.subpixel == "fourier"
         modes = (fft(probe) if fourier else probe) * weights[:, :1, None, None]
         if opr is not None and len(opr):
-            variable = torch.einsum("bk,khw->bhw", weights[:, 1:].to(opr.dtype), fft(opr) if fourier else opr)
-            modes = torch.cat((modes[:, :1] + variable[:, None], modes[:, 1:]), dim=1)
+            # one after the other: a matrix product rounds a view's sum differently when the view is alone
+            first = modes[:, 0]
+            for share, mode in zip(weights[:, 1:].unbind(1), fft(opr) if fourier else opr, strict=True):
+                first = first + share[:, None, None] * mode
+            modes = torch.cat((first[:, None], modes[:, 1:]), dim=1)
         return ifft(modes * views.ramps(fractions, _window(probe))[:, None]) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
@@ -200,8 +203,18 @@ class Model:
         return torch.stack(parts, dim=1)
 
     def _unshifted_sum(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        return self.unshifted(self.unshifted_terms(waves, fractions, weights).sum(0))
+
+    def unshifted_terms(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        """Terms (B, M, h, w) whose sum over views `unshifted` makes sum_j w_j T_{-f_j} waves_j; weights (B,)."""
         weighted = waves * weights[:, None, None, None]
-        return views.shift_adjoint(weighted, fractions) if self.subpixel == "fourier" else weighted.sum(0)
+        if self.subpixel != "fourier":
+            return weighted
+        return fft(weighted) * views.ramps(fractions, _window(waves)).conj()[:, None]
+
+    def unshifted(self, total: Tensor) -> Tensor:
+        """The sum of `unshifted_terms` (M, h, w) as a probe."""
+        return ifft(total) if self.subpixel == "fourier" and len(total) else total
 
     def windows_adjoint(self, out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
         """Adds (B, L, h, w) back into out (L, H, W), the adjoint of `windows`."""
@@ -209,6 +222,12 @@ class Model:
             views.add_back_bilinear(out, windows, anchors, fractions)
         else:
             views.add_back(out, windows, anchors)
+
+    def placed(self, windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+        """What `windows_adjoint` adds, (B, L, h', w'), and the object pixels (B, 2) under its corners."""
+        if self.subpixel == "bilinear":
+            return views.spread_bilinear(windows, anchors, fractions)
+        return windows, anchors
 
     def position_derivative(self, obj: Tensor, anchors: Tensor, fractions: Tensor, scene: Scene, axis: int) -> Tensor:
         """d psi / d p_a at the exit of the last slice, (B, M, h, w).
@@ -276,8 +295,9 @@ def power(waves: Tensor) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Re <a_j, b_j> of each view: two stacks of waves (B, ...) -> (B,) float64."""
+    # not by a matrix product, which rounds a view's sum differently when the view is alone
     a, b = (torch.view_as_real(t.resolve_conj()).flatten(1) for t in (a, b))
-    return torch.einsum("bn,bn->b", a, b).to(torch.float64)
+    return (a * b).sum(1).to(torch.float64)
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -52,8 +52,9 @@ def summary(run: RunInfo) -> str:
 
 
 def opening(run: RunInfo) -> list[str]:
-    """What a run begins with: its size, its stages, and where the patterns are kept."""
-    return [summary(run), plan(run), *([run.patterns] if run.patterns else [])]
+    """What a run begins with: its size, its stages, the object's layout, and where the patterns are kept."""
+    layout = [f"Object: {run.layout}"] if run.layout else []
+    return [summary(run), plan(run), *layout, *([run.patterns] if run.patterns else [])]
 
 
 def plan(run: RunInfo) -> str:

@@ -231,7 +231,7 @@ def initial_estimate(
     if earlier is not None and object.result_positions:
         scan_px = earlier.positions
     margin = max(margin_px, REACH)
-    origin, sides = _frame(scan_px, geometry.shape, margin)
+    origin, sides = frame(scan_px, geometry.shape, margin)
     if earlier is not None:
         # whole pixels between the two frames: equal grids are then copied, not interpolated
         origin = origin + (earlier.offset - np.round(earlier.offset))
@@ -270,7 +270,7 @@ def _opr(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     return (made / norms * torch.linalg.vector_norm(probe[0])).to(probe.device, probe.dtype)
 
 
-def _frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
+def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Origin (2,), whole pixels, and the object's sides."""
     low, high = np.floor(scan_px.min(axis=0)), np.ceil(scan_px.max(axis=0))
     needed = high - low + np.array(window) + 2 * margin

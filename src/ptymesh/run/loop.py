@@ -16,9 +16,10 @@ import numpy as np
 
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
+from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, resolution
-from ptymesh.run.reports import BatchReport, Callback, EpochReport
+from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
@@ -57,6 +58,7 @@ class Loop:
         self.held_out = batches.hold_out(problem.scan, hold_out, seed)
         self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         self.total_epochs = sum(engine.epochs for engine in self.stages)
+        self.traffic = Traffic()
         self._fine = problem
         for engine in self.stages:
             engine.check(problem)
@@ -69,12 +71,16 @@ class Loop:
             engine.state.update(state.engines.get(state.stage, {}))
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
-            self._choose_resolution(engine)
+            with self.problem.arithmetic():
+                self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             while state.epoch < engine.epochs:
-                yield self._epoch(engine)
+                with self.problem.arithmetic():
+                    report = self._epoch(engine)
+                yield report
             if engine.coarsen > 1:
-                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
+                with self.problem.arithmetic():
+                    state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
                 self.problem = self._fine
             state.stage, state.epoch = state.stage + 1, 0
 
@@ -145,7 +151,9 @@ class Loop:
         views = sum(len(batch) for batch in drawn[: state.batch])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             problem.coming, problem.stop_requested = coming, self.stop()
+            before = _counted(problem.world)
             engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
+            self._count(before)
             if refine:
                 positions.after_batch(engine, problem, state.estimate, state.start)
             if vary:
@@ -159,6 +167,14 @@ class Loop:
                     callback.batch(report)
             if float(problem.stop_agreed) > 0:
                 self._interrupt()
+
+    def _count(self, before: tuple[int, int, int, int]) -> None:
+        traffic, now = self.traffic, _counted(self.problem.world)
+        traffic.batches += 1
+        traffic.reductions += now[0] - before[0]
+        traffic.bytes_reduced += now[1] - before[1]
+        traffic.messages += now[2] - before[2]
+        traffic.bytes_sent += now[3] - before[3]
 
     def _upkeep(self, engine: Engine) -> None:
         problem, state = self.problem, self.state
@@ -195,3 +211,7 @@ class Loop:
             self.save()
             raise Interrupted("Stopped after a checkpoint; `ptymesh resume` continues from here.")
         raise Interrupted("Stopped between two batches.")
+
+
+def _counted(world: World) -> tuple[int, int, int, int]:
+    return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent

@@ -79,6 +79,7 @@ class OutputOptions(BaseModel):
 class Recipe(BaseModel):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
 
+    layout: whether ranks hold the whole object or tiles of it (Reconstruction).
     memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (patterns.Room).
     """
 
@@ -87,7 +88,9 @@ class Recipe(BaseModel):
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
+    deterministic: bool = False
     hold_out: float = Field(0.0, ge=0, lt=0.5)
+    layout: Literal["auto", "replicated", "tiled"] = "auto"
     memory_budget: ByteSize | None = Field(None, gt=0)
     scratch: Path | None = None
     object: ObjectOptions = ObjectOptions()

@@ -26,15 +26,17 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.patterns import Room
+from ptymesh.parallel.room import Room
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
 from ptymesh.run.loop import Loop
-from ptymesh.run.reports import EpochReport
+from ptymesh.run.plan import decide, scan_of
+from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence
 from ptymesh.run.state import RunState
 
@@ -51,9 +53,11 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
+        deterministic: the same bits on any number of ranks (docs/deterministic.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
-        layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled).
+        layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
+            what fits, and what is expected to be faster, for the engine `planned` (default rPIE).
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from.
@@ -70,9 +74,11 @@ class Reconstruction:
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         precision: Literal["single", "double"] = "single",
+        deterministic: bool = False,
         seed: int = 0,
         device: str | World = "auto",
-        layout: str = "replicated",
+        layout: Literal["auto", "replicated", "tiled"] = "auto",
+        planned: Engine | None = None,
         memory_budget: int | str | None = None,
         scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
@@ -86,6 +92,9 @@ class Reconstruction:
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
+        self.layout_why = "asked for"
+        #: What this rank has handed over within the batches of the last loop that was noted here.
+        self.traffic = Traffic()
         self.started = datetime.now(UTC)
         dtype = torch.complex64 if precision == "single" else torch.complex128
         model = Model.for_geometry(
@@ -97,26 +106,32 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
+        if layout == "auto" and saved is not None and self.world.size > 1:
+            layout, self.layout_why = saved.meta["run"]["layout"], "as before"
+        if layout == "auto":
+            frame = scan_of(scan, object_options, probe_options, precision, MARGIN_PX)
+            layout, self.layout_why = decide(self.world, frame, planned or RPIE(), seed)
         owners = self._layout(layout, saved)
         room = _room(memory_budget, scratch)
-        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room))
-        if saved is not None:
-            self.state = RunState.load(saved, self.problem)
-            return
-        mean = self.problem.mean_pattern()
-        estimate = self._everywhere(
-            lambda: initial_estimate(
-                scan,
-                mean,
-                object=object_options,
-                probe=probe_options,
-                precision=precision,
-                device=self.world.device,
-                margin_px=MARGIN_PX,
-                seed=seed,
-                place=owners.place,
+        with one_thread(deterministic):
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
+            if saved is not None:
+                self.state = RunState.load(saved, self.problem)
+                return
+            mean = self.problem.mean_pattern()
+            estimate = self._everywhere(
+                lambda: initial_estimate(
+                    scan,
+                    mean,
+                    object=object_options,
+                    probe=probe_options,
+                    precision=precision,
+                    device=self.world.device,
+                    margin_px=MARGIN_PX,
+                    seed=seed,
+                    place=owners.place,
+                )
             )
-        )
         self.state = RunState(estimate)
 
     def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
@@ -205,7 +220,8 @@ class Reconstruction:
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r = self.problem.residual(estimate)
+        with self.problem.arithmetic():
+            residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
@@ -227,9 +243,11 @@ class Reconstruction:
                 "engine": "+".join(stage.name for stage in stages),
                 "ranks": self.world.size,
                 "layout": self.problem.layout.name,
+                **self._traffic(),
                 "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
+                "deterministic": self.problem.exact,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -241,6 +259,15 @@ class Reconstruction:
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
         )
+
+    def _traffic(self) -> dict[str, float]:
+        """Bytes and messages per batch of the busiest rank, where there are several. Collective."""
+        if self.world.size == 1:
+            return {}
+        t = self.traffic
+        mine = torch.tensor([t.bytes_sent + t.bytes_reduced, t.messages + t.reductions], dtype=torch.float64)
+        sent, messages = (self.world.max(mine.to(self.world.device))[0] / max(1, t.batches)).tolist()
+        return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Figure of the object as it is now; also written to `path` if one is given."""

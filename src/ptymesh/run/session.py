@@ -31,7 +31,6 @@ def run_recipe(
     recipe: Recipe,
     *,
     device: str = "auto",
-    layout: str = "replicated",
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
@@ -41,15 +40,15 @@ def run_recipe(
     """
     world = join(device)
     try:
-        return _run(recipe, world, layout, resume, callbacks if world.rank == 0 else ())
+        return _run(recipe, world, resume, callbacks if world.rank == 0 else ())
     finally:
         world.close()
 
 
-def _run(recipe: Recipe, world: World, layout: str, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
+def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
     saved = checkpoint.load(out / "checkpoint") if resume else None
-    with closing(_reconstruction(recipe, world, layout, saved)) as recon:
+    with closing(_reconstruction(recipe, world, saved)) as recon:
         return _carry_out(recipe, recon, out, resume, callbacks)
 
 
@@ -77,6 +76,7 @@ def _carry_out(
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
     path = out / "result.h5"
+    recon.traffic = loop.traffic
     result = recon.save(path, recipe.to_yaml())
     for callback in callbacks:
         callback.saved(path)
@@ -84,7 +84,7 @@ def _carry_out(
     return Outcome(result, path)
 
 
-def _reconstruction(recipe: Recipe, world: World, layout: str, saved: checkpoint.Checkpoint | None) -> Reconstruction:
+def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None) -> Reconstruction:
     failure, scan = None, None
     try:
         scan = load_measurement(recipe.data, recipe.positions)
@@ -98,9 +98,11 @@ def _reconstruction(recipe: Recipe, world: World, layout: str, saved: checkpoint
         probe=recipe.probe,
         subpixel=recipe.positions.subpixel,
         precision=recipe.precision,
+        deterministic=recipe.deterministic,
         seed=recipe.seed,
         device=world,
-        layout=layout,
+        layout=recipe.layout,
+        planned=recipe.stages[0],
         memory_budget=recipe.memory_budget,
         scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
@@ -129,6 +131,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         out=out,
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
+        layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
         patterns=recon.problem.patterns.where(),
     )
 
