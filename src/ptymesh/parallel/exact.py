@@ -35,7 +35,6 @@ from ptymesh.physics.passes import Passes
 
 #: Bits of a limb, and powers of 2^BITS of the lowest limb and of the one above the highest, for exact sums.
 BITS, LOWEST, HIGHEST = 32, -12, 12
-#: Views whose counts are summed at a time.
 #: Powers of two by which a term of an array may exceed its unit.
 HEADROOM = 40
 
