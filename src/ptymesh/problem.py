@@ -96,6 +96,8 @@ class Problem:
         self.device = self.world.device
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
+        #: The same before a recipe turned them: what is chosen by these is chosen alike in every orientation.
+        self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
         self.counts = self._read(measurement)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).

@@ -23,6 +23,8 @@ COMMANDS = {
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
+    "tune": "Search for the recipe that suits best.",
+    "orient": "How does the detector lie to the scan?",
 }
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.

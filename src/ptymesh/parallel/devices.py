@@ -42,3 +42,16 @@ def share_cores(ranks_here: int) -> None:
     """Gives each of this machine's ranks its share of the cores, unless OMP_NUM_THREADS already does."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, ranks_here)))
+
+
+def visible_gpus() -> list[str]:
+    """CUDA devices of this process, as CUDA_VISIBLE_DEVICES names them: numbers, or UUIDs of GPUs and MIG slices.
+
+    Where the variable lists MIG slices, each is one device, though a process can use but one of them at a time.
+    """
+    if not torch.cuda.is_available():
+        return []
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    return [str(number) for number in range(torch.cuda.device_count())]

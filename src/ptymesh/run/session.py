@@ -44,7 +44,7 @@ def run_recipe(
 def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
     folder = out / "checkpoint"
-    recon = _reconstruction(recipe, world, checkpoint.load(folder) if resume else None)
+    recon = reconstruction(recipe, world, checkpoint.load(folder) if resume else None)
     for callback in callbacks:
         callback.start(_info(recipe, recon, out, resume))
 
@@ -72,7 +72,8 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
     return Outcome(result, path)
 
 
-def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None) -> Reconstruction:
+def reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None = None) -> Reconstruction:
+    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made. Collective."""
     failure, scan = None, None
     try:
         scan = load_measurement(recipe.data, recipe.positions)
