@@ -194,7 +194,7 @@ class Tuning(Options):
     @classmethod
     def _some(cls, space: dict[str, Parameter]) -> dict[str, Parameter]:
         if not space:
-            raise ValueError("space is empty; name at least one key of the recipe, such as probe.modes")
+            raise ValueError("it is empty; name at least one key of the recipe, such as probe.modes")
         return space
 
     @model_validator(mode="after")

@@ -48,7 +48,7 @@ SKEWED = 0.15
 #: Margins in standard errors of the held-out views' differences.
 SURE, LIKELY = 6.0, 3.0
 #: Rotations (degrees) from which on two orientations are different answers.
-DISTINCT_DEG = 25.0
+DISTINCT_DEG = 44.0
 
 
 @dataclass(frozen=True)

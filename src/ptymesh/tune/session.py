@@ -21,9 +21,11 @@ from ptymesh.run.session import run_recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import objectives, storage
 from ptymesh.tune.display import Display
+from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Function, Tuning
 from ptymesh.tune.queue import Queue
 from ptymesh.tune.records import Record, best_of, records, write_best, write_trials
+from ptymesh.tune.sampling import Drawing
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
 from ptymesh.tune.workers import Crew, Share, shares
@@ -104,6 +106,8 @@ def checked(tuning: Tuning, space: Space) -> list[str]:
     """Looks at recipes from all over the space. Raises BadInput where none is sound; returns notes about those that
     are not.
     """
+    Drawing(space, tuning.sampler, tuning.seed, 0)
+    pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
     refused: list[BadInput] = []

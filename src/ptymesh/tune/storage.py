@@ -12,6 +12,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.tune.lock import lock_of
 from ptymesh.tune.offered import need_optuna, quiet
 from ptymesh.tune.options import Tuning
 
@@ -27,7 +28,9 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         with quiet():
             if url is None:
                 folder.mkdir(parents=True, exist_ok=True)
-                return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+                journal = (folder / JOURNAL).absolute()
+                journal.touch()
+                return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock_of(journal)))
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror}); choose another folder with --out.") from error
