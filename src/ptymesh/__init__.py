@@ -20,6 +20,7 @@ _PUBLIC: dict[str, str] = {
     "fetch": "ptymesh.io.samples",
     "Measurement": "ptymesh.measurement",
     "Geometry": "ptymesh.geometry",
+    "tune": "ptymesh.tune",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -70,6 +70,7 @@ class Measurement:
         probe: (M, h, w) complex guess that came with the file (optical axis at (h//2, w//2)), or None.
         name: short name for titles; path: where it came from; fingerprint: identifies the content.
         notes: what a reader had to assume, one sentence each.
+        stored_positions: (N, 2) as they were before the recipe turned and scaled them, or None where nothing did.
     """
 
     patterns: PatternSource
@@ -83,6 +84,7 @@ class Measurement:
     path: str = ""
     fingerprint: str = ""
     notes: tuple[str, ...] = field(default=())
+    stored_positions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n, h, w = self.patterns.shape

@@ -115,6 +115,8 @@ class Problem:
         self.device = self.world.device
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
+        #: The same before a recipe turned them: what is chosen by these is chosen alike in every orientation.
+        self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
         self.patterns = self._stored(measurement, room or Room())
         #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
         self.coming = np.empty(0, dtype=np.int64)

@@ -191,7 +191,7 @@ def test_one_sentence(raw: Any, expected: str) -> None:
         (["=3"], "--set '=3' is not KEY=VALUE"),
         (["stages.7.epochs=1"], "--set stages.7 is not an item of stages, which has 2; count from 0 to 1."),
         (["stages.x.epochs=1"], "--set stages.x is not an item"),
-        (["seed.x=1"], "--set 'seed.x=1' goes into seed, which is 3, not a group of keys."),
+        (["seed.x=1"], "--set seed.x goes into seed, which is 3, not a group of keys."),
         (["seed=[1"], "The value of --set 'seed=[1' is not valid YAML"),
         (["stages.0.epohcs=1"], "stages.0.epohcs is unknown; did you mean stages.0.epochs?"),
     ],

@@ -24,6 +24,8 @@ COMMANDS = {
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
     "plan": "Memory, messages and time on many ranks, without running.",
+    "tune": "Search for the recipe that suits best.",
+    "orient": "How does the detector lie to the scan?",
 }
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.

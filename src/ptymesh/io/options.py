@@ -74,11 +74,15 @@ class KeyMap(Options):
 
 
 class ViewRange(Options):
-    """Views start, start + step ... before stop, in the order of the file; as in a Python slice."""
+    """Views start, start + step ... before stop, in the order of the file; as in a Python slice.
+
+    `central`: of these, only so many, the nearest to the middle of the scan, in the same order.
+    """
 
     start: int | None = None
     stop: int | None = None
     step: int = Field(1, gt=0)
+    central: int | None = Field(None, gt=0)
 
 
 class DataOptions(Options):

@@ -17,14 +17,10 @@ from ptymesh.io.scan import RawScan
 METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 
 
-def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair) -> np.ndarray:
-    """(N, 2) float64 object pixels, y x, of all views of the file.
+def stored_positions(raw: RawScan, options: PositionOptions) -> tuple[np.ndarray, str]:
+    """(N, 2) float64, y x, of all views of the file (or of the recipe's raster), not turned yet; and their unit.
 
-    Args:
-        geometry: of the final window.
-        ratio: its object pixel over that of the stored pattern (y, x): pixel positions shrink by it.
-
-    BadInput where there are no positions, a wrong number of them, or metres without a known object pixel.
+    BadInput where there are none, or a wrong number of them.
     """
     count = raw.patterns.shape[0]
     if options.raster is not None:
@@ -46,6 +42,19 @@ def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry,
         raise BadInput(
             f"Position {bad} of {raw.name} is {positions[bad].tolist()}; leave that view out (data.views) or mend it."
         )
+    return positions, unit
+
+
+def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair) -> np.ndarray:
+    """(N, 2) float64 object pixels, y x, of all views of the file.
+
+    Args:
+        geometry: of the final window.
+        ratio: its object pixel over that of the stored pattern (y, x): pixel positions shrink by it.
+
+    BadInput as for `stored_positions`, and for metres without a known object pixel.
+    """
+    positions, unit = stored_positions(raw, options)
     turned = positions @ turn(options).T
     if unit == "px":
         return turned / np.array(ratio)

@@ -16,7 +16,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.positions import window_positions
+from ptymesh.io.positions import stored_positions, window_positions
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.io.window import Window, resampled_probe, window_of
@@ -161,6 +161,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     ratio = geometry.pixel_ratio(unturned, data.bin)
     probe, notes = _probe(raw, window, far, shape)
     where = window_positions(raw, positions, final, ratio[::-1] if data.transpose else ratio)
+    stored_at, _ = stored_positions(raw, positions)
+    selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
     background = (
         raw.background if data.background is None else detector_array(data.background, "data.background", shape)
@@ -180,6 +182,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
             name=str(data.path),
         ),
         positions=np.ascontiguousarray(where[selected]),
+        stored_positions=np.ascontiguousarray(stored_at[selected]),
         geometry=final,
         mask=window.all_of(good_here),
         background=None if background is None else _background(background, window, good_here),
@@ -190,6 +193,19 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         fingerprint=fingerprint,
         notes=raw.notes + notes,
     )
+
+
+def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> np.ndarray:
+    """Those `count` of the selected views whose positions (N, 2) are nearest to the middle of theirs; all for None.
+
+    positions: as stored, so that the choice does not depend on how a recipe turns the scan.
+    """
+    if count is None or count >= len(selected):
+        return selected
+    here = positions[selected]
+    squared = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
+    nearest = np.argsort(squared, kind="stable")[:count]
+    return selected[np.sort(nearest)]
 
 
 def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:

@@ -65,3 +65,16 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
     finally:
         if wanted:
             torch.set_num_threads(threads)
+
+
+def visible_gpus() -> list[str]:
+    """CUDA devices of this process, as CUDA_VISIBLE_DEVICES names them: numbers, or UUIDs of GPUs and MIG slices.
+
+    Where the variable lists MIG slices, each is one device, though a process can use but one of them at a time.
+    """
+    if not torch.cuda.is_available():
+        return []
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    return [str(number) for number in range(torch.cuda.device_count())]

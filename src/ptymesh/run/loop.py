@@ -55,7 +55,7 @@ class Loop:
     ) -> None:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
-        self.held_out = batches.hold_out(problem.scan, hold_out, seed)
+        self.held_out = batches.hold_out(problem.unturned, hold_out, seed)
         self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic = Traffic()

@@ -144,21 +144,37 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = No
 
     out: output folder instead of the recipe's. Raises BadInput with one sentence naming key, value and remedy.
     """
+    recipe = Recipe.parse(raw_recipe(path, overrides))
+    return recipe if out is None else recipe.with_output(out)
+
+
+def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a recipe says, as plain dicts and lists with absolute paths, not yet checked. Raises BadInput."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"The recipe {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
+        raw = read_mapping(path, "recipe", Recipe)
     except UnicodeDecodeError as error:
         raise BadInput(
             f"{path} is not a recipe; if it is a data set, write a recipe (a YAML file) with data: {{path: {path}}}."
         ) from error
-    raw = _mapping(text, f"The recipe {path}")
-    _anchor(raw, path.parent)
+    anchor(raw, path.parent)
+    return apply_overrides(raw, overrides)
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe's plain dicts with `key.path=VALUE` settings; their paths are relative to the working folder."""
     for override in overrides:
         _override(raw, override)
-    _anchor(raw, Path())
-    recipe = Recipe.parse({key: value for key, value in raw.items() if value is not None})
-    return recipe if out is None else recipe.with_output(out)
+    anchor(raw, Path())
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The keys in a YAML file, which is to be one of `model`. Raises BadInput, UnicodeDecodeError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"The {what} {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
+    return _mapping(text, f"The {what} {path}", model)
 
 
 def _engine(path: str, stage: Any) -> Engine:
@@ -206,16 +222,16 @@ def _yaml(text: str, what: str) -> Any:
         raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())}); mend it.") from error
 
 
-def _mapping(text: str, what: str) -> dict[str, Any]:
+def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, Any]:
     raw = _yaml(text, what)
     if not isinstance(raw, dict):
         found = "is empty" if raw is None else f"holds {shown(raw)}"
-        raise BadInput(f"{what} {found}; it should hold keys: {', '.join(Recipe.model_fields)}.")
+        raise BadInput(f"{what} {found}; it should hold keys: {', '.join(model.model_fields)}.")
     return raw
 
 
-def _anchor(raw: dict[str, Any], folder: Path) -> None:
-    """Make relative paths absolute, from `folder`."""
+def anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Make relative paths of a recipe's plain dicts absolute, from `folder`, in place."""
     for key in _PATHS:
         *groups, name = key.split(".")
         options: Any = raw
@@ -231,14 +247,23 @@ def _is_name(value: str) -> bool:
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
-    """Apply one `a.b.0.c=VALUE`; groups on the way are made, a list may grow by one."""
+    """Apply one `a.b.0.c=VALUE`."""
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(key.strip().split(".")):
         raise BadInput(f"--set {override!r} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
+    put(raw, key.strip(), _yaml(text, f"The value of --set {override!r}"), "--set")
+
+
+def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
+    """Set `a.b.0.c` in a recipe's plain dicts and lists; groups on the way are made, a list may grow by one.
+
+    said: where the key was given, for messages. Raises BadInput where it goes through what is no group or list.
+    """
+    parts = key.split(".")
     if parts[0] == "stages" and raw.get("stages") is None:
         raw["stages"] = [dict(stage) for stage in DEFAULT_STAGES]
-    value = _yaml(text, f"The value of --set {override!r}")
+    if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
+        raw["positions"].setdefault("affine", [[1.0, 0.0], [0.0, 1.0]])
     node: Any = raw
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
@@ -249,17 +274,17 @@ def _override(raw: dict[str, Any], override: str) -> None:
                 node[part] = {}
             node = node[part]
         elif isinstance(node, list):
-            node = _item(node, part, parts[:depth], value, last)
+            node = _item(node, part, f"{said} {'.'.join(parts[:depth])}", value, last)
         else:
             where = ".".join(parts[:depth])
-            raise BadInput(f"--set {override!r} goes into {where}, which is {shown(node)}, not a group of keys.")
+            raise BadInput(f"{said} {key} goes into {where}, which is {shown(node)}, not a group of keys.")
 
 
-def _item(items: list[Any], part: str, above: Sequence[str], value: Any, last: bool) -> Any:
-    where = ".".join(above)
+def _item(items: list[Any], part: str, above: str, value: Any, last: bool) -> Any:
     if not part.isdecimal() or int(part) > len(items):
+        where = above.rpartition(" ")[2]
         raise BadInput(
-            f"--set {where}.{part} is not an item of {where}, which has {len(items)}; count from 0 to {len(items) - 1}."
+            f"{above}.{part} is not an item of {where}, which has {len(items)}; count from 0 to {len(items) - 1}."
         )
     index = int(part)
     if index == len(items):

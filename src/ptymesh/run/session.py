@@ -48,7 +48,7 @@ def run_recipe(
 def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
     saved = checkpoint.load(out / "checkpoint") if resume else None
-    with closing(_reconstruction(recipe, world, saved)) as recon:
+    with closing(reconstruction(recipe, world, saved)) as recon:
         return _carry_out(recipe, recon, out, resume, callbacks)
 
 
@@ -84,7 +84,8 @@ def _carry_out(
     return Outcome(result, path)
 
 
-def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None) -> Reconstruction:
+def reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None = None) -> Reconstruction:
+    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made. Collective."""
     failure, scan = None, None
     try:
         scan = load_measurement(recipe.data, recipe.positions)

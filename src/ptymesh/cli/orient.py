@@ -1,0 +1,130 @@
+"""ptymesh orient: how the detector lies to the scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.tune.orient import Oriented
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Data, geometry and probe, as far as known.")],
+    c10: Annotated[
+        str,
+        typer.Option(
+            metavar="SIGN|METRES",
+            help="What is known of C10 (= -defocus): recipe (the recipe's probe is right about its sign), negative, "
+            "positive, unknown; or values to try, such as -20e-6,-14e-6,-10e-6.",
+        ),
+    ] = "recipe",
+    phase: Annotated[
+        str | None, typer.Option(metavar="bright|dark", help="Known sign of the phase of features in the object.")
+    ] = None,
+    rotation_step: Annotated[
+        float | None,
+        typer.Option(metavar="DEGREES", help="Of the rotations tried; 0: none; default 15 for electrons, else 0."),
+    ] = None,
+    views: Annotated[int, typer.Option(metavar="N", help="Views, in the middle of the scan.")] = 300,
+    crop: Annotated[int | None, typer.Option(metavar="N", help="Detector pixels; default where the light is.")] = None,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Of each reconstruction.")] = 4,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes on this machine; default one per GPU, 1 on CPUs.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the studies in this folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Find how the detector's axes lie to those of the scan, whatever the recipe says of it.
+
+    Short reconstructions of a part of the data, in every orientation; held-out residuals decide. Prints the lines that
+    belong into the recipe, for both twins where nothing tells them apart.
+    """
+    import sys
+
+    from ptymesh.errors import BadInput
+    from ptymesh.tune.offered import need_optuna
+
+    need_optuna()
+    from ptymesh.run.recipe import raw_recipe
+    from ptymesh.tune.orient import Crop, orient
+
+    if phase not in (None, "bright", "dark"):
+        raise BadInput(f"--phase is {phase!r}; give bright or dark.")
+    if min(views, epochs) < 1 or views < 20:
+        raise BadInput(f"--views is {views} and --epochs {epochs}; give at least 20 views and 1 epoch.")
+    found = orient(
+        raw_recipe(recipe, set_ or ()),
+        crop=Crop(views=views, crop=crop, epochs=epochs),
+        rotation_step_deg=rotation_step,
+        c10=_c10(c10),
+        phase=phase,  # type: ignore[arg-type] # checked above
+        workers=workers,
+        device=device,
+        out=out,
+        quiet=json or not sys.stdout.isatty(),
+    )
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(_summary(found), indent=2))
+    else:
+        _say(found)
+
+
+def _c10(text: str) -> Any:
+    """The words as they are, or a list of metres."""
+    from ptymesh.errors import BadInput
+
+    if text in ("recipe", "negative", "positive", "unknown"):
+        return text
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise BadInput(
+            f"--c10 is {text!r}; give recipe, negative, positive, unknown, or metres such as -20e-6,-10e-6."
+        ) from error
+
+
+def _say(found: Oriented) -> None:
+    import yaml
+
+    height, width = found.window
+    typer.echo(f"{found.trials} reconstructions of {found.views} views of {height} x {width} pixels.")
+    typer.echo(f"Best: {found.best} (held-out residual {found.residual:.5f}).")
+    typer.echo(f"Next: {found.second} ({found.second_residual:.5f}).")
+    typer.echo(f"Confidence: {found.confidence}; the margin is {found.margin:.1%}, {found.errors:.1f} standard errors.")
+    if found.settled:
+        typer.echo(f"Twin: {found.twin}, with the opposite defocus; ruled out by {found.settled}.")
+    else:
+        typer.echo("Twin: undecided; tell the sign of the defocus (--c10) or of the phase (--phase).")
+    typer.echo("")
+    typer.echo(yaml.safe_dump(found.lines(), sort_keys=False).rstrip())
+    if not found.settled:
+        typer.echo("\n# or, with the opposite defocus, its twin:\n")
+        typer.echo(yaml.safe_dump(found.lines(found.twin), sort_keys=False).rstrip())
+
+
+def _summary(found: Oriented) -> dict[str, Any]:
+    return {
+        "best": found.best.settings(),
+        "twin": found.twin.settings(),
+        "second": found.second.settings(),
+        "residual": found.residual,
+        "second_residual": found.second_residual,
+        "twin_residual": found.twin_residual,
+        "margin": found.margin,
+        "standard_errors": found.errors,
+        "confidence": found.confidence,
+        "settled_by": found.settled,
+        "c10_m": found.c10_m,
+        "recipe": found.lines(),
+        "twin_recipe": found.lines(found.twin),
+        "reconstructions": found.trials,
+        "views": found.views,
+        "window": list(found.window),
+    }

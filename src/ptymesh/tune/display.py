@@ -1,0 +1,112 @@
+"""A study while it runs: a table on a terminal, a plain line per finished trial elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ptymesh.tune.options import label
+from ptymesh.tune.records import Record
+
+#: Rows of the table: the best trials, and those that run or ended last.
+BEST, LAST = 5, 8
+ENDED = ("done", "pruned", "failed", "released")
+
+
+class Display:
+    """Shows records as they change.
+
+    total: trials that there are to be. minimize: whether small values are good. stream: standard output unless given.
+    """
+
+    def __init__(self, total: int, objective: str, *, minimize: bool, stream: TextIO | None = None) -> None:
+        self.total, self.objective, self.sign = total, objective, 1 if minimize else -1
+        self._console = Console(file=stream or sys.stdout)
+        self._told: set[int] = set()
+        self._live: Live | None = None
+
+    def start(self, found: list[Record]) -> None:
+        """Trials of an earlier run are not told again."""
+        self._told = {one.number for one in found if one.state in ENDED}
+        done = sum(one.state != "released" for one in found if one.state in ENDED)
+        before = f", {done} of them done before" if done else ""
+        self._console.out(f"{self.total} trials by {self.objective}{before}", highlight=False)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(self.table(found), console=self._console, auto_refresh=False)
+            self._live.start()
+
+    def show(self, found: list[Record]) -> None:
+        """The state of things."""
+        new = [one for one in found if one.state in ENDED and one.number not in self._told]
+        self._told |= {one.number for one in new}
+        if self._live:
+            self._live.update(self.table(found), refresh=True)
+            return
+        for one in new:
+            self._console.out(self.line(one), highlight=False)
+        self._console.file.flush()
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def line(self, one: Record) -> str:
+        """A finished trial."""
+        seconds = "" if one.seconds is None else f"  {one.seconds:.1f} s"
+        why = f"  ({one.why})" if one.why else ""
+        where = f"  {one.device}" if one.device else ""
+        return f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {said(one.settings)}{why}"
+
+    def table(self, found: list[Record]) -> Table:
+        """The best and the latest trials."""
+        ended = [one for one in found if one.state in ENDED and one.state != "released"]
+        seconds = [one.seconds for one in ended if one.seconds is not None]
+        running = [one for one in found if one.state == "running"]
+        left = ""
+        if seconds and running:
+            remaining = sum(seconds) / len(seconds) * (self.total - len(ended)) / len(running)
+            left = f", about {timedelta(seconds=math.ceil(remaining))} left"
+        made = Table(title=f"{len(ended)} of {self.total} trials by {self.objective}{left}")
+        for column in ("trial", "state", "value", "seconds", "device", "settings"):
+            made.add_column(column)
+        done = sorted((one for one in ended if one.state == "done"), key=lambda one: self.sign * (one.value or 0.0))
+        for place, one in enumerate(done[:BEST]):
+            made.add_row(*_row(one), style="bold" if place == 0 else None, end_section=place == len(done[:BEST]) - 1)
+        for one in [*ended[-LAST:], *running]:
+            made.add_row(*_row(one))
+        return made
+
+
+def said(settings: Mapping[str, Any]) -> str:
+    """Settings on one line, keys by their last part where that is enough."""
+    short = {key: key.rpartition(".")[2] for key in settings}
+    names = {
+        key: last if list(short.values()).count(last) == 1 and not last.isdigit() else key
+        for key, last in short.items()
+    }
+    return "  ".join(f"{names[key]} {_value(value)}" for key, value in settings.items())
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else label(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _row(one: Record) -> tuple[str, ...]:
+    value = one.value
+    if one.state == "running" and one.values_by_epoch:
+        value = one.values_by_epoch[max(one.values_by_epoch)]
+    seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
+    return str(one.number), one.state, _number(value), seconds, one.device, said(one.settings)

@@ -1,0 +1,132 @@
+"""Optuna's samplers and pruners by name, with their own options.
+
+A name is that of Optuna's class without its ending, with or without underscores: `tpe`, `cma_es`, `nsgaii`,
+`successive_halving`. What a new Optuna brings is offered as soon as it is installed. Optuna is imported when it is
+first needed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ptymesh.errors import BadInput
+from ptymesh.run.sentences import unknown_word
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+#: Options that a study gives itself.
+OURS = {"seed", "search_space", "bootstrap", "study"}
+#: Packages that Optuna imports when a sampler draws, too late for a good sentence.
+NEEDS = {"CmaEsSampler": "cmaes"}
+#: Options that name another sampler or pruner.
+INNER = ("base_sampler", "wrapped_pruner", "independent_sampler")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Optuna warns that parts of it may change; that is for those who write against it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="optuna")
+        warnings.filterwarnings("ignore", message=".*experimental.*")
+        yield
+
+
+def need_optuna() -> Any:
+    """The optuna module, not chatty. Raises BadInput where it is not installed."""
+    try:
+        optuna = import_module("optuna")
+    except ImportError as error:
+        raise BadInput("Tuning needs Optuna, which is not installed; `pip install ptymesh[tune]` brings it.") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class Offer:
+    """All classes of an Optuna module with this ending, by name."""
+
+    def __init__(self, module: str, ending: str) -> None:
+        self._module, self._ending = module, ending
+
+    @cache  # noqa: B019 - there are two of these, which live as long as the program
+    def classes(self) -> dict[str, type]:
+        """Name -> class."""
+        need_optuna()
+        module = import_module(self._module)
+        found = [name for name in module.__all__ if name.endswith(self._ending) and not name.startswith("Base")]
+        return {_snake(name.removesuffix(self._ending)): getattr(module, name) for name in found}
+
+    def find(self, what: str, name: str) -> type:
+        """The class with this name. Raises BadInput with the nearest one."""
+        wanted = _plain(name).removesuffix(self._ending.lower())
+        for known, found in self.classes().items():
+            if _plain(known) == wanted:
+                return found
+        raise BadInput(unknown_word(f"{what}.name", name, sorted(self.classes())))
+
+    def check(self, what: str, name: str, options: Mapping[str, Any]) -> None:
+        """Raises BadInput for a name or an option that Optuna does not know, or for want of a package."""
+        found = self.find(what, name)
+        package = NEEDS.get(found.__name__)
+        if package and find_spec(package) is None:
+            raise BadInput(f"The {what} {name} needs the package {package}; `pip install {package}`, or use another.")
+        known = [key for key in inspect.signature(found).parameters if key not in OURS]
+        for key, value in options.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+                hint = f"did you mean {what}.{near[0]}?" if near else f"{name} has {', '.join(known) or 'no options'}."
+                raise BadInput(f"{what}.{key} is unknown; {hint}")
+            if key in INNER:
+                inner = value if isinstance(value, Mapping) else {"name": value}
+                rest = {k: v for k, v in inner.items() if k != "name"}
+                self.check(f"{what}.{key}", str(inner.get("name")), rest)
+
+    def make(self, what: str, name: str, options: Mapping[str, Any], **ours: Any) -> Any:
+        """An instance; of `ours` it gets what it knows. Raises BadInput where Optuna refuses a value."""
+        found = self.find(what, name)
+        known = inspect.signature(found).parameters
+        given = dict(options)
+        for key in INNER:
+            if key in given:
+                inner = given[key] if isinstance(given[key], Mapping) else {"name": given[key]}
+                rest = {k: v for k, v in inner.items() if k != "name"}
+                given[key] = self.make(f"{what}.{key}", inner["name"], rest, **ours)
+        try:
+            with quiet():
+                return found(**given, **{key: value for key, value in ours.items() if key in known})
+        except (TypeError, ValueError, AssertionError) as error:
+            raise BadInput(f"The {what} {name} refuses its options: {' '.join(str(error).split())}") from error
+
+
+SAMPLERS = Offer("optuna.samplers", "Sampler")
+PRUNERS = Offer("optuna.pruners", "Pruner")
+
+
+def sampler(name: str, options: Mapping[str, Any], **ours: Any) -> BaseSampler:
+    """A sampler of Optuna's; `ours`: seed, and the search space of a grid."""
+    made: BaseSampler = SAMPLERS.make("sampler", name, options, **ours)
+    return made
+
+
+def pruner(name: str, options: Mapping[str, Any]) -> BasePruner:
+    """A pruner of Optuna's."""
+    made: BasePruner = PRUNERS.make("pruner", name, options)
+    return made
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())

@@ -1,0 +1,136 @@
+"""What a study leaves: trials.jsonl, best.yaml and best/result.h5; and how a trial looks in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna import Study
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from ptymesh.errors import PtymeshError
+from ptymesh.run.recipe import Recipe
+from ptymesh.tune.options import Tuning
+from ptymesh.tune.queue import RELEASED, RETRY_OF, Queue
+from ptymesh.tune.space import Space, composed
+
+TRIALS, BEST = "trials.jsonl", "best.yaml"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial.
+
+    Fields:
+        number: Optuna's. state: done, pruned, failed, running, waiting, or released (given up, and tried again).
+        value: of the objective, None where there is none; of a pruned trial the last one that was reported.
+        settings: recipe key -> value, as the recipe says it. recipe: the whole of it, plain dicts.
+        seed: the recipe's. device, seconds: where it ran, and how long. why: it was pruned, failed or released.
+        retry_of: number of the trial whose values these are. values_by_epoch: what the pruner saw.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    settings: dict[str, Any]
+    recipe: dict[str, Any]
+    seed: int
+    device: str
+    seconds: float | None
+    why: str
+    retry_of: int | None
+    values_by_epoch: dict[int, float]
+    worker: str
+
+    def line(self) -> str:
+        """As JSON; numbers that are not finite are null."""
+        return json.dumps(_finite(vars(self)), default=str)
+
+
+_STATES = {
+    TrialState.COMPLETE: "done",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+}
+
+
+def record(trial: FrozenTrial, tuning: Tuning, space: Space) -> Record:
+    """What is known of a trial."""
+    notes = trial.user_attrs
+    recipe = composed(tuning, space, trial.params)
+    worker = notes.get("worker") or {}
+    return Record(
+        number=trial.number,
+        state="released" if RELEASED in notes and trial.state == TrialState.FAIL else _STATES[trial.state],
+        value=trial.value if trial.values else None,
+        settings={key: space.meaning(key, value) for key, value in trial.params.items()},
+        recipe=recipe,
+        seed=recipe.get("seed", 0),
+        device=str(notes.get("device", "")),
+        seconds=notes.get("seconds"),
+        why=str(notes.get("pruned") or notes.get("error") or notes.get(RELEASED) or ""),
+        retry_of=notes.get(RETRY_OF),
+        values_by_epoch=dict(trial.intermediate_values),
+        worker=f"{worker['machine'].split()[0]} {worker['pid']}" if worker else "",
+    )
+
+
+def records(queue: Queue, tuning: Tuning, space: Space) -> list[Record]:
+    """All trials that have begun, those that were given up too, by number."""
+    begun = [t for t in queue.valid(queue.trials()) if t.state != TrialState.WAITING]
+    return [record(trial, tuning, space) for trial in begun]
+
+
+def write_trials(folder: Path, found: list[Record]) -> None:
+    """OUT/trials.jsonl, whole at every moment."""
+    _write(folder / TRIALS, "".join(f"{one.line()}\n" for one in found))
+
+
+def best_of(study: Study, found: list[Record]) -> Record | None:
+    """The best trial that was done to its end; the first of equals."""
+    done = [one for one in found if one.state == "done" and one.value is not None]
+    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+    return min(done, key=lambda one: sign * (one.value or 0.0), default=None)
+
+
+def best_recipe(one: Record, folder: Path) -> Recipe:
+    """The recipe of a trial, writing to the study's folder `best`."""
+    return Recipe.parse(one.recipe).with_output(folder / "best")
+
+
+def write_best(folder: Path, one: Record, objective: str) -> Recipe:
+    """OUT/best.yaml: a recipe like any other, every key said."""
+    recipe = best_recipe(one, folder)
+    changed = yaml.safe_dump(one.settings, sort_keys=False, allow_unicode=True).rstrip().splitlines()
+    head = [f"Trial {one.number}, {objective} {one.value:.6g}, with", *changed]
+    text = "".join(f"# {line}\n" for line in head) + recipe.to_yaml()
+    _write(folder / BEST, text)
+    return recipe
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PtymeshError(f"{path} could not be written ({error.strerror}); check the space there.") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

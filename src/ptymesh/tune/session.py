@@ -1,0 +1,240 @@
+"""A study from its tune file to its best reconstruction: what `ptymesh tune` and `ptymesh.tune(...)` do."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna import Study
+
+from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.io.results import Result
+from ptymesh.parallel.launch import launch
+from ptymesh.parallel.world import inside_ranks
+from ptymesh.run.callbacks import FreshStart, LogFile, MetricsFile
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.session import run_recipe
+from ptymesh.run.signals import StopSignal
+from ptymesh.tune import objectives, storage
+from ptymesh.tune.display import Display
+from ptymesh.tune.offered import pruner
+from ptymesh.tune.options import Function, Tuning
+from ptymesh.tune.queue import Queue
+from ptymesh.tune.records import Record, best_of, records, write_best, write_trials
+from ptymesh.tune.sampling import Drawing
+from ptymesh.tune.space import Space, recipe_of
+from ptymesh.tune.worker import Worker, total
+from ptymesh.tune.workers import Crew, Share, shares
+
+#: Random points of the space whose recipes are checked before any trial begins.
+CHECKED = 24
+POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a study.
+
+    Fields:
+        folder: where everything was written.
+        best: the best trial. trials: all of them.
+        recipe: the best recipe (in folder/best.yaml too); path: of its reconstruction, None if none was wanted.
+        notes: what the user should know, one sentence each.
+    """
+
+    folder: Path
+    best: Record
+    trials: list[Record]
+    recipe: Recipe
+    path: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def run_study(
+    tuning: Tuning,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+    join: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    reconstruct: bool = True,
+) -> Outcome | None:
+    """Runs a study, or goes on with it, until it has as many trials as the tune file says.
+
+    Args:
+        workers: processes on this machine; default one per GPU (or group of `ranks_per_trial`), 1 on CPUs. A single
+            one works in this process.
+        device: auto, cpu, cuda or cuda:N.
+        join: help with a study that another command has started, and write no results; returns None.
+        force: forget a study that is in the folder. quiet: show nothing. reconstruct: run the best recipe at the end.
+
+    Raises BadInput before anything is written, Interrupted (the same call goes on), PtymeshError where every trial
+    failed.
+    """
+    if inside_ranks():
+        raise BadInput("ptymesh tune starts its own processes; run it without torchrun, and see ranks_per_trial.")
+    space = Space(tuning.space)
+    notes = checked(tuning, space)
+    given = shares(device, workers, tuning.ranks_per_trial)
+    if force and not join:
+        storage.forget(tuning)
+    study = storage.begin(tuning, objectives.direction(tuning.objective), join=join)
+    tuning = storage.tuning_of(study, tuning.output.dir)
+    queue = Queue(study, total(tuning, space), tuning.heartbeat_s)
+    if queue.total < tuning.trials:
+        notes.append(
+            f"The space has {queue.total} different points: so many trials are run instead of {tuning.trials}."
+        )
+    watch = _Watch(tuning, space, study, queue, quiet=quiet or join)
+    with StopSignal() as stop:
+        try:
+            watch.start()
+            _work(tuning.output.dir, given, device, watch, lambda: stop.requested)
+        finally:
+            watch.close()
+        if join:
+            return None
+        return _conclude(tuning, study, watch.found, device, tuple(notes), reconstruct)
+
+
+def checked(tuning: Tuning, space: Space) -> list[str]:
+    """Looks at recipes from all over the space. Raises BadInput where none is sound; returns notes about those that
+    are not.
+    """
+    Drawing(space, tuning.sampler, tuning.seed, 0)
+    pruner(tuning.pruner.name, tuning.pruner.options)
+    if isinstance(tuning.objective, Function):
+        objectives.entry(tuning.objective.call)
+    refused: list[BadInput] = []
+    points = [_random_point(space, random.Random(number)) for number in range(CHECKED)]
+    for values in points:
+        try:
+            recipe_of(tuning, space, values)
+        except BadInput as error:
+            refused.append(error)
+    if len(refused) == len(points):
+        raise refused[0]
+    if refused:
+        share = f"{len(refused)} of {len(points)} random points of the space"
+        return [f"{share} make no sound recipe and would fail ({refused[0]}); conditions (when) can leave them out."]
+    return []
+
+
+def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, distribution in space.distributions.items():
+        if space.active(key, values):
+            made: Any = distribution
+            if hasattr(made, "choices"):
+                values[key] = rng.choice(made.choices)
+            else:
+                values[key] = rng.choice([made.low, made.high])
+    return values
+
+
+class _Watch:
+    """Looks at the study while workers work: display and trials.jsonl."""
+
+    def __init__(self, tuning: Tuning, space: Space, study: Study, queue: Queue, *, quiet: bool) -> None:
+        self.tuning, self.space, self.study, self.queue = tuning, space, study, queue
+        minimize = objectives.direction(tuning.objective) == "minimize"
+        self._display = None if quiet else Display(queue.total, named(tuning), minimize=minimize)
+        self.found: list[Record] = []
+        self._written: list[Record] | None = None
+
+    def start(self) -> None:
+        """Before the first trial."""
+        self.found = records(self.queue, self.tuning, self.space)
+        if self._display:
+            self._display.start(self.found)
+
+    def look(self) -> None:
+        """Every now and then."""
+        self.found = records(self.queue, self.tuning, self.space)
+        if self._display:
+            self._display.show(self.found)
+        ended = [one for one in self.found if one.state != "running"]
+        if ended != self._written:
+            write_trials(self.tuning.output.dir, self.found)
+            self._written = ended
+
+    def close(self) -> None:
+        """At the end, however it came."""
+        self.look()
+        if self._display:
+            self._display.close()
+
+
+def named(tuning: Tuning) -> str:
+    """The objective, as it is shown."""
+    goal = tuning.objective
+    return goal.call.rpartition(":")[2] if isinstance(goal, Function) else goal.kind.replace("_", " ")
+
+
+def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Callable[[], bool]) -> None:
+    """Workers until the study is finished. Raises Interrupted, PtymeshError."""
+    if len(given) == 1:
+        worker = Worker(folder, device, given[0].name, stop)
+        worker.between = watch.look
+        try:
+            worker.run()
+        except Interrupted as error:
+            raise _interrupted(watch) from error
+        return
+    crew = Crew(folder, given)
+    try:
+        while len(crew):
+            if stop():
+                crew.stop()
+                break
+            crew.look()
+            watch.look()
+            time.sleep(POLL_S)
+    finally:
+        crew.close()
+    if stop():
+        raise _interrupted(watch)
+    crew.check()
+    if not watch.queue.finished():
+        raise PtymeshError(f"All workers have ended before the study did; see {crew.logs}, and run it again to go on.")
+
+
+def _interrupted(watch: _Watch) -> Interrupted:
+    return Interrupted(
+        f"Stopped after {len(watch.queue.done())} of {watch.queue.total} trials; the same command runs the others."
+    )
+
+
+def _conclude(
+    tuning: Tuning, study: Study, found: list[Record], device: str, notes: tuple[str, ...], reconstruct: bool
+) -> Outcome:
+    folder = tuning.output.dir
+    best = best_of(study, found)
+    if best is None:
+        why = next((one.why for one in found if one.why), "none has a value")
+        raise PtymeshError(f"None of the {len(found)} trials came to a value; the first says: {why}")
+    recipe = write_best(folder, best, named(tuning))
+    path = _reconstructed(recipe, tuning.ranks_per_trial, device) if reconstruct else None
+    return Outcome(folder, best, found, recipe, path, notes)
+
+
+def _reconstructed(recipe: Recipe, ranks: int, device: str) -> Path:
+    """Runs the best recipe, unless its result is there already."""
+    out = recipe.output.dir
+    path = out / "result.h5"
+    if path.exists() and Result.load(path).recipe == recipe.to_yaml():
+        return path
+    if ranks > 1:
+        arguments = ["run", str(out.parent / "best.yaml"), "--device", device, "--out", str(out), "--force"]
+        status = launch(arguments, ranks, log_dir=out / "ranks")
+        if status:
+            raise PtymeshError(
+                f"The best recipe, {out.parent / 'best.yaml'}, ended with status {status} when it was run."
+            )
+        return path
+    return run_recipe(recipe, device=device, callbacks=[FreshStart(), LogFile(), MetricsFile()]).path

@@ -1,0 +1,113 @@
+"""Where a study is kept: a journal file in its folder, or any database that Optuna's RDB storage speaks to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna import Study
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.tune.lock import lock_of
+from ptymesh.tune.offered import need_optuna, quiet
+from ptymesh.tune.options import Tuning
+
+JOURNAL, POINTER = "journal.log", "study.json"
+#: Study attributes: what was agreed on when the study began, and what the newest command asks for.
+DEFINITION, SETTINGS = "definition", "settings"
+
+
+def open_storage(url: str | None, folder: Path) -> BaseStorage:
+    """The journal in the study's folder, or a database. Raises BadInput where that cannot be reached."""
+    need_optuna()
+    try:
+        with quiet():
+            if url is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                journal = (folder / JOURNAL).absolute()
+                journal.touch()
+                return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock_of(journal)))
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error.strerror}); choose another folder with --out.") from error
+    except Exception as error:  # whatever a database driver raises
+        said = " ".join(str(error).split())[:200]
+        raise BadInput(f"The storage {_without_password(url)} cannot be opened ({said}); check its URL.") from error
+
+
+def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
+    """The study of a tune file, made if it is not there; its workers follow this file's settings from now on.
+
+    join: it must be there, and its settings stay. Raises BadInput where the folder or database holds another study.
+    """
+    folder, name = tuning.output.dir, study_name(tuning)
+    if join and tuning.storage is None and not (folder / JOURNAL).exists():
+        raise BadInput(f"{folder} holds no study to join; start it without --join, or name its folder with --out.")
+    storage = open_storage(tuning.storage, folder)
+    known = name in [study.study_name for study in storage.get_all_studies()]
+    if join and not known:
+        raise BadInput(f"The storage has no study {name} to join; start it without --join.")
+    study = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
+    agreed = study.user_attrs.get(DEFINITION)
+    ours = json.loads(json.dumps(tuning.definition))
+    if agreed is not None and agreed != ours:
+        which = ", ".join(key for key in ours if agreed.get(key) != ours[key])
+        raise BadInput(
+            f"{folder} holds a study with another {which}; choose another folder with --out, or forget it with --force."
+        )
+    if agreed is None:
+        study.set_user_attr(DEFINITION, ours)
+    if not join:
+        study.set_user_attr(SETTINGS, tuning.settings)
+    pointer = {"storage": tuning.storage, "name": name}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / POINTER).write_text(json.dumps(pointer) + "\n", encoding="utf-8")
+    return study
+
+
+def reopened(folder: Path) -> Study:
+    """The study in a folder. Raises BadInput where there is none."""
+    try:
+        pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
+        url, name = pointer["storage"], pointer["name"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{folder} holds no study; give the output folder of ptymesh tune.") from error
+    storage = open_storage(url, folder)
+    try:
+        return optuna.load_study(storage=storage, study_name=name)
+    except KeyError as error:
+        raise BadInput(f"The storage of {folder} has no study {name} any more; start it again.") from error
+
+
+def tuning_of(study: Study, folder: Path) -> Tuning:
+    """What the study's newest command asked for, with `folder` as its output."""
+    settings = study.user_attrs.get(SETTINGS)
+    if settings is None:
+        raise PtymeshError("The study has no settings yet; start it with ptymesh tune before workers join.")
+    return Tuning.parse({**settings, "output": {"dir": str(folder)}})
+
+
+def study_name(tuning: Tuning) -> str:
+    """In a database, studies are told apart by the name of their folder."""
+    return "tune" if tuning.storage is None else tuning.output.dir.absolute().name
+
+
+def forget(tuning: Tuning) -> None:
+    """Removes the study and what was made of it, for a new one."""
+    folder = tuning.output.dir
+    if tuning.storage is not None:
+        storage: Any = open_storage(tuning.storage, folder)
+        for study in storage.get_all_studies():
+            if study.study_name == study_name(tuning):
+                storage.delete_study(study._study_id)
+    for name in (JOURNAL, POINTER, "best.yaml", "trials.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _without_password(url: str | None) -> str:
+    head, at, tail = (url or "").rpartition("@")
+    return f"{head.split('//')[0]}//...@{tail}" if at else tail

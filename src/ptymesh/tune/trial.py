@@ -1,0 +1,131 @@
+"""One trial: its recipe reconstructed on this worker's device, or on several ranks; values told to the pruner.
+
+`python -m ptymesh.tune.trial FOLDER ID NUMBER DEVICE` is what each of several ranks runs: rank 0 speaks to the storage.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna import Trial
+from optuna.trial import FrozenTrial
+
+from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
+from ptymesh.parallel.child import settle
+from ptymesh.parallel.launch import launch
+from ptymesh.parallel.world import World, join
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.signals import StopSignal
+from ptymesh.tune import objectives, storage
+from ptymesh.tune.offered import pruner
+from ptymesh.tune.options import Goal, Tuning
+
+#: What came of a trial, for the other ranks' worker.
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended.
+
+    value: of the objective, None where it was pruned or failed. pruned: why it was ended early (hopeless, diverged).
+    error: why it has no value.
+    """
+
+    value: float | None = None
+    pruned: str = ""
+    error: str = ""
+
+
+def run(
+    goal: Goal, recipe: Recipe, world: World, stop: Callable[[], bool], report: Callable[[int, float], bool]
+) -> Outcome:
+    """Runs a trial on this world's ranks.
+
+    report: called on rank 0 with epoch and value, says whether to prune. Raises Interrupted.
+    """
+    value, epochs = math.nan, sum(stage.epochs for stage in recipe.stages)
+    try:
+        for epoch, value in objectives.values(goal, recipe, world, stop):
+            hopeless = world.rank == 0 and report(epoch, value)
+            if world.agree(hopeless and epoch < epochs):
+                return Outcome(pruned=f"hopeless after {epoch} epochs")
+    except Diverged as error:
+        return Outcome(pruned=f"diverged: {error}")
+    except Interrupted:
+        raise
+    except PtymeshError as error:
+        return Outcome(error=str(error))
+    if math.isnan(value):
+        return Outcome(error="The objective is not a number.")
+    return Outcome(value)
+
+
+def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> Outcome:
+    """Runs a trial on `ranks_per_trial` ranks of this machine. Raises Interrupted."""
+    folder = trial_folder(tuning.output.dir, trial.number)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OUTCOME).unlink(missing_ok=True)
+    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    status = launch(
+        [str(tuning.output.dir), str(trial._trial_id), str(trial.number), device],
+        tuning.ranks_per_trial,
+        log_dir=folder / "ranks",
+        program=("-m", "ptymesh.tune.trial"),
+    )
+    if status == Interrupted.exit_status:
+        raise Interrupted("Stopped between two batches.")
+    if status or not (folder / OUTCOME).exists():
+        return Outcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
+    return Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+
+
+def reporter(trial: Trial) -> Callable[[int, float], bool]:
+    """Tells values to the study; the answer is whether its pruner sees no hope."""
+
+    def report(epoch: int, value: float) -> bool:
+        trial.report(value, epoch)
+        return trial.should_prune()
+
+    return report
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Where a trial may write."""
+    return folder / "trials" / f"{number:05d}"
+
+
+def main(arguments: list[str]) -> int:
+    """A rank of a trial."""
+    folder, trial_id, number, device = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
+    place = trial_folder(folder, number)
+    world = join(device)
+    try:
+        with StopSignal() as stop:
+            recipe = Recipe.from_yaml((place / "recipe.yaml").read_text(encoding="utf-8"))
+            study = storage.reopened(folder)
+            tuning = storage.tuning_of(study, folder)
+            report: Any = None
+            if world.rank == 0:
+                study.pruner = pruner(tuning.pruner.name, tuning.pruner.options)
+                report = reporter(Trial(study, trial_id))
+            outcome = run(tuning.objective, recipe, world, lambda: stop.requested, report)
+        if world.rank == 0:
+            (place / OUTCOME).write_text(json.dumps(vars(outcome)), encoding="utf-8")
+    except (BadInput, Interrupted) as error:
+        print(f"ptymesh: {error}", file=sys.stderr)
+        return error.exit_status
+    finally:
+        world.close()
+    return 0
+
+
+if __name__ == "__main__":
+    settle()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""Worker processes of this machine: which devices each gets, how they are started, watched and told to stop."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.parallel.child import LAUNCHER
+from ptymesh.parallel.devices import device_for, visible_gpus
+from ptymesh.parallel.launch import cores
+
+#: How often a worker that was killed is replaced: what kills it may be in the data, or the machine's want of memory.
+REPLACED = 3
+#: Seconds that workers get to leave, once told to.
+STOP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker gets.
+
+    device: cpu or cuda. name: for the records. environment: makes it so for the process.
+    """
+
+    device: str
+    name: str
+    environment: dict[str, str]
+
+
+def shares(device: str, workers: int | None, ranks_per_trial: int) -> list[Share]:
+    """Devices of each worker: by default one worker per GPU (or group of GPUs), or per `ranks_per_trial` cores.
+
+    More workers than GPUs take turns at being given one. Each worker gets its share of the cores as threads, unless
+    OMP_NUM_THREADS is set. Raises BadInput for a device that is not there, or too few GPUs for one trial.
+    """
+    if workers is not None and workers < 1:
+        raise BadInput(f"--workers is {workers}; give 1 or more.")
+    _, _, number = device.partition(":")
+    chosen = device_for(device, 0).type
+    gpus = [] if chosen == "cpu" else visible_gpus()
+    if number and ranks_per_trial > 1:
+        raise BadInput(
+            f"--device {device} names one GPU and ranks_per_trial is {ranks_per_trial}; leave the number out."
+        )
+    if number:
+        gpus = [gpus[int(number)]]
+    if gpus and len(gpus) < ranks_per_trial:
+        raise BadInput(f"ranks_per_trial is {ranks_per_trial} and there are {len(gpus)} GPUs; ask for {len(gpus)}.")
+    groups = [gpus[k : k + ranks_per_trial] for k in range(0, len(gpus) - ranks_per_trial + 1, ranks_per_trial)]
+    count = workers or len(groups) or 1
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // (count * ranks_per_trial)))
+    made = []
+    for worker in range(count):
+        environment = {"OMP_NUM_THREADS": threads}
+        name = f"cpu ({threads} thread{'s' * (threads != '1')})"
+        if groups:
+            mine = ",".join(groups[worker % len(groups)])
+            environment["CUDA_VISIBLE_DEVICES"] = mine
+            name = f"cuda:{mine}"
+        made.append(Share("cuda" if groups else "cpu", name, environment))
+    return made
+
+
+class Crew:
+    """Worker processes of a study in `folder`, one for each share."""
+
+    def __init__(self, folder: Path, given: list[Share]) -> None:
+        self.folder, self.given = folder, given
+        self.logs = folder / "workers"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._left = dict.fromkeys(range(len(given)), REPLACED)
+        self._running = {place: self._start(place) for place in range(len(given))}
+        #: Statuses of those that ended by themselves, or were killed once too often.
+        self.ended: dict[int, int] = {}
+        self._stopping = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def look(self) -> None:
+        """Notes who has ended; those that were killed are replaced."""
+        for place, process in list(self._running.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del self._running[place]
+            if status < 0 and self._left[place] and not self._stopping:
+                self._left[place] -= 1
+                self._running[place] = self._start(place)
+            else:
+                self.ended[place] = status
+
+    def stop(self) -> None:
+        """Tells all to stop between two batches; their trials are left to be tried again."""
+        self._stopping = True
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Nobody is left when this returns."""
+        if self._running:
+            self.stop()
+        end = time.monotonic() + STOP_S
+        for place, process in self._running.items():
+            try:
+                self.ended[place] = process.wait(timeout=max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self.ended[place] = process.wait()
+        self._running.clear()
+
+    def check(self) -> None:
+        """Raises PtymeshError where workers failed, with what they said last."""
+        for place, status in self.ended.items():
+            if status not in (0, Interrupted.exit_status) and not self._stopping:
+                lines = self._log(place).read_text(encoding="utf-8", errors="replace").split("\n")
+                said = next((line for line in reversed(lines) if line.strip()), "nothing").removeprefix("ptymesh: ")
+                raise PtymeshError(f"Worker {place} ended with status {status} ({said}); see {self._log(place)}.")
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        share = self.given[place]
+        environment = {**os.environ, **share.environment, LAUNCHER: str(os.getpid())}
+        arguments = [str(self.folder), share.device, share.name]
+        with self._log(place).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ptymesh.tune.worker", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us, and we pass it on
+            )
+
+    def _log(self, place: int) -> Path:
+        return self.logs / f"{platform.node()}-{place}.txt"

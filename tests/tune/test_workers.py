@@ -1,0 +1,223 @@
+"""Worker processes: shared out, killed, told to stop, joined from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel import devices
+from ptymesh.tune import storage, workers
+from ptymesh.tune.options import Tuning
+from ptymesh.tune.session import run_study
+from ptymesh.tune.workers import Crew, shares
+
+Make = Callable[..., Tuning]
+PATIENCE_S = 250.0
+pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
+GAMMAS = {"stages.0.gamma_object": {"low": 0.05, "high": 2.0, "log": True}}
+
+
+Started = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    """Starts ptymesh tune in a process of its own; whatever happens, none stays behind."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "ptymesh", "tune", "tune.yaml", "--device", "cpu", *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+
+
+def write(folder: Path, scan: Path, *, epochs: int, trials: int, **keys: Any) -> None:
+    stage = {"engine": "rpie", "epochs": epochs, "batch": 4}
+    raw = {
+        "recipe": {"data": {"path": str(scan)}, "stages": [stage], "output": {"figures": False}},
+        "space": GAMMAS,
+        "trials": trials,
+        "pruner": "nop",
+        "output": {"dir": "study"},
+        **keys,
+    }
+    (folder / "tune.yaml").write_text(yaml.safe_dump(raw))
+
+
+def trials_of(folder: Path) -> list[Any]:
+    """All trials; none before the study is there."""
+    try:
+        return storage.reopened(folder / "study").get_trials(deepcopy=False)
+    except (BadInput, PtymeshError):
+        return []
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=PATIENCE_S)
+        time.sleep(0.05)
+
+
+def in_the_middle(folder: Path) -> list[Any]:
+    """Running trials that have values for at least two epochs."""
+    return [t for t in trials_of(folder) if t.state.name == "RUNNING" and len(t.intermediate_values) >= 2]
+
+
+def test_a_killed_worker_loses_nothing(tmp_path: Path, scan: Path, started: Started) -> None:
+    """SIGKILL in the middle of a trial, once some are done: each finished trial stays, its own is done again."""
+    write(tmp_path, scan, epochs=25, trials=6)
+    running = started("--workers", "2")
+    wait_until(
+        lambda: any(t.state.name == "COMPLETE" for t in trials_of(tmp_path)) and bool(in_the_middle(tmp_path)), running
+    )
+    victim = random.choice(in_the_middle(tmp_path))
+    os.kill(victim.user_attrs["worker"]["pid"], signal.SIGKILL)
+    before = {t.number: t.value for t in trials_of(tmp_path) if t.state.name == "COMPLETE"}
+    out, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 0 and "6 trials by held out" in out, (out, err)
+
+    after = trials_of(tmp_path)
+    done = [t for t in after if t.state.name == "COMPLETE"]
+    assert {number: after[number].value for number in before} == before
+    assert len(done) == 6 and len({str(t.params) for t in done}) == 6
+    lost = after[victim.number]
+    if lost.state.name != "COMPLETE":  # else it was quicker than the signal
+        (retry,) = (t for t in after if t.user_attrs.get("retry_of") == lost.number)
+        assert retry.state.name == "COMPLETE" and retry.params == lost.params == victim.params
+    lines = [json.loads(line) for line in (tmp_path / "study" / "trials.jsonl").read_text().splitlines()]
+    assert sum(line["state"] == "done" for line in lines) == 6
+    assert len({line["worker"] for line in lines}) >= 2
+
+
+def test_everything_killed_then_resumed(tmp_path: Path, scan: Path, started: Started) -> None:
+    """The command and its worker vanish; the same command finishes the study, with no trial twice."""
+    write(tmp_path, scan, epochs=20, trials=4)
+    first = started()
+    wait_until(
+        lambda: any(t.state.name == "COMPLETE" for t in trials_of(tmp_path)) and bool(in_the_middle(tmp_path)), first
+    )
+    first.kill()
+    first.communicate(timeout=PATIENCE_S)
+    before = {t.number: t.value for t in trials_of(tmp_path) if t.state.name == "COMPLETE"}
+    (lost,) = (t for t in trials_of(tmp_path) if t.state.name == "RUNNING")
+
+    second = started()
+    out, err = second.communicate(timeout=PATIENCE_S)
+    assert second.returncode == 0, (out, err)
+    after = trials_of(tmp_path)
+    done = [t for t in after if t.state.name == "COMPLETE"]
+    assert len(done) == len({str(t.params) for t in done}) == 4 and len(after) == 5
+    assert {number: after[number].value for number in before} == before
+    (retry,) = (t for t in after if t.user_attrs.get("retry_of") == lost.number)
+    assert retry.params == lost.params
+
+
+def test_told_to_stop_and_joined(tmp_path: Path, scan: Path, started: Started) -> None:
+    write(tmp_path, scan, epochs=25, trials=5)
+    first = started("--workers", "2")
+    wait_until(lambda: bool(in_the_middle(tmp_path)), first)
+    first.send_signal(signal.SIGTERM)
+    out, err = first.communicate(timeout=PATIENCE_S)
+    assert first.returncode == 75 and err.startswith("ptymesh: Stopped after "), (out, err)
+    assert not any(t.state.name == "RUNNING" for t in trials_of(tmp_path)), "nobody is left"
+
+    helper = started("--join")
+    out, err = helper.communicate(timeout=PATIENCE_S)
+    assert (helper.returncode, out, err) == (0, "", ""), (out, err)
+    done = [t for t in trials_of(tmp_path) if t.state.name == "COMPLETE"]
+    assert len(done) == len({str(t.params) for t in done}) == 5
+    assert not (tmp_path / "study" / "best.yaml").exists(), "results are for the one who was asked to tune"
+    assert any("told to stop" in t.user_attrs.get("released", "") for t in trials_of(tmp_path))
+
+
+def test_two_ranks_per_trial(make: Make) -> None:
+    space = {"stages.0.gamma_object": [1.0, 0.5]}
+    keys = {"epochs": 6, "trials": 2, "sampler": "grid"}
+    alone = run_study(make(space, **keys), device="cpu", quiet=True, reconstruct=False)
+    folder = make().output.dir.parent / "both"
+    both = run_study(make(space, **keys, ranks_per_trial=2, output={"dir": str(folder)}), device="cpu", quiet=True)
+    assert alone is not None and both is not None
+    values = [{one.settings["stages.0.gamma_object"]: one for one in found.trials} for found in (alone, both)]
+    assert {key: one.state for key, one in values[0].items()} == {key: one.state for key, one in values[1].items()}
+    for gamma in (1.0, 0.5):
+        assert values[1][gamma].value == pytest.approx(values[0][gamma].value, rel=1e-3)
+        assert len(values[1][gamma].values_by_epoch) == 6, "every epoch is told to the pruner"
+    assert both.path is not None and both.path.exists()
+
+
+def test_shares_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(workers, "cores", lambda: 8)
+    assert [share.environment for share in shares("cpu", 3, 1)] == [{"OMP_NUM_THREADS": "2"}] * 3
+    assert shares("cpu", None, 2)[0].environment == {"OMP_NUM_THREADS": "4"} and len(shares("cpu", None, 2)) == 1
+    assert shares("cpu", 2, 1)[0].name == "cpu (4 threads)"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert shares("cpu", 2, 1)[1].environment == {"OMP_NUM_THREADS": "1"}
+    with pytest.raises(BadInput, match="--workers is 0"):
+        shares("cpu", 0, 1)
+
+
+def test_shares_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def visible(*arguments: Any) -> list[str]:
+        return [share.environment.get("CUDA_VISIBLE_DEVICES", "") for share in shares(*arguments)]
+
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible("auto", None, 1) == ["0", "1", "2", "3"]
+    assert visible("cuda", None, 2) == ["0,1", "2,3"] and visible("cuda", 6, 1) == ["0", "1", "2", "3", "0", "1"]
+    assert visible("cuda:2", 2, 1) == ["2", "2"] and visible("cpu", 2, 1) == ["", ""]
+    with pytest.raises(BadInput, match="ranks_per_trial is 5 and there are 4 GPUs"):
+        shares("cuda", None, 5)
+    with pytest.raises(BadInput, match="names one GPU"):
+        shares("cuda:1", None, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa, MIG-bb,MIG-cc")
+    assert visible("auto", None, 1) == ["MIG-aa", "MIG-bb", "MIG-cc"], "a worker for each slice"
+    assert [share.name for share in shares("auto", 1, 1)] == ["cuda:MIG-aa"]
+
+
+def test_workers_that_are_killed_are_replaced_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def start(self: Crew, place: int) -> subprocess.Popen[bytes]:
+        nonlocal begun
+        begun += 1
+        return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+    monkeypatch.setattr(Crew, "_start", start)
+    crew = Crew(tmp_path, shares("cpu", 1, 1))
+    end = time.monotonic() + PATIENCE_S
+    while len(crew) and time.monotonic() < end:
+        crew.look()
+        time.sleep(0.02)
+    assert begun == 1 + workers.REPLACED and crew.ended == {0: -9}
+    crew._log(0).write_text("ptymesh: what it said\n")
+    with pytest.raises(PtymeshError, match=r"Worker 0 ended with status -9 \(what it said\)"):
+        crew.check()
