@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
+    "bench": "How fast is it here, against the floor?",
 }
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.
