@@ -10,6 +10,7 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,18 +20,18 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.layout import Replicated, Touched, blocked
-from ptymesh.physics import fidelity
+from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
+from ptymesh.parallel.tiled import Tiled
+from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
-#: image of a constant object stays where it is when the beam moves.
-INSENSITIVE = 1e-3
 #: Views that are read from the source at a time.
 SLAB = 64
 
@@ -67,18 +68,6 @@ class Sums:
     others: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Views of this rank that are swept together; `views` are global indices, `rows` those of this rank's storage."""
-
-    views: Tensor
-    rows: Tensor
-    anchors: Tensor
-    fractions: Tensor
-    weights: Tensor
-    data: Data
-
-
 class Problem:
     """What an engine may ask for.
 
@@ -89,7 +78,7 @@ class Problem:
         dtype: complex64 or complex128.
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, measurement: Measurement, layout: Replicated | Tiled, dtype: torch.dtype) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -98,6 +87,8 @@ class Problem:
         self.scan = measurement.positions
         self.counts = self._read(measurement)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
+        #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
+        self.passes = passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
@@ -112,6 +103,7 @@ class Problem:
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         self._buffers: dict[str, Tensor] = {}
+        self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
     def _read(self, measurement: Measurement) -> Tensor:
@@ -140,7 +132,7 @@ class Problem:
     def add(self, target: Tensor, change: Touched | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
         if isinstance(change, Touched):
-            blocked(target)[:, change.rows, change.columns] += change.values.to(target.dtype)
+            self.passes.write(target, change.expression, change.rows, change.columns, add=True)
         else:
             target += change
 
@@ -149,11 +141,11 @@ class Problem:
 
         Over all views, or over these: one pass in which nothing moves.
         """
-        terms = torch.zeros(4, dtype=torch.float64, device=self.device)
+        total = torch.zeros(4, dtype=torch.float64, device=self.device)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
-            S = power(self.detect(chunk, self.scene(estimate, chunk).exit))
-            terms += fidelity.residual_terms(S, chunk.data).sum(0)
-        return _residuals(self.world.sum(terms)[0])
+            detected = self.detect(chunk, self.scene(estimate, chunk).exit)
+            total += self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1].sum(0)
+        return _residuals(self.world.sum(total)[0])
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
@@ -168,43 +160,47 @@ class Problem:
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
+        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
             weights = estimate.weights[views, :1, None, None] ** 2
-            self.model.windows_adjoint(
-                total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))
-            )
-        return self.world.sum(total)[0][0]
+            anchors = estimate.here(estimate.anchors[views])
+            self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
+        return self.layout.sum_field(total)[0]
+
+    def hand_over(self, move: Move) -> None:
+        """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        self.counts, self.seen = move.carry_rows(self.counts), move.carry_rows(self.seen)
 
     # --- the words it is made of ---
 
     def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
-        self._follow_spacing(estimate)
+        self._follow_slices(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         for some, row in zip(every.split(size), rows.split(size), strict=True):
             if not len(some):
                 continue
-            data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
-            yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+            counts = self.counts.index_select(0, row)
+            fractions, weights = estimate.fractions(some), estimate.weights[some]
+            anchors, background = estimate.here(estimate.anchors[some]), estimate.background
+            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, background, whole, sweep)
 
-    def _follow_spacing(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance that the estimate has."""
-        model, spacing = self.model, estimate.slice_spacing_m
-        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
-            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
+    def _follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
-        windows = self.model.windows(estimate.object, chunk.anchors, chunk.fractions, self.window)
-        probes = self.model.probes(estimate.probe, chunk.fractions, chunk.weights, estimate.opr)
-        return self.model.scene(windows, probes)
+        return self.passes.scene(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -213,26 +209,44 @@ class Problem:
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
         detected = self.detect(chunk, scene.exit)
-        S = power(detected)
-        self.note(chunk, S)
-        return self.model.revise(detected, S, chunk.data, chunk.fractions)
+        self._see(chunk, self.passes.revise(self.model, chunk, detected))
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
+        """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
+        detected = self.detect(chunk, waves)
+        self.passes.revise(self.model, chunk, detected)
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> tuple[Tensor, Tensor]:
+        """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
+
+        `note`: for the running loss of the epoch.
+        """
+        detected = self.detect(chunk, scene.exit)
+        seen = self.passes.descend(self.model, chunk, detected)
+        if note:
+            self._see(chunk, seen)
+        return self.model.detect_adjoint(detected, chunk.fractions), seen[:, [LOSS, COUNTS, SQUARES]]
+
+    def watch(self, chunk: Chunk, waves: Tensor) -> None:
+        """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
+        self._see(chunk, self.passes.watch(self.model, chunk, self.detect(chunk, waves)))
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
-        terms = fidelity.residual_terms(S, chunk.data)
-        kind = self.model.fidelity
-        self.seen[chunk.rows, 0] = terms[:, 0] if kind == "amplitude" else fidelity.value(kind, S, chunk.data)
-        self.seen[chunk.rows, 1:] = terms
+        self._see(chunk, terms(self.model, chunk, S))
+
+    def _see(self, chunk: Chunk, found: Tensor) -> None:
+        self.seen[chunk.rows] = found[:, : ROOTS + 1]
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
         return Accumulator(self, estimate, batch, only)
 
-    def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the object's blocks that the batch covers, over all ranks."""
-        anchors = self._anchors[torch.as_tensor(batch.views)]
-        rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
-        return rows.to(self.device), columns.to(self.device)
+    def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
+        """The blocks of this rank's part of the object that the batch covers."""
+        return self.layout.blocks(estimate, self._anchors, batch.views)
 
     def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
@@ -240,6 +254,19 @@ class Problem:
         if kept is None or kept.shape != like.shape or kept.dtype != dtype:
             kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
         return kept
+
+    def lend(self, *fields: Touched) -> None:
+        """Notes that these fields may still be in buffers."""
+        self._lent = [weakref.ref(f.expression) for f in fields if isinstance(f.expression, Leaf)]
+
+    def reclaim(self) -> None:
+        """Fields that somebody still holds leave the buffers, which are about to be used again."""
+        self.last = None
+        for reference in self._lent:
+            leaf = reference()
+            if leaf is not None:
+                leaf.leave()
+        self._lent = []
 
     def forget_buffers(self) -> None:
         """Own buffers from here on, after a copy whose shapes differ."""
@@ -250,21 +277,33 @@ class Problem:
 
         It lasts until the next of the same name.
         """
-        whole = self.buffer(name, estimate.object, field.values.dtype)
-        blocked(whole)[:, field.rows, field.columns] = field.values
+        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
+        self.put(whole, field)
         return whole
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
-        return self.layout.dot(a, b)
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b, estimate)
+
+    def max(self, field: Tensor) -> Tensor:
+        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        return self.layout.max(field.max())
+
+    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        where = where & self.layout.owned(estimate)
+        total = torch.where(where, field, field.new_zeros(())).sum(dtype=torch.float64)
+        count = where.sum() * (field.numel() // where.numel())
+        sums = self.layout.sum_owned(torch.stack((total, count.to(total.dtype))))
+        return sums[0] / sums[1]
 
     def put(self, target: Tensor, field: Touched) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        blocked(target)[:, field.rows, field.columns] = field.values.to(target.dtype)
+        self.passes.write(target, field.expression, field.rows, field.columns)
 
     def touched(self, whole: Tensor, like: Touched) -> Touched:
-        """The blocks of `like` out of an array (L, H, W)."""
-        return Touched(blocked(whole)[:, like.rows, like.columns], like.rows, like.columns)
+        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
+        return like.of(Leaf(like.rows, like.columns, whole=whole))
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
@@ -280,12 +319,14 @@ class Problem:
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        steps = []
-        for axis in (0, 1):
-            moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
-            floor = INSENSITIVE**2 * inner(scene.exit, scene.exit) + torch.finfo(self.real).tiny
-            steps.append(inner(moved, chi) / torch.maximum(inner(moved, moved), floor))
-        return torch.stack(steps, dim=1)
+        return self.passes.position_step(self.model, chunk, estimate.object, scene, chi)
+
+    def systems(self, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor) -> Tensor:
+        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        d_object (L, H, W), d_probe (M, h, w); sums go over the modes that chi (B, m, h, w) has.
+        """
+        return self.passes.systems(self.model, chunk, scene, d_object, d_probe, chi)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
@@ -307,34 +348,28 @@ class Accumulator:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        rows, columns = problem.blocks(estimate, batch)
-        self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
-        self.object = problem.buffer("object sum", estimate.object, problem.dtype)
-        self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
-        for field in (self.object, self.object_weight):
-            blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
-        self.probe = torch.zeros_like(estimate.probe)
-        self.probe_weight = torch.zeros_like(estimate.probe[0].real)
-        self.opr = torch.zeros_like(estimate.opr)
-        self.opr_weight = torch.zeros_like(estimate.opr.real)
+        blocks = problem.blocks(estimate, batch)
+        self.blocks = blocks if self.with_object else blocks.none()
+        obj = problem.buffer("object sum", estimate.object, problem.dtype)
+        object_weight = problem.buffer("object weight", estimate.object, problem.real)
+        self.fields = [obj, object_weight]
+        problem.reclaim()
+        problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
+        self.sums = Adjoints(
+            obj if self.with_object else None,
+            object_weight if self.with_object else None,
+            torch.zeros_like(estimate.probe) if self.with_probe else None,
+            torch.zeros_like(estimate.probe[0].real),
+            torch.zeros_like(estimate.opr),
+            torch.zeros_like(estimate.opr.real),
+        )
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem, model = self.problem, self.problem.model
-        to_windows, to_probes = model.scene_adjoint(scene, waves)
-        if self.with_object:
-            model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
-            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-            model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
-        if self.with_probe:
-            self.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-            self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
-            if len(self.opr):
-                self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
-                squares = chunk.weights[:, 1:].T ** 2
-                self.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+        problem = self.problem
+        problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
@@ -344,22 +379,27 @@ class Accumulator:
         """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
         problem = self.problem
         stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
-        *sums, problem.stop_agreed = problem.layout.reduce(
-            [self.object, self.object_weight],
+        problem.passes.finish(self.sums)
+        sums = self.sums
+        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
+        *found, problem.stop_agreed = problem.layout.reduce(
+            self.fields,
             self.blocks,
-            *(self.probe, self.probe_weight, self.opr, self.opr_weight),
+            *(by_probe, sums.probe_weight, sums.opr, sums.opr_weight),
             *others,
             stop,
         )
-        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = sums
+        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = found
+        problem.lend(obj, object_weight)
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
         return problem.last
 
 
 def check_room(estimate: Estimate) -> None:
     """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
-    shape, window = estimate.object.shape[-2:], estimate.window
-    assert all(n % BLOCK == 0 for n in shape), f"the object's sides {tuple(shape)} must be multiples of {BLOCK}"
+    shape, window = estimate.extent, estimate.window
+    for sides in (shape, estimate.object.shape[-2:]):
+        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
     for axis, name in enumerate(("y", "x")):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
         if low < REACH or high + window[axis] + REACH > shape[axis]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from descents import FEATURES, check_resume, loss, named, position_error, run
 from ptymesh.engines import BH
 from ptymesh.engines.bh import FAR, second_order, solved
+from ptymesh.engines.descent import dot
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.along import Direction
@@ -126,7 +127,7 @@ def test_gradient_step() -> None:
     problem.begin_epoch(e)
     batch = Batch(np.arange(20))
     s, z = engine.downhill(problem, e, batch)
-    slope = -2 * (problem.dot(s.object, z.object) + problem.dot(s.probe, z.probe))
+    slope = -2 * dot(problem, e, s, z)
     slopes, hessian = engine.model_along(problem, e, batch, [z])
     assert float(slopes[0]) == pytest.approx(float(slope), rel=1e-12)
     expected = e.probe - slope / hessian[0, 0] * z.probe

@@ -63,7 +63,7 @@ def test_file_and_memory_hold_the_same_measurement(tmp_path, change):
     np.testing.assert_array_equal(result.positions_px, here.truth.positions)
     np.testing.assert_array_equal(result.nominal_px, here.truth.nominal)
     np.testing.assert_allclose(result.pixel_size_m, here.truth.geometry.object_pixel_m)
-    assert result.slice_spacing_m == here.truth.slice_spacing_m
+    assert result.slice_spacing_m == here.truth.slice_spacing_m and result.tilt_rad == here.truth.options.tilt_rad
 
 
 def test_memory_is_bounded_by_a_slab(tmp_path):
@@ -140,8 +140,10 @@ def test_command_line_reaches_every_option(tmp_path):
 
 
 def test_command_line_slices_and_no_noise(tmp_path):
-    run(tmp_path / "a.cxi", "--kind", "electron", "--views", 9, "--window", 32, "--slices", 3, "--photons", 0)
-    assert Result.load(tmp_path / "a.truth.h5").object.shape[0] == 3
+    size = ("--kind", "electron", "--views", 9, "--window", 32)
+    run(tmp_path / "a.cxi", *size, "--slices", 3, "--tilt", 2e-3, -1e-3, "--photons", 0)
+    truth = Result.load(tmp_path / "a.truth.h5")
+    assert truth.object.shape[0] == 3 and truth.tilt_rad == (2e-3, -1e-3)
     assert loaded(tmp_path / "a.cxi").patterns.dtype == np.float32
 
 

@@ -25,6 +25,10 @@ def command(
     position_error: Annotated[float, typer.Option(help="Uniform error of the positions, +- pixels.")] = 0.0,
     modes: Annotated[int, typer.Option(help="Incoherent probe modes.")] = 1,
     slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2]")] = None,
+    tilt: Annotated[
+        tuple[float, float],
+        typer.Option(metavar="Y X", help="Radians by which the axis of the slices leans against the beam."),
+    ] = (0.0, 0.0),
     background: Annotated[float, typer.Option(help="Counts added to every pixel.")] = 0.0,
     defect: Annotated[str, typer.Option(help="Masked part of the detector: none, beamstop, module or hot.")] = "none",
     focus_distance: Annotated[
@@ -48,6 +52,7 @@ def command(
         position_error_px=position_error,
         modes=modes,
         slices=slices,
+        tilt_rad=tilt,
         background_counts=background,
         defect=defect,
         focus_distance_m=focus_distance,

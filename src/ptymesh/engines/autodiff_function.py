@@ -3,7 +3,8 @@
     for chunk in problem.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
-    gradient = problem.world.sum(obj.grad, probe.grad)              # over ranks, once per batch
+    by_object = problem.layout.sum_field(obj.grad)                  # over ranks, once per batch
+    by_probe = problem.world.sum(probe.grad)[0]
 
 Whatever the user computes from parameters to object and probe, and from intensities to a number, is torch's ordinary
 autograd; between them stands this function, which keeps what the adjoints need and no graph of its own. No collective

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.layout import Touched
+from ptymesh.parallel.layout import Touched, product
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.model import power
@@ -129,9 +129,9 @@ class Descent(Engine):
         return lowest(torch.tensor(steps, dtype=torch.float64, device=problem.device), problem.world.sum(losses)[0])
 
 
-def dot(problem: Problem, a: Move, b: Move) -> Tensor:
+def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
     """<a, b> over object and probe, 0-d float64."""
-    return problem.dot(a.object, b.object) + problem.dot(a.probe, b.probe)
+    return problem.dot(a.object, b.object, estimate) + product(a.probe, b.probe).sum(dtype=torch.float64)
 
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:

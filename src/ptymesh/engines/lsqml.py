@@ -28,8 +28,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched
-from ptymesh.physics.model import Scene, inner
-from ptymesh.problem import Batch, Chunk, Problem, Sums
+from ptymesh.problem import Batch, Problem, Sums
 
 
 class Momentum(Schedule):
@@ -95,7 +94,7 @@ class LSQML(Engine):
 
     def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
-        floor = self.delta * self.state["kappa"].max()
+        floor = self.delta * problem.max(self.state["kappa"])
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
         if self.probe_direction == "mean":
             return d_object, sums.probe / views
@@ -114,24 +113,10 @@ class LSQML(Engine):
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         direction = problem.spread(d_object, estimate)
         modes = slice(None) if self.step_modes == "all" else slice(1)
-        systems = []
-        for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True):
-            scene = problem.scene(estimate, chunk)
-            by_object, by_probe = self._changes(problem, chunk, scene, direction, d_probe)
-            p, o, x = (waves[:, modes] for waves in (by_object, by_probe, chi))
-            pairs = ((p, p), (o, o), (p, o), (p, x), (o, x))
-            systems.append(torch.stack([inner(a, b) for a, b in pairs], dim=1))
-        return systems
-
-    @staticmethod
-    def _changes(
-        problem: Problem, chunk: Chunk, scene: Scene, direction: Tensor, d_probe: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """P dO and dP O (through all slices), (B, M, h, w)."""
-        model = problem.model
-        windows = model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
-        probes = model.probes(d_probe, chunk.fractions, chunk.weights)
-        return model.exit_change(scene, None, windows), model.exit_change(scene, probes, None)
+        return [
+            problem.systems(chunk, problem.scene(estimate, chunk), direction, d_probe, chi[:, modes])
+            for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True)
+        ]
 
     def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
         """Steps a, b (B,) from (B, 5), real, not negative, shortened."""
@@ -167,13 +152,13 @@ class LSQML(Engine):
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         falling = len(errors) > memory and bool((errors.diff() < 0).all())
         if falling and len(earlier) == memory and self.momentum.active(int(state["epoch"])):
-            friction = _friction(problem, update, earlier)
+            friction = _friction(problem, estimate, update, earlier)
             if friction is None:
                 velocity *= 0.5
             else:
                 velocity.mul_(1 - friction).add_(update)
                 kappa = state["kappa"]
-                weight = kappa / (0.1 * kappa.max() + kappa)
+                weight = kappa / (0.1 * problem.max(kappa) + kappa)
                 problem.add(estimate.object, self.momentum.gain * weight * velocity)
         else:
             velocity *= 0.5
@@ -184,10 +169,10 @@ class LSQML(Engine):
         state["update1"] = update
 
 
-def _friction(problem: Problem, update: Tensor, earlier: list[Tensor]) -> float | None:
+def _friction(problem: Problem, estimate: Estimate, update: Tensor, earlier: list[Tensor]) -> float | None:
     """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
-    norm = problem.dot(update, update)
-    correlations = [problem.dot(update, u) / (norm * problem.dot(u, u)).sqrt() for u in earlier]
+    norm = problem.dot(update, update, estimate)
+    correlations = [problem.dot(update, u, estimate) / (norm * problem.dot(u, u, estimate)).sqrt() for u in earlier]
     if not all(float(c) > 0 for c in correlations):
         return None
     ages = torch.arange(len(earlier) + 1, dtype=torch.float64)

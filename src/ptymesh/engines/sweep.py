@@ -5,25 +5,27 @@ g_jm       slope_j . Psi_jm on the detector, D^H g at the exit;  dL/d conj(x) of
 slope      dL/dx of a real unknown; of a complex one dL/dRe x + i dL/dIm x = 2 dL/d conj(x), as pairs of reals
 scale      1 / largest Gauss-Newton curvature of the unknown: a step of -scale x slope is ePIE's for object and probe.
            The slopes of positions and weights are divided by each view's own curvature from the start
-unit       size of the unknown: rms of the probe, mean count for the background, 1 otherwise
+unit       size of the unknown: rms of the probe, mean count for the background, the tilt that moves the wave by a
+           pixel from slice to slice, 1 otherwise
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ptymesh.engines.losses import Loss, Summary
+from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import power
+from ptymesh.physics.model import Scene, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
 @dataclass(frozen=True)
 class Part:
-    """Slope dL/dx of one unknown, real; scale, 0-d or elementwise; unit, 0-d or 1."""
+    """Slope dL/dx of one unknown, real; scale and unit, 0-d or elementwise."""
 
     slope: Tensor
     scale: Tensor
@@ -40,25 +42,37 @@ class Sweep:
         self.terms = torch.zeros(loss.terms, dtype=torch.float64, device=problem.device)
         self.background = torch.zeros_like(estimate.background)
         self.spacing = torch.zeros(2, dtype=torch.float64, device=problem.device)
+        self.tilt = torch.zeros(2, 2, dtype=torch.float64, device=problem.device)
 
     def add(self, chunk: Chunk, note: bool = True) -> None:
         """Sweeps a chunk; `note`: for the running loss of the epoch."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
         scene = problem.scene(estimate, chunk)
+        if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
+            waves, sums = problem.descend(chunk, scene, note)
+            self.terms += sums.sum(0)
+        else:
+            waves = self._descend(chunk, scene, note)
+        self.accumulator.add(chunk, scene, waves)
+        if "slice_spacing" in self.wanted:
+            stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
+            self.spacing += _along(stretched, waves)
+        if "tilt" in self.wanted:
+            self.tilt += torch.stack([_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)], dim=1)
+
+    def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
+        """-D^H (slope Psi) of any loss, (B, M, h, w)."""
+        problem = self.problem
         detected = problem.detect(chunk, scene.exit)
         S = power(detected)
         if note:
             problem.note(chunk, S)
         slope = self.loss.slope(S, chunk.data)
-        waves = model.detect_adjoint(detected * -slope[:, None], chunk.fractions)
-        self.accumulator.add(chunk, scene, waves)
         self.terms += self.loss.sums(S, chunk.data)
         if "background" in self.wanted:
             self.background += slope.sum(0)
-        if "slice_spacing" in self.wanted:
-            stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
-            along = (stretched.conj() * waves).real.sum(dtype=torch.float64)
-            self.spacing += torch.stack((along, power(stretched).sum(dtype=torch.float64)))
+        detected *= -slope[:, None]
+        return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
@@ -88,6 +102,8 @@ class Sweep:
             others["background"] = self.background
         if "slice_spacing" in wanted:
             others["slice_spacing"] = self.spacing
+        if "tilt" in wanted:
+            others["tilt"] = self.tilt
         for name, found in (("positions", problem.position_steps), ("weights", problem.weight_steps)):
             if name in wanted:
                 width = getattr(self.estimate, name).shape[1]
@@ -101,14 +117,28 @@ class Sweep:
             views = len(self.batch.views)
             mean = counts / (views * self.estimate.background.numel())
             parts["background"] = Part(others["background"] / D, 2 * mean * D / (c * views), mean)
-        if "slice_spacing" in others:
-            along, norm = others["slice_spacing"]
-            parts["slice_spacing"] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)))
+        for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
+            along, norm = others[gap]
+            unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
+            parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
         for name in [name for name in ("positions", "weights") if name in others]:
             slope = torch.zeros_like(getattr(self.estimate, name))
             slope[self.batch.views] = (others[name] / -c).to(slope.dtype)
             parts[name] = Part(slope, torch.ones_like(c))
         return parts
+
+    def _pixel_tilt(self) -> Tensor:
+        """Change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""
+        pixels, estimate = self.problem.geometry.object_pixel_m, self.estimate
+        assert pixels is not None, "slices have a pixel size"
+        pairs = zip(pixels, estimate.tilt_rad, strict=True)
+        return torch.tensor([d * math.cos(t) ** 2 / estimate.slice_spacing_m for d, t in pairs], dtype=torch.float64)
+
+
+def _along(derivative: Tensor, waves: Tensor) -> Tensor:
+    """<d psi, waves> and ||d psi||^2 over all views, (2,) float64."""
+    along = (derivative.conj() * waves).real.sum(dtype=torch.float64)
+    return torch.stack((along, power(derivative).sum(dtype=torch.float64)))
 
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,11 +153,13 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
 
 
 def covered(estimate: Estimate) -> Tensor:
-    """Object pixels (H, W) bool that lie under a window."""
+    """Pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    first = estimate.anchors
+    limit = torch.tensor((height, width), device=change.device)
+    first = estimate.here(estimate.anchors)
     last = first + torch.tensor(estimate.window, device=first.device)
+    first, last = (torch.minimum(corner.clamp(min=0), limit) for corner in (first, last))
     for y, x, sign in ((first, first, 1), (last, last, 1), (first, last, -1), (last, first, -1)):
         signs = change.new_full((len(first),), sign)
         change.index_put_((y[:, 0], x[:, 1]), signs, accumulate=True)

@@ -45,7 +45,7 @@ def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[fl
     inverse about the probe's leave of each other, g (2,) in rad/px."""
     own = torch.as_tensor(problem.layout.own, device=problem.device)
     positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions)[own].to(torch.float64)
-    middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.object.shape[-2:], strict=True)]
+    middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.extent, strict=True)]
     g = torch.tensor(gradient, dtype=torch.float64, device=problem.device)
     phase = -((positions + torch.tensor(middle, device=problem.device)) @ g)
     factor = torch.polar(torch.ones_like(phase), phase)[:, None, None, None]

@@ -32,6 +32,8 @@ class World:
         self.device = torch.device(device)
         self.collectives = 0  #: how many were entered, for tests and reports
         self.bytes_reduced = 0  #: payload that they carried
+        self.messages = 0  #: how many were sent to a single rank
+        self.bytes_sent = 0  #: payload that they carried
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum over ranks of each tensor."""
@@ -44,6 +46,14 @@ class World:
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor as rank 0 has it."""
         return [t.clone() for t in tensors]
+
+    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end.
+
+        Tensors are contiguous and not empty, of any dtype (they travel as bytes); what one rank sends another awaits.
+        """
+        assert not sends and not receives, "a rank alone has nobody to write to"
+        return lambda: None
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Re sum conj(a) b over the elements that each rank holds and over ranks, 0-d float64."""
@@ -88,6 +98,23 @@ class Ranks(World):
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor as rank 0 has it."""
         return self._bucketed(tensors, lambda flat: dist.broadcast(flat, group=self.group, group_src=0))
+
+    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end."""
+        operations = [
+            dist.P2POp(way, tensor.view(-1).view(torch.uint8), group=self.group, group_peer=rank)
+            for way, tensors in ((dist.isend, sends), (dist.irecv, receives))
+            for rank, tensor in tensors.items()
+        ]
+        self.messages += len(sends)
+        self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait(kept: Any = sends) -> None:  # what is being sent must live until it has gone
+            for work in works:
+                work.wait()
+
+        return wait
 
     def agree(self, flag: bool) -> bool:
         """True if any rank says True."""

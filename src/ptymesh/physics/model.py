@@ -9,7 +9,7 @@ psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which takes back on the detector the shift that the probe was given. H: angular spectrum over the slice spacing
-(Maiden, Humphry & Rodenburg 2012).
+(Maiden, Humphry & Rodenburg 2012), times exp(i z (K_y tan t_y + K_x tan t_x)) for slices stacked along a tilted axis.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.fidelity import Data, Fidelity
 from ptymesh.physics.propagate import (
+    Pair,
     angular_spectrum_kernel,
     apply_kernel,
     apply_kernel_adjoint,
@@ -32,6 +33,7 @@ from ptymesh.physics.propagate import (
     fresnel_kernel,
     ifft,
     phase_rate,
+    tilt_rates,
 )
 
 Subpixel = Literal["fourier", "bilinear", "none"]
@@ -56,6 +58,7 @@ class Model:
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
         slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
+        tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w); tilt_rad: the tilt (y, x).
     """
 
     subpixel: Subpixel = "fourier"
@@ -64,6 +67,8 @@ class Model:
     slice_kernel: Tensor | None = None
     slice_rate: Tensor | None = None
     slice_spacing_m: float = 0.0
+    tilt_rates: tuple[Tensor, Tensor] | None = None
+    tilt_rad: Pair = (0.0, 0.0)
 
     @classmethod
     def for_geometry(
@@ -74,6 +79,7 @@ class Model:
         fidelity: Fidelity = "amplitude",
         slices: int = 1,
         slice_spacing_m: float = 0.0,
+        tilt_rad: Pair = (0.0, 0.0),
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
     ) -> Model:
@@ -86,13 +92,24 @@ class Model:
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
         model = cls(subpixel, fidelity, kernel)
-        return model.spaced(geometry, slice_spacing_m, dtype, device) if slices > 1 else model
+        return model.spaced(geometry, slice_spacing_m, tilt_rad, dtype, device) if slices > 1 else model
 
-    def spaced(self, geometry: Geometry, spacing_m: float, dtype: torch.dtype, device: torch.device | str) -> Model:
-        """The same model with slices `spacing_m` apart."""
-        kernel = angular_spectrum_kernel(geometry.shape, *_optics(geometry), spacing_m).to(device, dtype)
-        rate = phase_rate(geometry.shape, *_optics(geometry)).to(device, kernel.real.dtype)
-        return replace(self, slice_kernel=kernel, slice_rate=rate, slice_spacing_m=spacing_m)
+    def spaced(
+        self, geometry: Geometry, spacing_m: float, tilt_rad: Pair, dtype: torch.dtype, device: torch.device | str
+    ) -> Model:
+        """The same model with slices `spacing_m` apart along an axis tilted by `tilt_rad` (y, x)."""
+        shape, optics = geometry.shape, _optics(geometry)
+        kernel = angular_spectrum_kernel(shape, *optics, spacing_m, tilt_rad).to(device, dtype)
+        rate = phase_rate(shape, *optics, tilt_rad).to(device, kernel.real.dtype)
+        y, x = (r.to(device, kernel.real.dtype) for r in tilt_rates(shape, optics[0], spacing_m, tilt_rad))
+        return replace(
+            self,
+            slice_kernel=kernel,
+            slice_rate=rate,
+            slice_spacing_m=spacing_m,
+            tilt_rates=(y, x),
+            tilt_rad=tilt_rad,
+        )
 
     # --- forward ---
 
@@ -220,15 +237,21 @@ class Model:
         return d_incoming
 
     def spacing_derivative(self, scene: Scene) -> Tensor:
-        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours.
-
-        Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band).
-        """
+        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours."""
         assert self.slice_rate is not None, "several slices need a slice kernel"
+        return self._gaps_derivative(scene, self.slice_rate)
+
+    def tilt_derivative(self, scene: Scene, axis: int) -> Tensor:
+        """d psi / d t_a at the exit of the last slice, (B, M, h, w) per radian; axis 0 = y, 1 = x."""
+        assert self.tilt_rates is not None, "several slices need a slice kernel"
+        return self._gaps_derivative(scene, self.tilt_rates[axis])
+
+    def _gaps_derivative(self, scene: Scene, rate: Tensor) -> Tensor:
+        """Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
         changed = torch.zeros_like(scene.incoming[0])
         for index, incoming in enumerate(scene.incoming[1:]):
             carried = self._to_next(changed * scene.windows[:, index, None])
-            changed = carried + apply_kernel(incoming, 1j * self.slice_rate)
+            changed = carried + apply_kernel(incoming, 1j * rate)
         return changed * scene.windows[:, -1, None]
 
     def _to_next(self, waves: Tensor) -> Tensor:

@@ -28,13 +28,13 @@ class Loop:
     """Runs stages on a problem, from wherever the state stands.
 
     Args:
-        problem, state: what is solved, and how far it is.
+        problem, state: what is solved, and how far it is; in a coarse stage, `self.problem` is the coarse one.
         stages: engines, one per stage; their memory is taken from and left in the state.
         seed: of the batches, and of the views held out.
         hold_out: fraction of the views that no update sees; their residual is in the history.
         callbacks: watchers (rank 0's).
         stop: asked before each batch whether to stop; any rank's yes stops all.
-        save: writes a checkpoint (collective), or None.
+        save: writes a checkpoint of the state and `self.problem` (collective), or None.
         due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
     """
 
@@ -73,7 +73,8 @@ class Loop:
             while state.epoch < engine.epochs:
                 yield self._epoch(engine)
             if engine.coarsen > 1:
-                state.estimate, self.problem = resolution.refined(state.estimate, engine), self._fine
+                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
+                self.problem = self._fine
             state.stage, state.epoch = state.stage + 1, 0
 
     def _choose_resolution(self, engine: Engine) -> None:
@@ -81,10 +82,10 @@ class Loop:
         state, c = self.state, engine.coarsen
         if c == 1:
             return
-        if state.epoch == 0 and state.batch == 0:
-            state.estimate = resolution.coarsened(state.estimate, engine)
-        estimate = state.estimate
-        self.problem = resolution.coarse_problem(self._fine, c, len(estimate.object), estimate.slice_spacing_m)
+        coarse = resolution.coarse_problem(self._fine, c, state.estimate)
+        change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
+        state.estimate = change(state.estimate, engine, self._fine, coarse)
+        self.problem = coarse
 
     def _recall_views(self, engine: Engine) -> None:
         """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""
@@ -167,7 +168,8 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
-        positions.reanchor(engine, problem, state.estimate)
+        others = [memory for memory in state.engines.values() if memory is not engine.state]
+        positions.reanchor(engine, problem, state.estimate, others)
 
     def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
         row = (self.state.epoch, self.state.stage, loss, residual, seconds, math.nan if held_out is None else held_out)

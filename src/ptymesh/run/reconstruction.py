@@ -24,9 +24,10 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.results import Result
+from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
@@ -51,6 +52,7 @@ class Reconstruction:
         precision: single or double.
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
+        layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled).
         saved: a checkpoint to go on from.
 
     Raises BadInput where options and scan do not fit.
@@ -67,6 +69,7 @@ class Reconstruction:
         precision: Literal["single", "double"] = "single",
         seed: int = 0,
         device: str | World = "auto",
+        layout: str = "replicated",
         saved: Checkpoint | None = None,
     ) -> None:
         if precision not in ("single", "double"):
@@ -85,10 +88,12 @@ class Reconstruction:
             subpixel=subpixel,
             slices=object_options.slices,
             slice_spacing_m=object_options.slice_spacing_m or 0.0,
+            tilt_rad=object_options.tilt_rad or (0.0, 0.0),
             dtype=dtype,
             device=self.world.device,
         )
-        self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
+        owners = self._layout(layout, saved)
+        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype))
         if saved is not None:
             self.state = RunState.load(saved, self.problem)
             return
@@ -103,9 +108,21 @@ class Reconstruction:
                 device=self.world.device,
                 margin_px=MARGIN_PX,
                 seed=seed,
+                place=owners.place,
             )
         )
         self.state = RunState(estimate)
+
+    def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
+        scan = self.scan
+        if name not in ("replicated", "tiled"):
+            raise BadInput(f"layout is {name!r}; give auto, replicated or tiled.")
+        if name == "replicated":
+            return Replicated(self.world, scan.positions)
+        made = Tiled(self.world, scan.positions, scan.window)
+        if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
+            made.assign(saved.owner)  # where views had gone to
+        return made
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""
@@ -139,7 +156,7 @@ class Reconstruction:
 
     @property
     def object(self) -> np.ndarray:
-        """Object as it is now, (L, H, W) complex."""
+        """Object as it is now, (L, H, W) complex; with tiles, the part that this rank holds."""
         return self.state.estimate.object.cpu().numpy()
 
     @property
@@ -148,18 +165,47 @@ class Reconstruction:
         return self.state.estimate.probe.cpu().numpy()
 
     def result(self, recipe: str = "") -> Result:
-        """The result with its final (frozen) residual: one pass over all views. Collective."""
+        """The result with its final (frozen) residual: one pass over all views. Collective.
+
+        Every rank gets the whole object; `save` writes it without that.
+        """
+        estimate = self.state.estimate
+        return self._result(self.problem.layout.whole(estimate.object, estimate).cpu().numpy(), recipe)
+
+    def save(self, path: str | Path, recipe: str = "") -> Result:
+        """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
+
+        Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on every rank where
+        the disk refuses.
+        """
+        estimate = self.state.estimate
+        found = self._result(estimate.object.cpu().numpy(), recipe)
+        stream = self.problem.layout.stream(estimate.object, estimate)
+        failure = None
+        try:
+            if self.world.rank == 0:
+                pieces = ((rect.corner, tile.cpu().numpy()) for rect, tile in stream)
+                found.save(path, ObjectTiles(estimate.extent, pieces))
+        except Exception as error:
+            failure = error
+        for _ in stream:  # the others wait until theirs has been taken
+            pass
+        self.world.all_well(failure, "saving the result")
+        return found
+
+    def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
-            object=self.object,
+            object=obj,
             probe=self.probe,
             positions_px=positions,
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
+            tilt_rad=estimate.tilt_rad,
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint, load_measurement
@@ -21,14 +20,19 @@ from ptymesh.run.signals import StopSignal
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: the result (on every rank) and where it was written."""
+    """What came of a run: the result (its object as far as this rank holds it) and where it was written."""
 
     result: Result
     path: Path
 
 
 def run_recipe(
-    recipe: Recipe, *, device: str = "auto", resume: bool = False, callbacks: Sequence[Callback] = ()
+    recipe: Recipe,
+    *,
+    device: str = "auto",
+    layout: str = "replicated",
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
@@ -36,43 +40,43 @@ def run_recipe(
     """
     world = join(device)
     try:
-        return _run(recipe, world, resume, callbacks if world.rank == 0 else ())
+        return _run(recipe, world, layout, resume, callbacks if world.rank == 0 else ())
     finally:
         world.close()
 
 
-def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
+def _run(recipe: Recipe, world: World, layout: str, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
     folder = out / "checkpoint"
-    recon = _reconstruction(recipe, world, checkpoint.load(folder) if resume else None)
+    recon = _reconstruction(recipe, world, layout, checkpoint.load(folder) if resume else None)
     for callback in callbacks:
         callback.start(_info(recipe, recon, out, resume))
 
     def save() -> None:
-        recon.state.save(folder, recon.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
         for callback in callbacks:
             callback.saved(folder)
 
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
         with StopSignal() as stop:
-            recon.loop(
+            loop = recon.loop(
                 hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
-            ).run()
+            )
+            loop.run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
-    result = recon.result(recipe.to_yaml())
     path = out / "result.h5"
-    _on_first_rank(world, lambda: result.save(path), "saving the result")
+    result = recon.save(path, recipe.to_yaml())
     for callback in callbacks:
         callback.saved(path)
         callback.finish("done")
     return Outcome(result, path)
 
 
-def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None) -> Reconstruction:
+def _reconstruction(recipe: Recipe, world: World, layout: str, saved: checkpoint.Checkpoint | None) -> Reconstruction:
     failure, scan = None, None
     try:
         scan = load_measurement(recipe.data, recipe.positions)
@@ -88,6 +92,7 @@ def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint |
         precision=recipe.precision,
         seed=recipe.seed,
         device=world,
+        layout=layout,
         saved=saved,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
@@ -96,12 +101,12 @@ def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint |
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
-    slices, height, width = estimate.object.shape
+    height, width = estimate.extent
     return RunInfo(
         stages=[(s.name, s.epochs, len(draw(scan.positions, s.batch, recipe.seed, 0))) for s in recon.stages],
         views=scan.views,
         window=scan.window,
-        object_shape=(slices, height, width),
+        object_shape=(len(estimate.object), height, width),
         modes=len(estimate.probe),
         ranks=recon.world.size,
         device=str(recon.world.device),
@@ -110,16 +115,6 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
     )
-
-
-def _on_first_rank(world: World, act: Callable[[], Any], doing: str) -> None:
-    failure = None
-    if world.rank == 0:
-        try:
-            act()
-        except Exception as error:
-            failure = error
-    world.all_well(failure, doing)
 
 
 class _Clock:

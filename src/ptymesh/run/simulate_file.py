@@ -66,6 +66,7 @@ def truth_result(made: Truth) -> Result:
         positions_m=(made.positions - np.array(made.origin)) * np.array(pixel),
         pixel_size_m=pixel,
         slice_spacing_m=made.slice_spacing_m,
+        tilt_rad=made.options.tilt_rad,
         attrs={"engine": "simulate", "subpixel": "fourier", "propagation": made.geometry.propagation},
         nominal_px=made.nominal,
         background=made.background if made.options.background_counts else None,

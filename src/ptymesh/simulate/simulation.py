@@ -32,6 +32,7 @@ from ptymesh.simulate import phantoms, scans
 Kind = Literal["xray", "near", "electron"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Range = tuple[float, float]
+Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
 
 #: Views whose intensities are computed together.
 CHUNK = 16
@@ -53,6 +54,7 @@ class Simulation(BaseModel):
         background_counts: added to every pixel of every view; known to the reconstruction.
         defect: what is wrong with the detector, and masked: a beamstop over the centre, a dead module, or hot pixels.
         slices, slice_spacing_m: object slices.
+        tilt_rad: (y, x) by which the axis along which they are stacked leans against the beam.
         amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
             not absorbed, and every slice has phase (0, 0.6).
         energy_eV: of the photons or electrons.  pixel_m: object pixel.  detector_pixel_m: detector pixel.
@@ -79,6 +81,7 @@ class Simulation(BaseModel):
     defect: Literal["none", "beamstop", "module", "hot"] = "none"
     slices: int | None = Field(default=None, ge=1)
     slice_spacing_m: Positive | None = None
+    tilt_rad: tuple[Tilt, Tilt] = (0.0, 0.0)
     amplitude: Range | None = None
     phase_rad: Range | None = None
     energy_eV: Positive | None = None
@@ -180,6 +183,7 @@ class Truth:
             weights=torch.ones((len(positions), 1), dtype=real, device=device),
             background=torch.from_numpy(self.background).to(device, real),
             slice_spacing_m=self.slice_spacing_m,
+            tilt_rad=self.options.tilt_rad,
             origin=self.origin,
         )
 
@@ -228,6 +232,8 @@ def truth(options: Simulation) -> Truth:
     spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or _default_spacing_m(geometry)
     if slices == 1 and options.slice_spacing_m is not None:
         raise BadInput(f"slice_spacing_m is {options.slice_spacing_m} for a single slice; ask for slices=2 or more.")
+    if slices == 1 and options.tilt_rad != (0.0, 0.0):
+        raise BadInput(f"tilt_rad is {options.tilt_rad} for a single slice; ask for slices=2 or more.")
     width_px = _DEFAULTS[options.kind].width * options.window
     overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
     centred = scans.scan(
@@ -266,6 +272,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
         made.geometry,
         slices=len(made.object),
         slice_spacing_m=made.slice_spacing_m,
+        tilt_rad=options.tilt_rad,
         dtype=torch.complex128,
     )
     for start in range(0, options.views, CHUNK):
