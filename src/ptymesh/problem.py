@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
+from ptymesh.parallel.patterns import Patterns, Room, stored
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data
@@ -32,8 +34,8 @@ from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoint
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-#: Views that are read from the source at a time.
-SLAB = 64
+#: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
+SLAB, SLAB_BYTES = 64, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,26 @@ class Problem:
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
+        room: what memory and disk the patterns may take.
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated | Tiled, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Model,
+        measurement: Measurement,
+        layout: Replicated | Tiled,
+        dtype: torch.dtype,
+        room: Room | None = None,
+    ) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
         self.device = self.world.device
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
-        self.counts = self._read(measurement)
+        self.patterns = self._stored(measurement, room or Room())
+        #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
+        self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
         self.passes = passes_for(self.device, dtype)
@@ -106,13 +118,9 @@ class Problem:
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
-    def _read(self, measurement: Measurement) -> Tensor:
-        source, own = measurement.patterns, self.layout.own
-        counts = torch.empty((len(own), *measurement.window), dtype=_torch_dtype(source.dtype), device=self.device)
-        for start in range(0, len(own), SLAB):
-            slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
-            counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
-        return counts
+    def _stored(self, measurement: Measurement, room: Room) -> Patterns:
+        most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
+        return stored(measurement.patterns, self.layout.own, most, self.device, room)
 
     # --- what an engine asks for ---
 
@@ -155,27 +163,33 @@ class Problem:
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
         total = torch.zeros(self.window, dtype=torch.float64, device=self.device)
-        for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
-            total += Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y.sum(0)
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            total += Data.of(counts, self.mask, None, torch.float64).y.sum(0)
         return (self.world.sum(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
-        total = torch.zeros_like(estimate.object[:1], dtype=self.real)
-        intensity = power(estimate.probe[None])[:, None]
-        for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
-            weights = estimate.weights[views, :1, None, None] ** 2
-            anchors = estimate.here(estimate.anchors[views])
-            self.model.windows_adjoint(total, intensity * weights, anchors, torch.zeros_like(estimate.fractions(views)))
-        return self.layout.sum_field(total)[0]
+        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
+        light = power(estimate.probe[None])[0]
+        for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
+            self.passes.illuminate(self.model, chunk, light, total)
+        return self.layout.sum_field(total[None])[0]
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
-        self.counts, self.seen = move.carry_rows(self.counts), move.carry_rows(self.seen)
+        self.seen = move.carry_rows(self.seen)
+        exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
+        if exchanged is not None:
+            source, arrived = exchanged
+            self.patterns.replace(source, [arrived.cpu()])
+
+    def _slab(self, dtype: torch.dtype) -> int:
+        """Windows of this dtype that are gone through together."""
+        return max(1, min(SLAB, SLAB_BYTES // (self.window[0] * self.window[1] * dtype.itemsize)))
 
     # --- the words it is made of ---
 
-    def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
+    def chunks(self, estimate: Estimate, views: np.ndarray, with_counts: bool = True) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
         self._follow_slices(estimate)
         mine = self.layout.mine(views)
@@ -184,13 +198,26 @@ class Problem:
         whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
-        for some, row in zip(every.split(size), rows.split(size), strict=True):
+        of_views = (
+            every,
+            rows,
+            estimate.here(estimate.anchors[every]),
+            estimate.fractions(every),
+            estimate.weights[every],
+        )
+        swept = self._patterns(mine, size) if with_counts else repeat(self.mask[None, :0])
+        for (some, row, *parts), counts in zip(
+            zip(*(v.split(size) for v in of_views), strict=True), swept, strict=False
+        ):
             if not len(some):
                 continue
-            counts = self.counts.index_select(0, row)
-            fractions, weights = estimate.fractions(some), estimate.weights[some]
-            anchors, background = estimate.here(estimate.anchors[some]), estimate.background
-            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, background, whole, sweep)
+            anchors, fractions, weights = parts
+            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, estimate.background, whole, sweep)
+
+    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[Tensor]:
+        """Those of these own views, a chunk at a time."""
+        coming = self.layout.local(self.layout.mine(self.coming))
+        return self.patterns.sweep(self.layout.local(mine), size, coming)
 
     def _follow_slices(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance and the tilt that the estimate has."""
@@ -257,7 +284,10 @@ class Problem:
 
     def lend(self, *fields: Touched) -> None:
         """Notes that these fields may still be in buffers."""
-        self._lent = [weakref.ref(f.expression) for f in fields if isinstance(f.expression, Leaf)]
+        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
+        for leaf in leaves:
+            leaf.largest = self.passes.largest
+        self._lent = [weakref.ref(leaf) for leaf in leaves]
 
     def reclaim(self) -> None:
         """Fields that somebody still holds leave the buffers, which are about to be used again."""
@@ -412,7 +442,3 @@ def check_room(estimate: Estimate) -> None:
 def _residuals(terms: Tensor) -> tuple[float, float]:
     misfit, counts, absolute, roots = (float(t) for t in terms)
     return (misfit / counts if counts else float("nan"), absolute / roots if roots else float("nan"))
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=dtype.newbyteorder("="))).dtype

@@ -107,7 +107,7 @@ def moved(world: World, by: float) -> dict:
     problem = toy.problem(world, "tiled")
     e = share(toy.start(), problem)
     layout, rows = problem.layout, torch.as_tensor(problem.layout.own)
-    counts, before = problem.counts.clone(), layout.owner.copy()
+    counts, before = _patterns(problem), layout.owner.copy()
     ids = field(layout.parts[world.rank], 9, e.extent)[:1]
     rng = np.random.default_rng(0)
     e.positions += torch.as_tensor(by * rng.standard_normal(e.positions.shape))
@@ -119,7 +119,7 @@ def moved(world: World, by: float) -> dict:
     whole = layout.whole(ids, e).numpy()
     positions.reanchor(engine, problem, e)
     carried = layout.whole(engine.state["velocity"], e).numpy()
-    everything = world.sum(_scattered(problem.counts, layout.own, 50))[0].numpy()
+    everything = world.sum(_scattered(_patterns(problem), layout.own, 50))[0].numpy()
     original = world.sum(_scattered(counts, np.flatnonzero(before == world.rank), 50))[0].numpy()
     part = layout.parts[world.rank]
     anchors = e.anchors[torch.as_tensor(layout.own)].numpy()
@@ -140,6 +140,10 @@ def moved(world: World, by: float) -> dict:
         "owner": layout.owner.tolist(),
         "shape": tuple(e.object.shape[-2:]) == part.shape,
     }
+
+
+def _patterns(problem) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    return problem.patterns.rows(torch.arange(len(problem.patterns))).clone()
 
 
 def _scattered(rows: torch.Tensor, own: np.ndarray, n: int) -> torch.Tensor:

@@ -43,6 +43,14 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
         )
 
 
+def room_settings(memory_budget: str | None, scratch: Path | None) -> list[str]:
+    """--memory-budget and --scratch as settings of the recipe's keys; quoted, for a path may look like anything."""
+    import json
+
+    given = {"memory_budget": memory_budget, "scratch": None if scratch is None else str(scratch)}
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+
+
 def execute(recipe: Recipe, arguments: Sequence[str], *, device: str, ranks: int | None, resume: bool) -> None:
     """Run the recipe in this process, or start `ranks` ranks of `ptymesh ARGUMENTS`, which come back here.
 

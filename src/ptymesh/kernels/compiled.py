@@ -364,6 +364,15 @@ def _newton(kind: int, planes: Any, b: Any, constants: Any) -> float:
 
 
 @inlined
+def _reach(n: Any, h: int) -> Any:
+    """First row that windows of h + 1 rows at n (B, 2) reach, and the one after the last."""
+    top, bottom = n[0, 0], n[0, 0]
+    for j in range(1, len(n)):
+        top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
+    return top, bottom + h + 1
+
+
+@inlined
 def _to_object(
     band: int,
     chi: Any,
@@ -421,8 +430,6 @@ def to_object(
     t: Any,
     beams: Any,
     a: Any,
-    top: int,
-    bottom: int,
     bands: int,
     constants: Any,
     out: Any,
@@ -430,10 +437,31 @@ def to_object(
 ) -> None:
     """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
 
-    t (B, 2): weights of the next pixel, down and right (bilinear), or zero. Rows top ... bottom - 1 of out are touched.
+    t (B, 2): weights of the next pixel, down and right (bilinear), or zero.
     """
+    top, bottom = _reach(n, chi.shape[2])
     for i in prange(bands):
         _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, out, weight)
+
+
+@inlined
+def _add_light(band: int, light: Any, n: Any, a: Any, top: int, bottom: int, bands: int, out: Any) -> None:
+    h, w = light.shape
+    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+    for j in range(len(n)):
+        y, x, f2 = n[j, 0], n[j, 1], a[j] * a[j]
+        for r in range(max(0, start - y), min(h, stop - y)):
+            k, source = out[y + r, x : x + w], light[r]
+            for c in range(w):
+                k[c] += f2 * source[c]
+
+
+@parallel
+def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
+    """out += sum_j a_j^2 S_j^H light, light (h, w) real."""
+    top, bottom = _reach(n, light.shape[0])
+    for i in prange(bands):
+        _add_light(np.int64(i), light, n, a, top, bottom, bands, out)
 
 
 @inlined
@@ -584,7 +612,8 @@ SIGNATURES = {
     unramped: "c4 r2 i c3",
     interpolated: "c2 i2 r2 r1 c3",
     detector: "c4 u3 i b2 r2 r1 b i i d2",
-    to_object: "c4 i2 r2 c4 r1 i i i r1 c2 r2",
+    to_object: "c4 i2 r2 c4 r1 i r1 c2 r2",
+    add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 i c3 r2",
     to_probes: "c4 c2 i2 r1 i c4 r2",
     along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",

@@ -19,7 +19,7 @@ from torch import Tensor
 from ptymesh.kernels import blocks, compiled, compiled_blocks
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import Expression
+from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
 from ptymesh.physics.propagate import fft, ifft
@@ -122,6 +122,7 @@ class CpuPasses(Passes):
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
         numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS]
+        self._nothing = torch.zeros(0, 2, dtype=self.real)
         self.constants = np.array(numbers, dtype=_numpy_dtype(self.real))
 
     # --- forward ---
@@ -205,12 +206,21 @@ class CpuPasses(Passes):
     def _to_object(
         self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, weight: Tensor
     ) -> None:
-        corner, t = (
-            corners(chunk) if model.subpixel == "bilinear" else (chunk.anchors, torch.zeros_like(chunk.fractions))
-        )
-        top, bottom = int(corner[:, 0].min()), int(corner[:, 0].max()) + waves.shape[-2] + 1
+        if model.subpixel == "bilinear":
+            corner, t = corners(chunk)
+        else:
+            corner, t = chunk.anchors, self._zeros(chunk.fractions)
         arrays = _arrays(waves, corner, t, scene.beams.waves, scene.beams.amplitudes)
-        compiled.to_object(*arrays, top, bottom, _bands(), self.constants, *_arrays(out, weight))
+        compiled.to_object(*arrays, _bands(), self.constants, *_arrays(out, weight))
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        if len(self._nothing) < len(like):
+            self._nothing = torch.zeros_like(like)
+        return self._nothing[: len(like)]
+
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
+        """As the twin's."""
+        compiled.add_light(*_arrays(light, chunk.anchors, chunk.weights[:, 0]), _bands(), *_arrays(out))
 
     def _to_probe(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         assert into.probe is not None
@@ -248,6 +258,14 @@ class CpuPasses(Passes):
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
         compiled_blocks.clear(*_arrays(rows, columns, field, weight))
+
+    def largest(self, leaf: Leaf) -> Tensor:
+        """As the twin's."""
+        if leaf.whole is None or len(leaf.rows) == 0 or leaf.whole.dtype != self.real:
+            return super().largest(leaf)
+        found = leaf.whole.new_empty((len(leaf.whole), len(leaf.rows)))
+        compiled_blocks.largest(*_arrays(leaf.rows, leaf.columns, leaf.whole, found))
+        return found.amax(1).clamp(min=0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
@@ -288,7 +306,13 @@ class CpuPasses(Passes):
 
 def _arrays(*tensors: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
     """The same memory for numba, which wants it contiguous."""
-    return tuple(t.detach().resolve_conj().contiguous().numpy() for t in tensors)
+    return tuple([_array(t) for t in tensors])
+
+
+def _array(t: Tensor) -> np.ndarray[Any, Any]:
+    if t.requires_grad or t.is_conj() or not t.is_contiguous():
+        t = t.detach().resolve_conj().contiguous()
+    return t.numpy()
 
 
 def _bands() -> int:

@@ -38,6 +38,11 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nobody has taken yet."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def share_cores(ranks_here: int) -> None:
     """Gives each of this machine's ranks its share of the cores, unless OMP_NUM_THREADS already does."""
     if "OMP_NUM_THREADS" not in os.environ:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
-from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate, top_of
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -81,14 +81,8 @@ class Touched:
 
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
-        return self.over_ranks(_largest(self.values, (1, 2, 3)))
-
-
-def _largest(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Maximum over axes, which stay with length 1; 0 where there is nothing."""
-    if values.numel():
-        return values.amax(axes, keepdim=True).clamp(min=0)
-    return values.new_zeros([1 if axis in axes else n for axis, n in enumerate(values.shape)])
+        expression = self.expression
+        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
 @dataclass(frozen=True)
@@ -258,8 +252,20 @@ class Move:
         return out
 
     def carry_rows(self, rows: Tensor) -> Tensor:
-        """What is kept of own views (n, ...), in the new order of own views: the same ones."""
-        return rows
+        """What is kept of own views (n, ...), in the new order of own views."""
+        exchanged = self.exchange_rows(lambda places: rows[places])
+        if exchanged is None:
+            return rows
+        source, arrived = exchanged
+        out = rows.new_empty(len(source), *rows.shape[1:])
+        out[source >= 0] = rows[source[source >= 0]]
+        out[source < 0] = arrived
+        return out
+
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
+        return None
 
 
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:

@@ -312,25 +312,29 @@ class TiledMove(Move):
         out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
         return self._old._copied(field, self._parts, self.new, out, self.before)
 
-    def carry_rows(self, rows: Tensor) -> Tensor:
-        """What is kept of own views (n, ...), in the new order of own views: some have gone, others have come."""
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay, on all ranks. take: old rows (k,) as a tensor (k, ...) on the device."""
         owner, me = self.layout.owner, self.layout.world.rank
         if np.array_equal(owner, self._owner):
-            return rows
+            return None
         moving = np.flatnonzero(owner != self._owner)
         leaving = {r: moving[(self._owner[moving] == me) & (owner[moving] == r)] for r in np.unique(owner[moving])}
         joining = {
             r: moving[(owner[moving] == me) & (self._owner[moving] == r)] for r in np.unique(self._owner[moving])
         }
-        sends = {int(r): rows[self._places(views)].contiguous() for r, views in leaving.items() if len(views)}
-        arrived = {int(r): rows.new_empty(len(v), *rows.shape[1:]) for r, v in joining.items() if len(v)}
+        sends = {int(r): take(self._places(views)).contiguous() for r, views in leaving.items() if len(views)}
+        like = take(self._places(self._rows[:0]))
+        arrived = {int(r): like.new_empty(len(v), *like.shape[1:]) for r, v in joining.items() if len(v)}
         self.layout.world.post(sends, arrived)()
-        out = rows.new_empty(len(self.layout.own), *rows.shape[1:])
-        stayed = np.intersect1d(self.layout.own, self._rows)
-        out[torch.as_tensor(self.layout.local(stayed))] = rows[self._places(stayed)]
-        for r, values in arrived.items():
-            out[torch.as_tensor(self.layout.local(joining[r]))] = values
-        return out
+        own = self.layout.own
+        stayed = np.isin(own, self._rows)
+        source = np.full(len(own), -1, dtype=np.int64)
+        source[stayed] = np.searchsorted(self._rows, own[stayed])
+        came = np.concatenate([joining[r] for r in arrived]) if arrived else own[:0]
+        values = torch.cat(list(arrived.values())) if arrived else like
+        order = torch.as_tensor(np.argsort(came, kind="stable"), device=values.device)
+        return torch.as_tensor(source), values.index_select(0, order)
 
     def _places(self, views: np.ndarray) -> Tensor:
         return torch.as_tensor(np.searchsorted(self._rows, views))

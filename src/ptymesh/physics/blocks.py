@@ -9,6 +9,7 @@ block by block while a block is in the cache (`ptymesh.kernels`), or with torch'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,8 @@ class Leaf:
     def __init__(self, rows: Tensor, columns: Tensor, *, whole: Tensor | None = None, values: Tensor | None = None):
         assert (whole is None) != (values is None)
         self.rows, self.columns, self.whole, self._values = rows, columns, whole, values
+        #: How its largest value is found.
+        self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
 
     @property
     def values(self) -> Tensor:
@@ -54,6 +57,13 @@ class Leaf:
         """Keeps values of its own: the array is about to be used for something else."""
         assert self.values is not None
         self.whole = None
+
+
+def top_of(values: Tensor) -> Tensor:
+    """The largest of values (L, n, b, b) in each slice, (L, 1, 1, 1); not below zero, which it is of no values."""
+    if values.numel():
+        return values.amax((1, 2, 3), keepdim=True).clamp(min=0)
+    return values.new_zeros((len(values), 1, 1, 1))
 
 
 @dataclass(frozen=True)

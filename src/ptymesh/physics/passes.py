@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ptymesh.physics import fidelity
-from ptymesh.physics.blocks import Expression, blocked, evaluate
+from ptymesh.physics import fidelity, views
+from ptymesh.physics.blocks import Expression, Leaf, blocked, evaluate, top_of
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 
@@ -114,12 +114,21 @@ class Passes:
                 squares = chunk.weights[:, 1:].T ** 2
                 into.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
 
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
+        """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""
+        many = light * chunk.weights[:, :1, None] ** 2
+        views.add_back(out[None], many[:, None], chunk.anchors)
+
     # --- blocks of the object ---
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
+
+    def largest(self, leaf: Leaf) -> Tensor:
+        """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
+        return top_of(leaf.values)
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
         """target (L, H, W) = or += the expression on these blocks (n,)."""

@@ -51,6 +51,11 @@ def summary(run: RunInfo) -> str:
     )
 
 
+def opening(run: RunInfo) -> list[str]:
+    """What a run begins with: its size, its stages, and where the patterns are kept."""
+    return [summary(run), plan(run), *([run.patterns] if run.patterns else [])]
+
+
 def plan(run: RunInfo) -> str:
     """One line about the stages of a run."""
     stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
@@ -118,7 +123,7 @@ class Display(Watcher):
         self._console = Console(file=stream)
         self._run, self._clock = run, Clock(run)
         self._last_line = -math.inf
-        self._print(summary(run), plan(run))
+        self._print(*opening(run))
         if stream.isatty() and not self._console.is_dumb_terminal:
             self._live = _Bars(self._console)
             self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
@@ -208,7 +213,7 @@ class LogFile(Watcher):
         if not run.resumed:
             path.unlink(missing_ok=True)
         self._file = path.open("a", encoding="utf-8")  # ranks that fail append their tracebacks
-        for line in (*environment(run), summary(run), plan(run)):
+        for line in (*environment(run), *opening(run)):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:

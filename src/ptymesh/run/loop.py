@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -142,8 +143,8 @@ class Loop:
         problem.probe_frozen = epoch <= engine.probe.frozen
         drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
         views = sum(len(batch) for batch in drawn[: state.batch])
-        for batch in drawn[state.batch :]:
-            problem.stop_requested = self.stop()
+        for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
+            problem.coming, problem.stop_requested = coming, self.stop()
             engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
             if refine:
                 positions.after_batch(engine, problem, state.estimate, state.start)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.engines import RPIE, Engine
 from ptymesh.errors import BadInput
@@ -27,6 +27,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.patterns import Room
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
@@ -53,6 +54,8 @@ class Reconstruction:
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled).
+        memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
+            they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from.
 
     Raises BadInput where options and scan do not fit.
@@ -70,6 +73,8 @@ class Reconstruction:
         seed: int = 0,
         device: str | World = "auto",
         layout: str = "replicated",
+        memory_budget: int | str | None = None,
+        scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
     ) -> None:
         if precision not in ("single", "double"):
@@ -93,7 +98,8 @@ class Reconstruction:
             device=self.world.device,
         )
         owners = self._layout(layout, saved)
-        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype))
+        room = _room(memory_budget, scratch)
+        self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room))
         if saved is not None:
             self.state = RunState.load(saved, self.problem)
             return
@@ -123,6 +129,10 @@ class Reconstruction:
         if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
             made.assign(saved.owner)  # where views had gone to
         return made
+
+    def close(self) -> None:
+        """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
+        self.problem.patterns.close()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""
@@ -217,6 +227,7 @@ class Reconstruction:
                 "engine": "+".join(stage.name for stage in stages),
                 "ranks": self.world.size,
                 "layout": self.problem.layout.name,
+                "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
                 "seed": self.seed,
@@ -239,6 +250,14 @@ class Reconstruction:
         if path is not None:
             figure.savefig(path)
         return figure
+
+
+def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
+    try:
+        found = TypeAdapter(ByteSize | None).validate_python(budget)
+    except ValidationError as error:
+        raise BadInput(f"memory_budget is {budget!r}; give a size, such as 500MB or 4GB.") from error
+    return Room(found, None if scratch is None else Path(scratch))
 
 
 Group = TypeVar("Group", bound=BaseModel)

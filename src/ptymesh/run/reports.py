@@ -14,7 +14,8 @@ class RunInfo:
     """What is going to be done.
 
     stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
-    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on.
+    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
+    patterns: how much they are and where they are kept.
     """
 
     stages: list[tuple[str, int, int]]
@@ -28,6 +29,7 @@ class RunInfo:
     out: Path | None
     resumed: bool
     done_epochs: int
+    patterns: str = ""
 
     @property
     def total_epochs(self) -> int:

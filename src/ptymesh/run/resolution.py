@@ -49,7 +49,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
         device=problem.device,
     )
     made.layout = problem.layout.coarse(problem.scan / c, made.window)
-    made.counts, made.mask = corner_crop(problem.counts, c), corner_crop(problem.mask, c)
+    made.patterns, made.mask = problem.patterns.cropped(c), corner_crop(problem.mask, c)
     made.forget_buffers()
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,15 @@ def run_recipe(
 
 def _run(recipe: Recipe, world: World, layout: str, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
+    saved = checkpoint.load(out / "checkpoint") if resume else None
+    with closing(_reconstruction(recipe, world, layout, saved)) as recon:
+        return _carry_out(recipe, recon, out, resume, callbacks)
+
+
+def _carry_out(
+    recipe: Recipe, recon: Reconstruction, out: Path, resume: bool, callbacks: Sequence[Callback]
+) -> Outcome:
     folder = out / "checkpoint"
-    recon = _reconstruction(recipe, world, layout, checkpoint.load(folder) if resume else None)
     for callback in callbacks:
         callback.start(_info(recipe, recon, out, resume))
 
@@ -93,10 +101,17 @@ def _reconstruction(recipe: Recipe, world: World, layout: str, saved: checkpoint
         seed=recipe.seed,
         device=world,
         layout=layout,
+        memory_budget=recipe.memory_budget,
+        scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists: what is staged has no name, and needs no folder made."""
+    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
@@ -114,6 +129,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         out=out,
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
+        patterns=recon.problem.patterns.where(),
     )
 
 

@@ -48,6 +48,7 @@ class Simulation(BaseModel):
             `electron` (far field, aberrated lens, multislice crystal).
         views, window: N; window side in pixels.
         scan, overlap, density_ratio: see `scans.scan`; step = (1 - overlap) * width of the beam.
+        object_px: instead of overlap: the scan covers an object of this side (to a whole number of blocks).
         photons_per_view: incident photons or electrons.  noise: Poisson; without it patterns are float32 intensities.
         position_error_px: true positions differ from the nominal ones by up to this, uniformly, on either axis.
         modes, mode_powers: incoherent probe modes (partial coherence), and their fractions of the power.
@@ -71,6 +72,7 @@ class Simulation(BaseModel):
     window: int = Field(default=128, ge=16)
     scan: scans.Scan = "fermat"
     overlap: float | None = Field(default=None, ge=0, lt=1)
+    object_px: int | None = Field(default=None, ge=1)
     density_ratio: Positive = 1.0
     photons_per_view: Positive | None = None
     noise: bool = True
@@ -235,15 +237,8 @@ def truth(options: Simulation) -> Truth:
     if slices == 1 and options.tilt_rad != (0.0, 0.0):
         raise BadInput(f"tilt_rad is {options.tilt_rad} for a single slice; ask for slices=2 or more.")
     width_px = _DEFAULTS[options.kind].width * options.window
-    overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
-    centred = scans.scan(
-        options.scan,
-        options.views,
-        (1 - overlap) * width_px,
-        density_ratio=options.density_ratio,
-        seed=options.seed,
-    )
     margin = MARGIN_PX + math.ceil(options.position_error_px)
+    centred = _scan(options, width_px, margin)
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
@@ -263,6 +258,32 @@ def truth(options: Simulation) -> Truth:
         background=np.full(geometry.shape, options.background_counts),
         slice_spacing_m=spacing_m,
     )
+
+
+def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
+    """Positions (N, 2) about the scan's centre, for a beam of this width and windows this far from the border."""
+
+    def steps(step_px: float) -> np.ndarray:
+        return scans.scan(options.scan, options.views, step_px, density_ratio=options.density_ratio, seed=options.seed)
+
+    if options.object_px is None:
+        overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
+        return steps((1 - overlap) * width_px)
+    if options.overlap is not None:
+        raise BadInput(f"overlap is {options.overlap} and object_px {options.object_px}; give one of the two.")
+    room = options.object_px - options.window - 2 * margin - 2
+    if room <= 0:
+        raise BadInput(
+            f"object_px is {options.object_px}, which leaves no room to move a window of {options.window}; give at "
+            f"least {options.window + 2 * margin + 3}."
+        )
+    step_px = room / max(float(np.ptp(steps(1.0), axis=0).max()), 1e-9)
+    if options.views > 1 and step_px > width_px:
+        raise BadInput(
+            f"{options.views} views over an object of {options.object_px} px lie {step_px:.3g} px apart, and the beam "
+            f"is {width_px:.3g} px wide; give more views or a smaller object."
+        )
+    return steps(step_px)
 
 
 def patterns(made: Truth) -> Iterator[np.ndarray]:
