@@ -36,7 +36,7 @@ TARGETS = [
 
 def checks(device: str) -> None:
     """Runs triton_checks.py in a process of its own."""
-    environment = {**os.environ, "PTYMESH_TRITON_DEVICE": device}
+    environment = {**os.environ, "PTYMESH_TRITON_DEVICE": device, kernels.VARIABLE: "torch"}
     environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     here = Path(__file__).with_name("triton_checks.py")

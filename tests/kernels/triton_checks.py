@@ -15,9 +15,13 @@ import torch
 from test_cpu import SIDE, Case, summed
 from torch import Tensor
 
+from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_passes
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.physics.passes import Chunk, Passes
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import make, relative
 
 DEVICE = os.environ["PTYMESH_TRITON_DEVICE"]
 SINGLE = torch.complex64
@@ -165,3 +169,18 @@ def test_pixels_without_data_stay() -> None:
     for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
         assert float(detected[view, :, y, x].abs().max()) == 0
     assert float(detected[0, :, 5, 6].abs().max()) > 0
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="test_triton.py compares reconstructions on a GPU with those on the CPU")
+@pytest.mark.parametrize(("engine", "case"), [("rpie", {"subpixel": "none"}), ("lsqml", {"modes": 2})])
+def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
+    toy = make(views=8, window=(16, 20), **case)
+    found = []
+    for passes in (Passes(), GpuPasses()):
+        problem, state = toy.problem(), RunState(toy.start())
+        problem.passes = passes
+        positions = {"positions": {"gain": 1}} if engine == "lsqml" else {}
+        Loop(problem, state, [ENGINES[engine](epochs=1, batch=4, **positions)], seed=7).run()
+        found.append(state.estimate)
+    for name in ("object", "probe", "positions"):
+        assert relative(getattr(found[1], name), getattr(found[0], name)) < 1e-11, "sums in another order"

@@ -390,7 +390,8 @@ def step_systems(
 ):
     """parts (B, tiles, 5): ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi>.
 
-    p = a beams S dO, q = d_a d_beams S O; change holds dO at the same pixels as obj holds O; beams, d_beams and chi have the same modes.
+    p = a beams S dO, q = d_a d_beams S O; change holds dO at the same pixels as obj holds O; beams, d_beams and chi
+    have the same modes.
     """
     j, tile, pixels, inside = _place(area, TILE)
     under = _under(n, j, pixels, w, W)
