@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
@@ -68,6 +68,15 @@ class Sums:
     opr: Tensor
     opr_weight: Tensor
     others: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A chunk that was swept: its scene, where that is worth the memory, and chi (B, M, h, w)."""
+
+    chunk: Chunk
+    scene: Scene | None
+    chi: Tensor
 
 
 class Problem:
@@ -351,12 +360,19 @@ class Problem:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
         return self.passes.position_step(self.model, chunk, estimate.object, scene, chi)
 
-    def systems(self, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor) -> Tensor:
+    def keep(self, chunk: Chunk, scene: Scene, chi: Tensor) -> Swept:
+        """What a second sweep of the same chunk needs, without its patterns."""
+        return Swept(replace(chunk, counts=chunk.counts[:0]), self.passes.kept(scene), chi)
+
+    def systems(
+        self, estimate: Estimate, swept: Swept, d_object: Tensor, d_probe: Tensor, modes: int | None = None
+    ) -> Tensor:
         """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
 
-        d_object (L, H, W), d_probe (M, h, w); sums go over the modes that chi (B, m, h, w) has.
+        d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
         """
-        return self.passes.systems(self.model, chunk, scene, d_object, d_probe, chi)
+        scene = self.scene(estimate, swept.chunk) if swept.scene is None else swept.scene
+        return self.passes.systems(self.model, swept.chunk, scene, d_object, d_probe, swept.chi[:, :modes])
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""

@@ -80,6 +80,10 @@ class Passes:
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
         return model.scene(windows, model.probes(probe, chunk.fractions, chunk.weights, opr))
 
+    def kept(self, scene: Scene) -> Scene | None:
+        """The scene without what a later pass can do without; None where it is to be made again instead."""
+        return None
+
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """Psi (B, M, h, w) becomes Psi' - Psi, in place; returns (B, 6) float64.
 
