@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,20 +51,38 @@ def test_right_by_the_interpreter() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
 def test_compiled_without_a_gpu(target: tuple[str, object, int, str, str]) -> None:
+    *gpu, kind, word = target
+    for kernel in triton_kernels.SIGNATURES:
+        text = assembly(kernel, tuple(gpu), kind, {})
+        assert word in text and kernel.__name__ in text
+
+
+#: Other constants than those of SIGNATURES; Triton takes arguments that are 1 for constants too.
+VARIANTS = [
+    {"M": 1, "splits": 1, "KIND": 0, "TASK": 1, "AXIS": -1, "SHARED": 1, "D_SHARED": 1, "BILINEAR": 0},
+    {"B": 1, "KIND": 2, "TASK": 2, "AXIS": 0, "SHARED": 1},
+]
+
+
+@pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one view"])
+def test_variants_compile(constants: dict[str, int]) -> None:
+    found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in triton_kernels.SIGNATURES]
+    plain = [assembly(kernel, ("cuda", 90, 32), "ptx", {}) for kernel in triton_kernels.SIGNATURES]
+    assert sum(a != b for a, b in zip(found, plain, strict=True)) >= 8, "constants make a difference"
+
+
+def assembly(kernel: Any, gpu: tuple[Any, ...], kind: str, constants: dict[str, int]) -> str:
+    """What a kernel becomes for a GPU: (backend, architecture, threads of a warp)."""
     from triton import compile as compiled
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    backend, arch, warp, kind, word = target
-    for kernel, letters in triton_kernels.SIGNATURES.items():
-        given = dict(zip(kernel.arg_names, letters.split(), strict=True))
-        source = ASTSource(
-            fn=kernel,
-            signature={name: TYPES.get(letter, "constexpr") for name, letter in given.items()},
-            constexprs={name: int(letter) for name, letter in given.items() if letter not in TYPES},
-        )
-        text = compiled(source, target=GPUTarget(backend, arch, warp)).asm[kind]
-        assert word in text and kernel.__name__ in text
+    letters = dict(zip(kernel.arg_names, triton_kernels.SIGNATURES[kernel].split(), strict=True))
+    fixed = {name: int(letter) for name, letter in letters.items() if letter not in TYPES}
+    fixed |= {name: value for name, value in constants.items() if name in letters}
+    signature = {name: "constexpr" if name in fixed else TYPES[letter] for name, letter in letters.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    return str(compiled(source, target=GPUTarget(*gpu)).asm[kind])
 
 
 def test_gpus_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,13 @@ class GpuPasses(Passes):
         only = None if opr is not None and len(opr) else probe
         return GpuScene(model, chunk, obj.contiguous(), only, self.beams(model, chunk, probe, opr))
 
+    def kept(self, scene: Scene) -> Scene | None:
+        """A fused scene with its probes, which took a transform."""
+        if not isinstance(scene, GpuScene):
+            return None
+        scene.__dict__.pop("exit", None)  # made again if it is asked for
+        return scene
+
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""
         if opr is not None and len(opr):
