@@ -66,7 +66,7 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
     given = argparse.Namespace(star=packed, batch=6, epochs=2, threads=1, device="cpu", subpixel="none")
     found = compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)
     assert found["peer"] == "slow 1.0" and len(found["seconds"]["ptymesh"]) == 3
-    assert found["peer_views_per_s"] == pytest.approx(compare.VIEWS / 0.2, rel=0.2)
+    assert compare.VIEWS / 5 < found["peer_views_per_s"] < compare.VIEWS / 0.2, "an epoch sleeps for 0.2 s"
     assert found["ratio"] == pytest.approx(found["ptymesh_views_per_s"] / found["peer_views_per_s"])
     losses = found["losses"]["ptymesh"]
     assert losses[-1] < losses[0]

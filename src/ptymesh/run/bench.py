@@ -159,10 +159,12 @@ def measure(
         scan, probe_modes=case.modes, subpixel=case.subpixel, precision=plan.precision, device=Solo(device)
     )
     engine = ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch)
-    reports, beside, floor = [], [], floors(scan.window)
+    reports, beside, peaks, floor = [], [], [], floors(scan.window)
     for report in recon.run(engine):
         reports.append(report)
+        peaks.append(machine.peak_bytes(device))
         beside.append(floor.sample())
+        machine.forget_peak(device)  # the floor's own arrays do not count
     seconds = [report.seconds for report in reports[1:]]
     views_per_s = scan.views / statistics.median(seconds)
     limit = statistics.median(beside) / pairs(scan.geometry.propagation, case.subpixel)
@@ -181,7 +183,7 @@ def measure(
         view_modes_per_s=views_per_s * case.modes,
         floor_view_modes_per_s=limit,
         fraction=views_per_s * case.modes / limit,
-        peak_bytes=machine.peak_bytes(device),
+        peak_bytes=max(peaks),
         residual=reports[-1].residual,
     )
 

@@ -23,7 +23,7 @@ CHUNKS = tuple(2**n for n in range(10))
 TRY_S, SAMPLE_S = 0.06, 0.1
 #: Bytes per pixel and view-mode that a GPU must move, single precision.
 BYTES_PER_PIXEL = 96
-#: Bytes of the array that is copied to learn a GPU's bandwidth, more than any cache holds.
+#: Bytes of the array that is copied to learn a GPU's bandwidth (if it has room), more than any cache holds.
 COPY_BYTES = 1 << 30
 
 
@@ -67,7 +67,8 @@ class Floor:
 
     def bandwidth(self) -> float:
         """Bytes per second, read and written, of copies on the device."""
-        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device)
+        size = min(COPY_BYTES, torch.cuda.mem_get_info(self.device)[0] // 4)
+        source = torch.empty(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         target.copy_(source)
         torch.cuda.synchronize(self.device)
@@ -75,7 +76,7 @@ class Floor:
         for _ in range(copies):
             target.copy_(source)
         torch.cuda.synchronize(self.device)
-        return 2 * COPY_BYTES * copies / (time.perf_counter() - began)
+        return 2 * size * copies / (time.perf_counter() - began)
 
     def _transforms(self, chunk: int, seconds: float) -> float:
         waves = torch.randn(chunk, *self.window, dtype=self.dtype)
