@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest clean
+.PHONY: help setup demo test lint types contract pytest gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make gpu-check  on a machine with a GPU: its tests, ptymesh bench, and the peers beside it (STAR=path)"
 	@echo "make clean   remove the environment and what demo left"
 
 setup: $(VENV)/.installed
@@ -35,6 +36,23 @@ contract: setup
 # two workers: most tests use one thread
 pytest: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
+# uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.
+STAR   ?= $(firstword $(wildcard ../shared/data/siemens-star-small.npz.bz2 $(PTYMESH_DATA)/siemens-star-small.npz.bz2))
+PEERS  ?= .peers
+GPU_OUT ?= gpu-check
+
+gpu-check:
+	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null || { \
+	  echo "$(BIN)/python sees no GPU. Run this on a machine with one, with a torch built for it;"; \
+	  echo "make gpu-check BIN=DIR takes the environment whose python is in DIR."; exit 2; }
+	mkdir -p $(GPU_OUT)
+	$(BIN)/python -m pytest -m gpu -ra
+	$(BIN)/python -m ptymesh bench --device cuda --views 4096 --batches 16,64,256,1024 --modes 1,4,12 --out $(GPU_OUT)/bench.json
+	@if [ -n "$(STAR)" ]; then \
+	  $(BIN)/python benchmarks/peers/compare.py $(STAR) --venv $(PEERS) --device cuda --out $(GPU_OUT)/peers.json; \
+	else echo "No Siemens star, so no peers: give STAR=path/to/siemens-star-small.npz.bz2."; fi
 
 clean:
 	rm -rf $(VENV) demo

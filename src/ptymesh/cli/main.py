@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "Memory, messages and time on many ranks, without running.",
     "tune": "Search for the recipe that suits best.",
     "orient": "How does the detector lie to the scan?",
+    "bench": "How fast is it here, against the floor?",
 }
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.

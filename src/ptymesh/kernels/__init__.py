@@ -7,6 +7,7 @@ imports no compiler and compiles nothing; `passes_for` does, once for a machine.
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import torch
 
@@ -15,6 +16,8 @@ from ptymesh.physics.passes import Passes
 
 #: Environment variable that chooses, and what it may say.
 VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch")
+#: Devices that Triton compiles for (torch calls ROCm's cuda too), where it is installed.
+TRITON = ("cuda", "xpu")
 
 
 def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
@@ -25,8 +28,14 @@ def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in CHOICES:
         raise BadInput(f"{VARIABLE} is {choice!r}; set it to {' or '.join(CHOICES)}, or remove it.")
-    if choice == "torch" or device.type != "cpu":
+    if choice == "torch":
         return Passes()
-    from ptymesh.kernels.cpu import CpuPasses
+    if device.type == "cpu":
+        from ptymesh.kernels.cpu import CpuPasses
 
-    return CpuPasses(dtype)
+        return CpuPasses(dtype)
+    if device.type in TRITON and find_spec("triton"):
+        from ptymesh.kernels.triton_passes import GpuPasses
+
+        return GpuPasses()
+    return Passes()

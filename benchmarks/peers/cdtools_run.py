@@ -1,0 +1,58 @@
+"""CDTools on the star: adam on its standard model (FancyPtycho); positions, weights and background are fixed."""
+
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from cdtools.datasets import Ptycho2DDataset
+from cdtools.models import FancyPtycho
+from cdtools.reconstructors import AdamReconstructor
+from star import arguments, load, serve, synchronise
+
+#: Views that its forward model takes at a time; measured on two cores to be about the fastest.
+WIDTH = 10
+given = arguments()
+if given.engine != "adam":
+    raise SystemExit(f"CDTools has no engine {given.engine}; give adam.")
+torch.set_num_threads(given.threads)
+star = load(given.star)
+h, w = star.probe.shape
+wavelength_m, distance_m, pixel_m = 1.24e-10, 2.0, 75e-6
+object_pixel_m = wavelength_m * distance_m / (np.array([h, w]) * pixel_m)
+# its translations are of the beam over the sample, x y z with x along the columns, in metres
+translations = np.zeros((len(star.positions), 3))
+translations[:, 0] = star.positions[:, 1] * object_pixel_m[1]
+translations[:, 1] = star.positions[:, 0] * object_pixel_m[0]
+dataset = Ptycho2DDataset(
+    translations.astype(np.float32),
+    np.fft.fftshift(star.patterns, axes=(1, 2)),
+    wavelength=wavelength_m,
+    detector_geometry={
+        "distance": distance_m,
+        "basis": np.array([[0, pixel_m], [pixel_m, 0], [0, 0]], dtype=np.float32),
+        "corner": None,
+    },
+)
+model = FancyPtycho.from_dataset(dataset, n_modes=given.modes, obj_padding=10)
+with torch.no_grad():
+    start = torch.as_tensor(star.modes(given.modes))
+    model.probe_norm.fill_(float(start[0].abs().max()))
+    model.probe.copy_(start / model.probe_norm)
+    model.obj.fill_(1.0)
+for fixed in (model.translation_offsets, model.weights, model.background):
+    fixed.requires_grad = False
+model.to(given.device)
+dataset.get_as(given.device)
+losses = AdamReconstructor(model, dataset).optimize(
+    given.epochs, lr=0.02, batch_size=given.batch, thread=False, calculation_width=WIDTH
+)
+
+
+def epoch() -> float:
+    """One epoch; its normalised amplitude error."""
+    loss = float(next(losses))
+    synchronise(given.device)
+    return loss
+
+
+serve(epoch, given.epochs, f"cdtools {version('cdtools-py')}")

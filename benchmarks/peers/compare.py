@@ -1,0 +1,197 @@
+"""ptymesh beside Pty-Chi, CDTools and PtyRAD on the Siemens star, in one session, epoch by epoch in turns.
+
+    python benchmarks/peers/compare.py STAR.npz.bz2 --venv DIR [--threads 2] [--out peers.json]
+
+Run it with the Python that has ptymesh. DIR is an environment of the peers' own; it is made, and the peers installed
+from PyPI, where it does not exist. All programs get the same patterns, positions (fixed), starting probe modes, batch
+size and threads, in single precision. The first epoch of each is not counted; speeds are those of the median epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ptymesh.errors import PtymeshError
+from ptymesh.parallel.devices import device_for
+from ptymesh.run import machine
+
+HERE = Path(__file__).parent
+PEERS = ("ptychi==2.2.0", "cdtools-py==0.3.2", "ptyrad==1.0.0")
+#: Views of the star.
+VIEWS = 516
+#: (script, its engine); ptymesh's engine of the same name runs beside it.
+RUNS = (
+    ("ptychi_run.py", "rpie"),
+    ("ptychi_run.py", "lsqml"),
+    ("ptychi_run.py", "adam"),
+    ("ptychi_run.py", "bh"),
+    ("cdtools_run.py", "adam"),
+    ("ptyrad_run.py", "adam"),
+)
+
+
+def install(venv: Path) -> Path:
+    """The peers' Python; makes the environment where there is none."""
+    python = venv / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not python.exists():
+        print(f"Installing {', '.join(PEERS)} into {venv}; this takes minutes.", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        # the torch that ptymesh runs with, first, so that none with another's CUDA libraries is fetched
+        subprocess.run([*pip, f"torch=={torch.__version__.partition('+')[0]}"], check=True)
+        subprocess.run([*pip, *PEERS], check=True)
+    mend_ptyrad(venv)
+    return python
+
+
+def mend_ptyrad(venv: Path) -> None:
+    """PtyRAD 1.0.0 writes quotes within quotes in one f-string, which Python before 3.12 cannot read: other quotes."""
+    folder = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
+    file = folder / "ptyrad" / "plotting" / "basic.py"
+    text = file.read_text(encoding="utf-8")
+    mended = text.replace("{lr_iters['niter'][-1]}'", '{lr_iters["niter"][-1]}\'')
+    if mended != text:
+        file.write_text(mended, encoding="utf-8")
+
+
+class Run:
+    """One program on one engine, which does an epoch when it is told to."""
+
+    def __init__(self, python: Path, script: str, options: list[str], threads: int) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self.name = Path(script).name.removesuffix("_run.py")
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
+        self.process = subprocess.Popen(
+            [python, HERE / script, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            text=True,
+            env=environment,
+        )
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def ready(self) -> None:
+        """Waits until data and model are there."""
+        self.about = self._answer()["ready"]
+
+    def epoch(self) -> None:
+        """One epoch; its seconds and loss are noted."""
+        _pipe(self.process.stdin).write("go\n")
+        _pipe(self.process.stdin).flush()
+        answer = self._answer()
+        self.seconds.append(answer["seconds"])
+        self.losses.append(answer["loss"])
+
+    def _answer(self) -> dict[str, Any]:
+        line = _pipe(self.process.stdout).readline()
+        if not line:
+            self.said.seek(0)
+            said = self.said.read().strip().splitlines()
+            raise PtymeshError(f"{self.name} stopped: {said[-1] if said else 'without a word'}")
+        return dict(json.loads(line))
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self.process.kill()
+        self.process.communicate()
+        self.said.close()
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def side_by_side(python: Path, script: str, engine: str, modes: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Epochs of a peer and of ptymesh in turns, the first of each not counted."""
+    options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
+    options += ["--epochs", str(given.epochs + 1), "--threads", str(given.threads), "--device", given.device]
+    ours = Path(sys.executable)
+    with contextlib.ExitStack() as stack:
+        runs = [
+            Run(python, script, options, given.threads),
+            Run(ours, "ptymesh_run.py", [*options, "--subpixel", given.subpixel], given.threads),
+        ]
+        for run in runs:
+            stack.callback(run.stop)
+        for run in runs:
+            run.ready()
+        for _ in range(given.epochs + 1):
+            for run in runs:
+                run.epoch()
+        speeds = [VIEWS / statistics.median(run.seconds[1:]) for run in runs]
+        return {
+            "engine": engine,
+            "modes": modes,
+            "batch": given.batch,
+            "peer": runs[0].about,
+            "peer_views_per_s": speeds[0],
+            "ptymesh_views_per_s": speeds[1],
+            "ratio": speeds[1] / speeds[0],
+            "seconds": {run.name: run.seconds for run in runs},
+            "losses": {run.name: run.losses for run in runs},
+        }
+
+
+def compare(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All comparisons that were asked for, as they are done."""
+    python = install(given.venv)
+    for modes in given.modes:
+        for script, engine in RUNS:
+            if engine in given.engines and script.removesuffix("_run.py") in given.peers:
+                yield side_by_side(python, script, engine, modes, given)
+
+
+def main() -> None:
+    """Prints a line per comparison, and writes JSON after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("star", type=Path)
+    parser.add_argument("--venv", type=Path, required=True)
+    parser.add_argument("--engines", nargs="+", default=["rpie", "lsqml", "adam", "bh"])
+    parser.add_argument("--peers", nargs="+", default=["ptychi", "cdtools", "ptyrad"])
+    parser.add_argument("--modes", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=5, help="that are counted")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--subpixel", default="fourier", help="ptymesh's; Pty-Chi and CDTools shift by Fourier too")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
+    given = parser.parse_args()
+    others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
+    about = machine.describe(device_for(given.device, 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
+    found: list[dict[str, Any]] = []
+    print(f"{about['gpu'] or about['cpu']}, {given.threads} threads; others keep {others:.1f} cores busy")
+    print(f"{'engine':8s}{'modes':>6s}  {'peer':16s}{'views/s':>9s}{'ptymesh':>9s}{'ratio':>8s}  losses of the peer")
+    for line in compare(given):
+        found.append(line)
+        losses = line["losses"][line["peer"].split()[0]]
+        print(
+            f"{line['engine']:8s}{line['modes']:6d}  {line['peer']:16s}{line['peer_views_per_s']:9.0f}"
+            f"{line['ptymesh_views_per_s']:9.0f}{line['ratio']:8.1f}  {losses[0]:.4g} -> {losses[-1]:.4g}",
+            flush=True,
+        )
+        if given.out:
+            given.out.write_text(json.dumps({"machine": about, "comparisons": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PtymeshError as error:
+        sys.exit(f"compare: {error}")

@@ -1,0 +1,93 @@
+"""PtyRAD on the star: adam; positions are fixed. Its loop is for whole runs; one iteration of it is called here."""
+
+import logging
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from star import arguments, load, mend_torchvision, serve, synchronise
+
+mend_torchvision()
+
+from ptyrad.core import PtychoModel  # noqa: E402
+from ptyrad.params import PtyRADParams  # noqa: E402
+from ptyrad.solver import PtyRADSolver  # noqa: E402
+from ptyrad.solver import reconstruction as steps  # noqa: E402
+
+given = arguments()
+if given.engine != "adam":
+    raise SystemExit(f"PtyRAD has no engine {given.engine}; give adam.")
+logging.disable(logging.INFO)
+torch.set_num_threads(given.threads)
+star = load(given.star)
+views, side = star.patterns.shape[:2]
+FIXED = {"start_iter": None, "lr": 0.0}
+# lengths do not matter for a single slice: a pixel of 1 Angstrom, and a voltage that its calibration accepts
+params = PtyRADParams(
+    init_params={
+        "probe_illum_type": "electron",
+        "probe_kv": 80,
+        "probe_conv_angle": 10.0,
+        "meas_Npix": side,
+        "pos_N_scans": views,
+        "pos_N_scan_slow": 1,
+        "pos_N_scan_fast": views,
+        "pos_scan_step_size": 1.0,
+        "pos_scan_rand_std": 0.0,
+        "meas_calibration": {"mode": "dx", "value": 1.0},
+        "probe_pmode_max": given.modes,
+        "obj_Nlayer": 1,
+        "obj_slice_thickness": 1.0,
+        "meas_source": "custom",
+        "meas_params": np.fft.fftshift(star.patterns, axes=(1, 2)),
+        "probe_source": "custom",
+        "probe_params": star.modes(given.modes),
+        "pos_source": "custom",
+        "pos_params": star.positions - star.positions.min(0) + 4,
+        "random_seed": 0,
+    },
+    model_params={
+        "update_params": {
+            "probe_pos_shifts": FIXED,
+            "probe": {"start_iter": 1, "lr": 0.01},
+            "obja": {"start_iter": 1, "lr": 0.01},
+            "objp": {"start_iter": 1, "lr": 0.01},
+        }
+    },
+    recon_params={
+        "NITER": given.epochs,
+        "SAVE_ITERS": None,
+        "BATCH_SIZE": {"size": given.batch},
+        "GROUP_MODE": "random",
+        "output_dir": "",
+    },
+).model_dump()
+solver = PtyRADSolver(params, device=given.device)
+model = PtychoModel(solver.init.init_variables, params["model_params"], device=given.device)
+optimizer = steps.create_optimizer(model.optimizer_params, model.optimizable_params)
+_, batches, _ = steps.prepare_recon(model, solver.init, params)
+batches = [torch.from_numpy(batch).to(given.device) for batch in batches]
+done = 0
+
+
+def epoch() -> float:
+    """One iteration over all views; its normalised amplitude error."""
+    global done
+    done += 1
+    steps.toggle_grad_requires(model, done)
+    losses = steps.recon_step(
+        batches,
+        1,
+        model,
+        optimizer,
+        None,
+        solver.loss_fn,
+        solver.constraint_fn,
+        done,
+        compute_loss_fn=steps.compute_loss,
+    )
+    synchronise(given.device)
+    return sum(float(np.mean(values)) for values in losses.values())
+
+
+serve(epoch, given.epochs, f"ptyrad {version('ptyrad')}")

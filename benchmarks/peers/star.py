@@ -1,0 +1,109 @@
+"""What all runs share: the Siemens star without ptymesh, the same starting modes, and how a run talks to compare.py.
+
+N, M        views, probe modes
+h, w        window pixels
+
+A run is a process that waits for a line on its standard input, does one epoch, and answers with a line of JSON: epoch,
+seconds (of the epoch alone), loss (the program's own). compare.py lets two such processes take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Star:
+    """patterns (N, h, w) float32 with DC at the corner; positions (N, 2) pixels, y x; probe (h, w) complex64."""
+
+    patterns: np.ndarray
+    positions: np.ndarray
+    probe: np.ndarray
+
+    def modes(self, count: int) -> np.ndarray:
+        """(M, h, w): the probe in counts, and its products with x, y, x^2 ... of 2 % of the power each."""
+        power = float(self.patterns.sum(axis=(1, 2), dtype=np.float64).mean())
+        y, x = ((np.arange(n) - n // 2) / n for n in self.probe.shape)
+        orders = sorted(((a, b) for a in range(count) for b in range(count)), key=lambda order: (sum(order), order))
+        made = np.stack([self.probe * y[:, None] ** a * x[None] ** b for a, b in orders[:count]])
+        share = np.array([1 - 0.02 * (count - 1)] + [0.02] * (count - 1))
+        made *= np.sqrt(share * power / (np.abs(made) ** 2).sum(axis=(1, 2)))[:, None, None]
+        return made.astype(np.complex64)
+
+
+def load(path: Path) -> Star:
+    """The star from tike's npz, packed with bz2."""
+    with bz2.open(path) as packed:
+        arrays = np.load(packed, allow_pickle=False)
+        patterns, scan, probe = arrays["data"], arrays["scan"], arrays["probe"]
+    h, w = patterns.shape[-2:]
+    return Star(patterns.reshape(-1, h, w), scan.reshape(-1, 2).astype(np.float64), probe.reshape(-1, h, w)[0])
+
+
+def arguments() -> argparse.Namespace:
+    """Options of a run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("star", type=Path)
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--modes", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--subpixel", default="fourier", help="ptymesh alone")
+    return parser.parse_args()
+
+
+def serve(epoch: Callable[[], float], epochs: int, about: str) -> None:
+    """Does one epoch (which returns its loss) per line of the standard input; what epochs print is kept off the way."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(json.dumps({"ready": about}), file=answers)
+    for number in range(1, epochs + 1):
+        if not sys.stdin.readline():
+            return
+        began = time.perf_counter()
+        loss = epoch()
+        seconds = time.perf_counter() - began
+        print(json.dumps({"epoch": number, "seconds": seconds, "loss": float(loss)}), file=answers)
+
+
+def synchronise(device: str) -> None:
+    """Waits until a GPU has done what it was asked to."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def mend_torchvision() -> None:
+    """Lets torchvision be imported beside a torch without CUDA.
+
+    Its wheel on PyPI is for CUDA. Where that part cannot load, operators are missing that its import wants and that
+    the peers, which take a Gaussian filter from it, never call: they are declared here.
+    """
+    import torch
+
+    for _ in range(10):
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError as error:
+            missing = re.search(r"operator (torchvision::\w+) does not exist", str(error))
+            if not missing:
+                raise
+            torch.library.define(missing.group(1), "(Tensor x) -> Tensor")
+            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+                del sys.modules[name]
+        else:
+            return

@@ -1,0 +1,436 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Loops over pixels in Triton, for GPUs. `triton_passes.py` launches them around torch's FFT.
+
+B, M, h, w   views of the chunk, modes, window pixels;  area = h w
+obj          (H, W) one slice of the object;  n  (B, 2) int64, its pixel under each window's corner, y x
+beams        (1 or B, M, h, w) probes, one for all views (SHARED) or one each;  a  (B,) real, amplitude of each beam
+chi          (B, M, h, w) waves at the exit
+
+Complex arrays are pairs of reals. A program works on TILE pixels of one view; programs of a view follow each other.
+Offsets are 64-bit: objects may have more than 2^31 pixels. Sums over a view's pixels, and over views, are left in
+parts that torch adds up, so that they do not depend on which program comes first; only `to_object` adds atomically.
+Nothing here is CUDA's alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+# multiplications are joined with additions, as on the CPU; Triton warns where nobody has said so
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import triton
+import triton.language as tl
+
+from ptymesh.physics import fidelity
+
+DARK = tl.constexpr(fidelity.DARK)
+BRIGHTEST = tl.constexpr(fidelity.BRIGHTEST_RATIO)
+NEWTON_STEPS = tl.constexpr(fidelity.NEWTON_STEPS)
+TURN = tl.constexpr(2 * math.pi)
+#: Fidelities, and what `detector` does with the waves.
+AMPLITUDE, POISSON, INTENSITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+WATCH, REVISE, DESCEND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _load(array, at, inside):
+    """Real and imaginary parts."""
+    pairs = tl.load(array + 2 * at[:, None] + tl.arange(0, 2)[None, :], mask=inside[:, None], other=0.0)
+    re, im = tl.split(pairs)
+    return re, im
+
+
+@triton.jit
+def _store(array, at, re, im, inside):
+    tl.store(array + 2 * at[:, None] + tl.arange(0, 2)[None, :], tl.join(re, im), mask=inside[:, None])
+
+
+@triton.jit
+def _place(area, TILE: tl.constexpr):
+    """View, tile, pixels in the window, and which of them there are."""
+    tiles = tl.cdiv(area, TILE)
+    program = tl.program_id(0).to(tl.int64)
+    pixels = (program % tiles).to(tl.int32) * TILE + tl.arange(0, TILE)
+    return program // tiles, program % tiles, pixels, pixels < area
+
+
+@triton.jit
+def _under(n, j, pixels, w, W):
+    """Offsets in an object of width W of these pixels of view j's window."""
+    return (tl.load(n + 2 * j) + pixels // w) * W + tl.load(n + 2 * j + 1) + pixels % w
+
+
+@triton.jit
+def _part(parts, j, tile, area, column, columns: tl.constexpr, value, TILE: tl.constexpr):
+    """One of a program's sums, in double precision; parts (B, tiles, columns)."""
+    tl.store(parts + (j * tl.cdiv(area, TILE) + tile) * columns + column, tl.sum(value).to(tl.float64))
+
+
+# --- exit waves and probes ---
+
+
+@triton.jit
+def exit_waves(obj, n, beams, a, out, M, area, w, W, SHARED: tl.constexpr, TILE: tl.constexpr):
+    """out_jm = a_j beams_jm S_j O."""
+    j, _, pixels, inside = _place(area, TILE)
+    o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+    f = tl.load(a + j)
+    o_re, o_im = f * o_re, f * o_im
+    for m in range(M):
+        at = ((0 if SHARED else j * M) + m) * area + pixels
+        re, im = _load(beams, at, inside)
+        _store(out, (j * M + m) * area + pixels, re * o_re - im * o_im, re * o_im + im * o_re, inside)
+
+
+@triton.jit
+def _ramp(pixels, fractions, j, h, w):
+    """cos and sin of -2 pi k.f_j, and k, in the precision of the fractions."""
+    f_y, f_x = tl.load(fractions + 2 * j), tl.load(fractions + 2 * j + 1)
+    k_y, k_x = tl.where(pixels // w < (h + 1) // 2, pixels // w, pixels // w - h), pixels % w
+    k_x = tl.where(k_x < (w + 1) // 2, k_x, k_x - w)
+    k_y, k_x = k_y.to(f_y.dtype) / h, k_x.to(f_y.dtype) / w
+    angle = -TURN * (k_y * f_y + k_x * f_x)
+    return tl.cos(angle), tl.sin(angle), k_y, k_x
+
+
+@triton.jit
+def ramped(spectrum, fractions, a, out, M, h, w, AXIS: tl.constexpr, TILE: tl.constexpr):
+    """out_jm = a_j exp(-2 pi i k.f_j) spectrum_m; times 2 pi i k_axis where AXIS is 0 or 1."""
+    j, _, pixels, inside = _place(h * w, TILE)
+    c, s, k_y, k_x = _ramp(pixels, fractions, j, h, w)
+    f = tl.load(a + j)
+    c, s = f * c, f * s
+    if AXIS >= 0:
+        k = TURN * (k_y if AXIS == 0 else k_x)
+        c, s = -k * s, k * c
+    for m in range(M):
+        re, im = _load(spectrum, m * h * w + pixels, inside)
+        _store(out, (j * M + m) * h * w + pixels, c * re - s * im, c * im + s * re, inside)
+
+
+@triton.jit
+def _sum_place(area, M, B, splits, TILE: tl.constexpr):
+    """Of a program that sums over views: pixels, mode, number of its part, first view and the one after the last."""
+    tiles = tl.cdiv(area, TILE)
+    program = tl.program_id(0).to(tl.int64)
+    pixels = (program % tiles).to(tl.int32) * TILE + tl.arange(0, TILE)
+    m, split = (program // tiles) % M, program // tiles // M
+    return pixels, pixels < area, m, split, B * split // splits, B * (split + 1) // splits
+
+
+@triton.jit
+def unramped(waves, fractions, parts, B, M, h, w, splits, TILE: tl.constexpr):
+    """parts (splits, M, h, w), over which the sum is sum_j exp(+2 pi i k.f_j) waves_jm."""
+    pixels, inside, m, split, first, last = _sum_place(h * w, M, B, splits, TILE)
+    re_sum = tl.zeros([TILE], parts.dtype.element_ty)
+    im_sum = tl.zeros([TILE], parts.dtype.element_ty)
+    for j in range(first, last):
+        c, s, _, _ = _ramp(pixels, fractions, j, h, w)
+        re, im = _load(waves, (j * M + m) * h * w + pixels, inside)
+        re_sum += c * re + s * im
+        im_sum += c * im - s * re
+    _store(parts, (split * M + m) * h * w + pixels, re_sum, im_sum, inside)
+
+
+# --- the detector ---
+
+
+@triton.jit
+def _counts(counts, mask, j, pixels, area, like, inside):
+    """Counts as reals, 0 where there are none to be believed, and where there are."""
+    y = tl.load(counts + j * area + pixels, mask=inside, other=0).to(like.dtype)
+    good = inside & (tl.load(mask + pixels, mask=inside, other=0) != 0) & (y >= 0)
+    return tl.where(good, y, 0.0), good
+
+
+@triton.jit
+def detector(
+    waves, counts, mask, background, S_out, parts, M, area, KIND: tl.constexpr, TASK: tl.constexpr, TILE: tl.constexpr
+):
+    """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
+
+    parts: (B, tiles, 6), see Passes.revise. TASK REVISE makes Psi' - Psi, DESCEND -dL/dI Psi. Where the revision has a
+    step length (Poisson, intensity) it only leaves the power in S_out (B, h, w), for `step_lengths` and `step`.
+    """
+    j, tile, pixels, inside = _place(area, TILE)
+    re, im = _load(waves, j * M * area + pixels, inside)
+    S = re * re + im * im
+    for m in range(1, M):
+        re, im = _load(waves, (j * M + m) * area + pixels, inside)
+        S += re * re + im * im
+    y, good = _counts(counts, mask, j, pixels, area, S, inside)
+    b = tl.load(background + pixels, mask=inside, other=0.0)
+    I = S + b
+    root = tl.sqrt(y)
+    difference = tl.where(good, tl.sqrt(I) - root, 0.0)
+    if KIND == AMPLITUDE:
+        loss = difference * difference
+    elif KIND == POISSON:
+        loss = tl.where(good, I - y * tl.log(tl.maximum(I, DARK)), 0.0)
+    else:
+        loss = tl.where(good, (I - y) * (I - y), 0.0)
+    _part(parts, j, tile, area, 0, 6, loss, TILE)
+    _part(parts, j, tile, area, 1, 6, difference * difference, TILE)
+    _part(parts, j, tile, area, 2, 6, y, TILE)
+    _part(parts, j, tile, area, 3, 6, tl.abs(difference), TILE)
+    _part(parts, j, tile, area, 4, 6, root, TILE)
+    _part(parts, j, tile, area, 5, 6, y * y, TILE)
+    if TASK == REVISE and KIND != AMPLITUDE:
+        tl.store(S_out + j * area + pixels, S, mask=inside)
+    elif TASK != WATCH:
+        if KIND == AMPLITUDE and TASK == REVISE:
+            change = tl.sqrt(tl.maximum(y - b, 0.0) / tl.maximum(S, DARK)) - 1
+        elif KIND == AMPLITUDE:
+            change = tl.sqrt(y / tl.maximum(I, DARK)) - 1
+        elif KIND == POISSON:
+            change = y / tl.maximum(I, DARK) - 1
+        else:
+            change = 2 * (y - I)
+        _scale(waves, tl.where(good, change, 0.0), j, pixels, M, area, inside)
+
+
+@triton.jit
+def _scale(waves, change, j, pixels, M, area, inside):
+    for m in range(M):
+        at = (j * M + m) * area + pixels
+        re, im = _load(waves, at, inside)
+        _store(waves, at, change * re, change * im, inside)
+
+
+@triton.jit
+def _direction(S, y, good, b, KIND: tl.constexpr):
+    """xi of Psi' = (1 - alpha xi) Psi, see fidelity."""
+    if KIND == POISSON:
+        xi = 1 - tl.minimum(y / tl.maximum(S + b, DARK), BRIGHTEST)
+    else:
+        xi = 2 * (S + b - y)
+    return tl.where(good, xi, 0.0)
+
+
+@triton.jit
+def step_lengths(S_in, counts, mask, background, alpha, area, KIND: tl.constexpr, TILE: tl.constexpr):
+    """alpha (B,), a program for each view: Newton's method on the view's loss, see fidelity."""
+    j = tl.program_id(0).to(tl.int64)
+    a = tl.load(alpha + j)
+    for _ in range(NEWTON_STEPS if KIND == POISSON else 1):
+        first = tl.zeros([TILE], S_in.dtype.element_ty)
+        second = tl.zeros([TILE], S_in.dtype.element_ty)
+        for start in range(0, area, TILE):
+            pixels = start + tl.arange(0, TILE)
+            inside = pixels < area
+            S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
+            b = tl.load(background + pixels, mask=inside, other=0.0)
+            y, good = _counts(counts, mask, j, pixels, area, S, inside)
+            xi = _direction(S, y, good, b, KIND)
+            if KIND == POISSON:
+                scale = 1 - a * xi
+                I = tl.maximum(S * scale * scale + b, DARK)
+                slope, misfit = -2 * S * xi * scale, 1 - y / I
+                first += misfit * slope
+                second += y * (slope / I) * (slope / I) + misfit * 2 * S * xi * xi
+            else:
+                first += 2 * S * xi * xi
+                second += 8 * S * S * xi * xi + 2 * S * xi * xi * xi
+        top, bottom = tl.sum(first), tl.sum(second)
+        if KIND == POISSON:
+            a = tl.minimum(tl.maximum(a - top / tl.maximum(bottom, DARK), 0.0), 1.0)
+        else:
+            a = tl.where(bottom > 0, top / tl.maximum(bottom, DARK), 0.0)
+    tl.store(alpha + j, a)
+
+
+@triton.jit
+def step(waves, S_in, counts, mask, background, alpha, M, area, KIND: tl.constexpr, TILE: tl.constexpr):
+    """Psi becomes Psi' - Psi = -alpha xi Psi, in place."""
+    j, _, pixels, inside = _place(area, TILE)
+    S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
+    b = tl.load(background + pixels, mask=inside, other=0.0)
+    y, good = _counts(counts, mask, j, pixels, area, S, inside)
+    _scale(waves, -tl.load(alpha + j) * _direction(S, y, good, b, KIND), j, pixels, M, area, inside)
+
+
+# --- adjoints ---
+
+
+@triton.jit
+def _add(out, weight, at, re, im, light, inside):
+    tl.atomic_add(out + 2 * at, re, mask=inside, sem="relaxed")
+    tl.atomic_add(out + 2 * at + 1, im, mask=inside, sem="relaxed")
+    tl.atomic_add(weight + at, light, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def to_object(
+    chi, n, t, beams, a, out, weight, M, area, w, W, SHARED: tl.constexpr, BILINEAR: tl.constexpr, TILE: tl.constexpr
+):
+    """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
+
+    t (B, 2): weights of the next pixel, down and right, where BILINEAR.
+    """
+    j, _, pixels, inside = _place(area, TILE)
+    f = tl.load(a + j)
+    wave_re = tl.zeros([TILE], weight.dtype.element_ty)
+    wave_im = tl.zeros([TILE], weight.dtype.element_ty)
+    light = tl.zeros([TILE], weight.dtype.element_ty)
+    for m in range(M):
+        p_re, p_im = _load(beams, ((0 if SHARED else j * M) + m) * area + pixels, inside)
+        q_re, q_im = _load(chi, (j * M + m) * area + pixels, inside)
+        wave_re += p_re * q_re + p_im * q_im
+        wave_im += p_re * q_im - p_im * q_re
+        light += p_re * p_re + p_im * p_im
+    wave_re, wave_im, light = f * wave_re, f * wave_im, f * f * light
+    at = _under(n, j, pixels, w, W)
+    if BILINEAR:
+        t_y, t_x = tl.load(t + 2 * j), tl.load(t + 2 * j + 1)
+        for down in tl.static_range(2):
+            for right in tl.static_range(2):
+                k = (t_y if down else 1 - t_y) * (t_x if right else 1 - t_x)
+                _add(out, weight, at + down * W + right, k * wave_re, k * wave_im, k * light, inside)
+    else:
+        _add(out, weight, at, wave_re, wave_im, light, inside)
+
+
+@triton.jit
+def to_probe(chi, obj, n, a, parts, weight_parts, B, M, area, w, W, splits, TILE: tl.constexpr):
+    """parts (splits, M, h, w) and weight_parts (splits, h, w): sums over views of a_j conj(S_j O) chi_jm and
+    a_j^2 |S_j O|^2."""
+    pixels, inside, m, split, first, last = _sum_place(area, M, B, splits, TILE)
+    re_sum = tl.zeros([TILE], parts.dtype.element_ty)
+    im_sum = tl.zeros([TILE], parts.dtype.element_ty)
+    light = tl.zeros([TILE], parts.dtype.element_ty)
+    for j in range(first, last):
+        f = tl.load(a + j)
+        o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+        q_re, q_im = _load(chi, (j * M + m) * area + pixels, inside)
+        re_sum += f * (o_re * q_re + o_im * q_im)
+        im_sum += f * (o_re * q_im - o_im * q_re)
+        light += f * f * (o_re * o_re + o_im * o_im)
+    _store(parts, (split * M + m) * area + pixels, re_sum, im_sum, inside)
+    tl.store(weight_parts + split * area + pixels, light, mask=pixels < tl.where(m == 0, area, 0))
+
+
+@triton.jit
+def to_probes(chi, obj, n, a, out, M, area, w, W, TILE: tl.constexpr):
+    """out_jm = a_j conj(S_j O) chi_jm."""
+    j, _, pixels, inside = _place(area, TILE)
+    f = tl.load(a + j)
+    o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+    o_re, o_im = f * o_re, f * o_im
+    for m in range(M):
+        at = (j * M + m) * area + pixels
+        re, im = _load(chi, at, inside)
+        _store(out, at, o_re * re + o_im * im, o_re * im - o_im * re, inside)
+
+
+@triton.jit
+def probe_weight(obj, n, a, parts, B, area, w, W, splits, TILE: tl.constexpr):
+    """parts (splits, h, w), over which the sum is sum_j a_j^2 |S_j O|^2."""
+    pixels, inside, _, split, first, last = _sum_place(area, 1, B, splits, TILE)
+    light = tl.zeros([TILE], parts.dtype.element_ty)
+    for j in range(first, last):
+        f = tl.load(a + j)
+        re, im = _load(obj, _under(n, j, pixels, w, W), inside)
+        light += f * f * (re * re + im * im)
+    tl.store(parts + split * area + pixels, light, mask=inside)
+
+
+# --- sums of single views ---
+
+
+@triton.jit
+def along_positions(chi, obj, n, beams, a, by_y, by_x, parts, M, area, w, W, SHARED: tl.constexpr, TILE: tl.constexpr):
+    """parts (B, tiles, 5): Re <d_y, chi>, ||d_y||^2, Re <d_x, chi>, ||d_x||^2, ||psi||^2.
+
+    d_a = -O by_a, psi = a O beams.
+    """
+    j, tile, pixels, inside = _place(area, TILE)
+    o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+    f = tl.load(a + j)
+    light = o_re * o_re + o_im * o_im
+    along_y, norm_y, along_x, norm_x, exit_norm = light * 0, light * 0, light * 0, light * 0, light * 0
+    for m in range(M):
+        at = (j * M + m) * area + pixels
+        q_re, q_im = _load(chi, at, inside)
+        re, im = o_re * q_re + o_im * q_im, o_re * q_im - o_im * q_re
+        d_re, d_im = _load(by_y, at, inside)
+        along_y -= d_re * re + d_im * im
+        norm_y += light * (d_re * d_re + d_im * d_im)
+        d_re, d_im = _load(by_x, at, inside)
+        along_x -= d_re * re + d_im * im
+        norm_x += light * (d_re * d_re + d_im * d_im)
+        p_re, p_im = _load(beams, ((0 if SHARED else j * M) + m) * area + pixels, inside)
+        exit_norm += f * f * light * (p_re * p_re + p_im * p_im)
+    _part(parts, j, tile, area, 0, 5, along_y, TILE)
+    _part(parts, j, tile, area, 1, 5, norm_y, TILE)
+    _part(parts, j, tile, area, 2, 5, along_x, TILE)
+    _part(parts, j, tile, area, 3, 5, norm_x, TILE)
+    _part(parts, j, tile, area, 4, 5, exit_norm, TILE)
+
+
+@triton.jit
+def step_systems(
+    chi,
+    obj,
+    change,
+    n,
+    beams,
+    a,
+    d_beams,
+    d_a,
+    parts,
+    M,
+    area,
+    w,
+    W,
+    SHARED: tl.constexpr,
+    D_SHARED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """parts (B, tiles, 5): ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi>.
+
+    p = a beams S dO, q = d_a d_beams S O; change holds dO at the same pixels as obj holds O; beams, d_beams and chi
+    have the same modes.
+    """
+    j, tile, pixels, inside = _place(area, TILE)
+    under = _under(n, j, pixels, w, W)
+    f, g = tl.load(a + j), tl.load(d_a + j)
+    o_re, o_im = _load(obj, under, inside)
+    v_re, v_im = _load(change, under, inside)
+    o_re, o_im, v_re, v_im = g * o_re, g * o_im, f * v_re, f * v_im
+    pp, qq, pq, px, qx = o_re * 0, o_re * 0, o_re * 0, o_re * 0, o_re * 0
+    for m in range(M):
+        re, im = _load(beams, ((0 if SHARED else j * M) + m) * area + pixels, inside)
+        p_re, p_im = re * v_re - im * v_im, re * v_im + im * v_re
+        re, im = _load(d_beams, ((0 if D_SHARED else j * M) + m) * area + pixels, inside)
+        q_re, q_im = re * o_re - im * o_im, re * o_im + im * o_re
+        z_re, z_im = _load(chi, (j * M + m) * area + pixels, inside)
+        pp += p_re * p_re + p_im * p_im
+        qq += q_re * q_re + q_im * q_im
+        pq += p_re * q_re + p_im * q_im
+        px += p_re * z_re + p_im * z_im
+        qx += q_re * z_re + q_im * z_im
+    _part(parts, j, tile, area, 0, 5, pp, TILE)
+    _part(parts, j, tile, area, 1, 5, qq, TILE)
+    _part(parts, j, tile, area, 2, 5, pq, TILE)
+    _part(parts, j, tile, area, 3, 5, px, TILE)
+    _part(parts, j, tile, area, 4, 5, qx, TILE)
+
+
+#: Kernels and the types of their arguments, to compile them ahead of time: c pointer to reals (complex as pairs), d to
+#: float64, n to int64, u to counts, b to bool, i integer, 0 ... constants.
+SIGNATURES = {
+    exit_waves: "c n c c c i i i i 0 512",
+    ramped: "c c c c i i i 1 512",
+    unramped: "c c c i i i i i 512",
+    detector: "c u b c c d i i 0 1 512",
+    step_lengths: "c u b c c i 1 512",
+    step: "c c u b c c i i 1 512",
+    to_object: "c n c c c c c i i i i 0 1 512",
+    to_probe: "c c n c c c i i i i i i 512",
+    to_probes: "c c n c c i i i i 512",
+    probe_weight: "c n c c i i i i i 512",
+    along_positions: "c c n c c c c d i i i i 0 512",
+    step_systems: "c c c n c c c c d i i i i 0 0 512",
+}

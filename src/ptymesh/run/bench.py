@@ -1,0 +1,240 @@
+"""How fast engines run, against the floor that is measured beside them.
+
+M, B       probe modes, views of a batch
+h, w       window pixels
+
+Every case is a reconstruction as users run it. Its first epoch, which compiles and fills caches, is told apart; between
+the epochs after it the floor is measured again, so that both see the same machine. Speeds are those of the median
+epoch, floors medians too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from ptymesh.engines import ENGINES
+from ptymesh.errors import BadInput
+from ptymesh.estimate import BLOCK
+from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import device_for
+from ptymesh.parallel.world import Solo
+from ptymesh.physics.model import Subpixel
+from ptymesh.run import machine
+from ptymesh.run.floor import Floor, pairs
+from ptymesh.run.reconstruction import MARGIN_PX, Reconstruction
+from ptymesh.simulate import simulate
+
+SUBPIXEL: tuple[Subpixel, ...] = ("none", "fourier", "bilinear")
+Precision = Literal["single", "double"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured once. side: of the object that the scan is spread over (px), None for the scan's own."""
+
+    engine: str
+    window: int | None
+    modes: int
+    batch: int
+    subpixel: Subpixel
+    side: int | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a case gave.
+
+    seconds: of each epoch after the first; views_per_s, view_modes_per_s: of the median one; floor_view_modes_per_s:
+    the most that this case's transforms (or bytes) allow; fraction: of the floor that was reached; peak_bytes: memory;
+    residual: running one of the last epoch; object: pixels (y, x).
+    """
+
+    engine: str
+    window: tuple[int, int]
+    modes: int
+    batch: int
+    subpixel: str
+    views: int
+    object: tuple[int, int]
+    first_epoch_s: float
+    seconds: list[float]
+    views_per_s: float
+    view_modes_per_s: float
+    floor_view_modes_per_s: float
+    fraction: float
+    peak_bytes: int
+    residual: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: all combinations.
+
+    Fields:
+        engines, modes, batches, subpixel: at least one each.
+        windows: of the simulated scans (one each), or empty with a scan of one's own.
+        sides: of the object, or empty to leave the scans as they are.
+        epochs: that are timed, after one that is not.
+        views: of simulated scans.  device: auto, cpu, cuda ...  precision: single or double.
+        threads: of the CPU, None for torch's own choice.
+    """
+
+    engines: tuple[str, ...]
+    modes: tuple[int, ...] = (1, 4)
+    batches: tuple[int, ...] = (64,)
+    subpixel: tuple[Subpixel, ...] = ("none", "fourier")
+    windows: tuple[int, ...] = (128,)
+    sides: tuple[int, ...] = ()
+    epochs: int = 5
+    views: int = 512
+    device: str = "auto"
+    precision: Precision = "single"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.engines:
+            if name not in ENGINES:
+                raise BadInput(f"There is no engine {name!r} to measure; there are {', '.join(ENGINES)}.")
+        for name in self.subpixel:
+            if name not in SUBPIXEL:
+                raise BadInput(f"There is no sub-pixel method {name!r}; give {', '.join(SUBPIXEL)}.")
+        if self.precision not in ("single", "double"):
+            raise BadInput(f"The precision is {self.precision!r}; give single or double.")
+        for name in ("modes", "batches", "windows", "sides"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise BadInput(f"Among the {name} is {min(getattr(self, name))}; give numbers of 1 or more.")
+        for name in ("epochs", "views", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise BadInput(f"{name} is {value}; give 1 or more.")
+
+    def cases(self, own_scan: bool) -> list[Case]:
+        """In the order of the table."""
+        windows: Sequence[int | None] = (None,) if own_scan else self.windows
+        sides: Sequence[int | None] = self.sides or (None,)
+        return [
+            Case(engine, window, modes, batch, subpixel, side)
+            for window, side, engine, subpixel, modes, batch in itertools.product(
+                windows, sides, self.engines, self.subpixel, self.modes, self.batches
+            )
+        ]
+
+
+def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False) -> Iterator[Speed | dict[str, Any]]:
+    """Measures the plan; yields first what the machine is, then each case's speed as it is done.
+
+    Raises BadInput where other processes keep the machine busy (unless `busy_ok`), or the plan does not fit the scan.
+    """
+    device = device_for(plan.device, 0)
+    others = machine.load_of_others()[0] if busy_ok else machine.refuse_if_busy()
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.threads or before)
+    try:
+        yield {
+            "machine": machine.describe(device, torch.get_num_threads()) | {"cores_busy_with_others": round(others, 2)},
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        scans, floors = _scans(plan, scan), _floors(plan, device)
+        for case in plan.cases(scan is not None):
+            yield measure(case, plan, scans(case), floors, device)
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(
+    case: Case, plan: Plan, scan: Measurement, floors: Callable[[tuple[int, int]], Floor], device: torch.device
+) -> Speed:
+    """One case: an epoch to warm up, then epochs and floors in turn."""
+    machine.forget_peak(device)
+    recon = Reconstruction(
+        scan, probe_modes=case.modes, subpixel=case.subpixel, precision=plan.precision, device=Solo(device)
+    )
+    engine = ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch)
+    reports, beside, peaks, floor = [], [], [], floors(scan.window)
+    for report in recon.run(engine):
+        reports.append(report)
+        peaks.append(machine.peak_bytes(device))
+        beside.append(floor.sample())
+        machine.forget_peak(device)  # the floor's own arrays do not count
+    seconds = [report.seconds for report in reports[1:]]
+    views_per_s = scan.views / statistics.median(seconds)
+    limit = statistics.median(beside) / pairs(scan.geometry.propagation, case.subpixel)
+    shape = recon.state.estimate.object.shape
+    return Speed(
+        engine=case.engine,
+        window=scan.window,
+        modes=case.modes,
+        batch=case.batch,
+        subpixel=case.subpixel,
+        views=scan.views,
+        object=(shape[-2], shape[-1]),
+        first_epoch_s=reports[0].seconds,
+        seconds=seconds,
+        views_per_s=views_per_s,
+        view_modes_per_s=views_per_s * case.modes,
+        floor_view_modes_per_s=limit,
+        fraction=views_per_s * case.modes / limit,
+        peak_bytes=max(peaks),
+        residual=reports[-1].residual,
+    )
+
+
+def save(path: Path, about: dict[str, Any], speeds: list[Speed]) -> None:
+    """All numbers as JSON. Raises BadInput where the file cannot be written."""
+    text = json.dumps({**about, "cases": [asdict(speed) for speed in speeds]}, indent=1)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); check its folder.") from error
+
+
+def spread(scan: Measurement, side: int) -> Measurement:
+    """The scan pulled apart until its object has `side` pixels; each view stays as it is, so neighbours share less.
+
+    Raises BadInput for an object too small for the scan.
+    """
+    if side % BLOCK:
+        raise BadInput(f"An object of {side} pixels is not a whole number of blocks; give a multiple of {BLOCK}.")
+    extent = np.ptp(scan.positions, axis=0)
+    around = np.array(scan.window) + 2 * (MARGIN_PX + 1)
+    free = side - around
+    if (free < extent).any():
+        need = -(-int((extent + around).max()) // BLOCK) * BLOCK
+        raise BadInput(f"The scan does not fit an object of {side} pixels; give {need} or more.")
+    middle = scan.positions.min(axis=0) + extent / 2
+    return replace(scan, positions=(scan.positions - middle) * (free / np.maximum(extent, 1e-12)))
+
+
+def _scans(plan: Plan, own: Measurement | None) -> Callable[[Case], Measurement]:
+    """The scan of a case; each window is simulated once."""
+    made: dict[int | None, Measurement] = {} if own is None else {None: own}
+
+    def scan(case: Case) -> Measurement:
+        if case.window not in made:
+            made[case.window] = simulate(views=plan.views, window=cast(int, case.window)).measurement
+        found = made[case.window]
+        return found if case.side is None else spread(found, case.side)
+
+    return scan
+
+
+def _floors(plan: Plan, device: torch.device) -> Callable[[tuple[int, int]], Floor]:
+    """The floor of a window; the best chunk is looked for once."""
+    made: dict[tuple[int, int], Floor] = {}
+    dtype = torch.complex64 if plan.precision == "single" else torch.complex128
+
+    def floor(window: tuple[int, int]) -> Floor:
+        if window not in made:
+            made[window] = Floor(window, device, dtype)
+        return made[window]
+
+    return floor

@@ -1,0 +1,182 @@
+"""The benchmark measures what it says: real epochs, a floor beside them, and not on a busy machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ptymesh.errors import BadInput
+from ptymesh.run import bench as module
+from ptymesh.run import floor, machine
+from ptymesh.run.bench import Plan, Speed, bench, spread
+from ptymesh.run.floor import Floor, pairs
+from ptymesh.simulate import simulate
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short samples: what is tested is which numbers there are, not how exact they are."""
+    monkeypatch.setattr(floor, "TRY_S", 0.002)
+    monkeypatch.setattr(floor, "SAMPLE_S", 0.002)
+    monkeypatch.setattr(machine, "WATCH_S", 0.01)
+
+
+def speeds(**changes: object) -> list[Speed]:
+    plan = Plan(**{"engines": ("rpie",), "modes": (1,), "windows": (32,), "views": 20, "epochs": 2} | changes)  # type: ignore[arg-type]
+    return [found for found in bench(plan, busy_ok=True) if isinstance(found, Speed)]
+
+
+def test_every_combination_is_run() -> None:
+    found = speeds(engines=("rpie", "epie"), modes=(1, 2), batches=(5, 10), windows=(32, 48), subpixel=("bilinear",))
+    assert len({(s.engine, s.modes, s.batch, s.window, s.subpixel) for s in found}) == len(found) == 16
+    assert {s.window for s in found} == {(32, 32), (48, 48)}
+
+
+def test_a_speed_is_that_of_the_median_epoch() -> None:
+    (found,) = speeds(modes=(3,), epochs=4, subpixel=("none",))
+    assert len(found.seconds) == 4 and found.first_epoch_s > 0 and found.views == 20
+    assert found.views_per_s == pytest.approx(20 / np.median(found.seconds))
+    assert found.view_modes_per_s == pytest.approx(3 * found.views_per_s)
+    assert found.fraction == pytest.approx(found.view_modes_per_s / found.floor_view_modes_per_s)
+    assert 0 < found.residual < 1 and found.peak_bytes > 1e7
+
+
+def test_the_floor_counts_pairs_of_transforms() -> None:
+    assert pairs("far_field", "none") == pairs("far_field", "bilinear") == 1
+    assert pairs("far_field", "fourier") == 2 and pairs("fresnel", "fourier") == 3
+
+
+def test_fourier_subpixel_halves_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Floor, "sample", lambda self: 1000.0)
+    none, fourier = speeds(subpixel=("none", "fourier"))
+    assert (none.floor_view_modes_per_s, fourier.floor_view_modes_per_s) == (1000.0, 500.0)
+
+
+def test_the_best_chunk_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {1: 10.0, 2: 30.0, 4: 20.0}
+    monkeypatch.setattr(Floor, "_transforms", lambda self, chunk, seconds: rates[chunk])
+    made = Floor((8, 8), CPU, chunks=(1, 2, 4))
+    assert made.tried == rates and made.chunk == 2 and made.sample() == 30.0
+
+
+def test_larger_windows_have_lower_floors() -> None:
+    small, large = (max(Floor((n, n), CPU, chunks=(4,)).sample() for _ in range(5)) for n in (16, 256))
+    assert small > 20 * large, "256 times the pixels"
+
+
+def test_threads_are_set_and_given_back() -> None:
+    before = torch.get_num_threads()
+    seen = [
+        found["machine"]["threads"] if isinstance(found, dict) else torch.get_num_threads()
+        for found in bench(Plan(("rpie",), (1,), windows=(32,), views=20, epochs=1, threads=before + 1), busy_ok=True)
+    ]
+    assert seen == [before + 1] * 3 and torch.get_num_threads() == before
+
+
+def test_precision_and_a_scan_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[torch.dtype] = []
+    monkeypatch.setattr(Floor, "sample", lambda self: timed.append(self.dtype) or 1000.0)
+    scan = simulate(views=20, window=32).measurement
+    plan = Plan(("rpie",), (1,), subpixel=("none",), epochs=1)
+    found = [list(bench(replace(plan, precision=p), scan, busy_ok=True))[1] for p in ("single", "double")]
+    single, double = (s for s in found if isinstance(s, Speed))
+    assert single.views == 20 and single.residual != double.residual, "rounding shows"
+    assert timed == [torch.complex64] * 2 + [torch.complex128] * 2
+
+
+def test_the_scan_is_spread_over_larger_objects() -> None:
+    found = speeds(sides=(128, 512), subpixel=("none",))
+    assert [s.object for s in found] == [(128, 128), (512, 512)]
+    scan = simulate(views=20, window=32).measurement
+    assert np.ptp(spread(scan, 512).positions) > 3 * np.ptp(scan.positions)
+    with pytest.raises(BadInput, match="multiple of 32"):
+        spread(scan, 500)
+    with pytest.raises(BadInput, match=r"does not fit an object of 32 pixels; give \d+ or more") as error:
+        spread(scan, 32)
+    spread(scan, int(str(error.value).split("give ")[1].split()[0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"engines": ("nonsense",)}, "no engine 'nonsense'"),
+        ({"subpixel": ("spline",)}, "no sub-pixel method 'spline'"),
+        ({"modes": (0,)}, "Among the modes is 0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_plans_that_make_no_sense(changes: dict, word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        Plan(**{"engines": ("rpie",)} | changes)
+
+
+def test_a_busy_machine_is_refused_and_the_load_named() -> None:
+    burn = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        with pytest.raises(BadInput, match=r"Other processes keep \d+\.\d of \d+ cores busy.*python.*--busy-ok"):
+            next(bench(Plan(("rpie",))))
+        about = next(bench(Plan(("rpie",)), busy_ok=True))
+    finally:
+        burn.kill()
+        burn.wait()
+    assert isinstance(about, dict) and about["machine"]["cores_busy_with_others"] > machine.BUSY_CORES
+
+
+def test_an_idle_machine_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_busy_seconds", machine._own_seconds)
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.05:
+        pass
+    assert machine.refuse_if_busy(0.05) == 0.0, "what this process does itself is no load"
+
+
+def test_the_machine_is_described() -> None:
+    about = machine.describe(CPU, 3)
+    assert about["threads"] == 3 and about["torch"] == torch.__version__ and about["gpu"] is None
+    assert about["cpu"] and 1 <= about["cores"] <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can forget the peak of a process")
+def test_the_peak_is_forgotten() -> None:
+    def fill(bytes_: int) -> int:
+        machine.forget_peak(CPU)
+        np.ones(bytes_ // 8)
+        return machine.peak_bytes(CPU)
+
+    large, small = fill(400_000_000), fill(1000)
+    assert large - small > 300_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can forget the peak of a process")
+def test_the_floor_s_memory_is_not_the_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Floor, "sample", lambda self: 1000.0)
+    (lean,) = speeds(subpixel=("none",))
+    monkeypatch.setattr(Floor, "sample", lambda self: float(np.ones(50_000_000)[0]))
+    (beside,) = speeds(subpixel=("none",))
+    assert beside.peak_bytes < lean.peak_bytes + 200_000_000, "half of what the floor takes"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_floor_of_a_gpu() -> None:
+    made = Floor((128, 128), torch.device("cuda"))
+    assert 1e10 < made.bandwidth() < 1e14, "bytes per second"
+    (found,) = speeds(device="cuda", subpixel=("none",))
+    assert found.floor_view_modes_per_s > 0 and found.peak_bytes > 0
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be written"):
+        module.save(tmp_path / "nowhere" / "b.json", {}, [])
