@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from optuna import Trial
 from optuna.trial import FrozenTrial, TrialState
@@ -48,10 +49,15 @@ class Worker:
         self.study = storage.reopened(folder)
         #: Called when a trial has ended.
         self.between: Callable[[], None] = lambda: None
+        self._asked: Any = None
         self._settle()
 
     def _settle(self) -> None:
-        """What the newest command asks for."""
+        """What the newest command asks for, where that has changed."""
+        asked = self.study.user_attrs.get(storage.SETTINGS)
+        if asked is not None and asked == self._asked:
+            return
+        self._asked = asked
         self.tuning = storage.tuning_of(self.study, self.folder)
         self.space = Space(self.tuning.space)
         self.queue = Queue(self.study, total(self.tuning, self.space), self.tuning.heartbeat_s)
