@@ -111,6 +111,8 @@ class Problem:
         #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
+        #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
+        self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
 
@@ -186,13 +188,23 @@ class Problem:
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        size = min(size, self.chunk_limit or size)
+        self._largest = max(1, min(size, len(mine)))
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         for some, row in zip(every.split(size), rows.split(size), strict=True):
             if not len(some):
                 continue
+            self.world.pulse.moves += 1
             data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
             yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+
+    def halve_chunks(self) -> bool:
+        """Half as many views in a chunk from here on; False where the last one had a single view."""
+        if self._largest == 1:
+            return False
+        self.chunk_limit = self._largest // 2
+        return True
 
     def _follow_spacing(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance that the estimate has."""

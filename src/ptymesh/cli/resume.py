@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ranks: Ranks = None,
+    device: Device = "auto",
+    max_restarts: MaxRestarts = 0,
+    batch_timeout: BatchTimeout = None,
+    backend: Backend = "auto",
+    interface: Interface = None,
+    bind: Bind = True,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
     from ptymesh.cli.running import execute
@@ -22,4 +29,5 @@ def command(
         folder = folder.parent
     saved = checkpoint.read_meta(folder / "checkpoint")
     recipe = Recipe.from_yaml(saved["recipe"]).with_output(folder)
-    execute(recipe, ["resume", str(folder), "--device", device], device=device, ranks=ranks, resume=True)
+    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
+    execute(recipe, ["resume", str(folder), "--device", device], how, resume=True)

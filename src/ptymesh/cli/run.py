@@ -7,24 +7,35 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to do with which data.")],
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ranks: Ranks = None,
+    device: Device = "auto",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, e.g. stages.0.epochs=5."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder, instead of the recipe's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
+    max_restarts: MaxRestarts = 0,
+    batch_timeout: BatchTimeout = None,
+    backend: Backend = "auto",
+    interface: Interface = None,
+    bind: Bind = True,
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
-    from ptymesh.cli.running import execute, refuse_to_overwrite
+    from ptymesh.cli.running import execute, refuse_to_overwrite, restarted
+    from ptymesh.io import checkpoint
     from ptymesh.run.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or (), out)
-    refuse_to_overwrite(loaded.output.dir, force=force)
+    again = restarted()
+    refuse_to_overwrite(loaded.output.dir, force=force or again)
     arguments = ["run", str(recipe), "--device", device, "--out", str(loaded.output.dir)]
     arguments += [part for setting in set_ or () for part in ("--set", setting)]
-    execute(loaded, [*arguments, *(["--force"] if force else [])], device=device, ranks=ranks, resume=False)
+    resume = again and checkpoint.exists(loaded.output.dir / "checkpoint")
+    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
+    execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)

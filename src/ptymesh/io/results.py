@@ -33,6 +33,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.world import on_first_rank
 
 _ARRAYS = {
     "positions_m": "positions_m",
@@ -92,12 +93,17 @@ class Result:
     def save(self, path: str | Path) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
+        On several ranks the first one writes, and the others return when it has.
+
         A file that was there before stays whole until that moment. Missing folders are made. Raises BadInput where
         `path` is a folder, PtymeshError where the disk refuses.
         """
         path = Path(path)
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the name of a file, such as {path / 'result.h5'}.")
+        on_first_rank(lambda: self._save(path), str(path))
+
+    def _save(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _renamed_into(path) as temporary, h5py.File(temporary, "w") as file:

@@ -27,7 +27,8 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.world import World, join
+from ptymesh.parallel.place import world
+from ptymesh.parallel.world import World, join, on_first_rank
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
@@ -88,6 +89,19 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
+        with self.world.pulse.doing("read"):
+            self._begin(scan, model, dtype, object_options, probe_options, saved)
+
+    def _begin(
+        self,
+        scan: Measurement,
+        model: Model,
+        dtype: torch.dtype,
+        object_options: ObjectOptions,
+        probe_options: ProbeOptions,
+        saved: Checkpoint | None,
+    ) -> None:
+        """The problem, and the estimate with which it starts or goes on."""
         self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
         if saved is not None:
             self.state = RunState.load(saved, self.problem)
@@ -99,10 +113,10 @@ class Reconstruction:
                 mean,
                 object=object_options,
                 probe=probe_options,
-                precision=precision,
+                precision=self.precision,
                 device=self.world.device,
                 margin_px=MARGIN_PX,
-                seed=seed,
+                seed=self.seed,
             )
         )
         self.state = RunState(estimate)
@@ -186,12 +200,18 @@ class Reconstruction:
         )
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Figure of the object as it is now; also written to `path` if one is given."""
+        """Figure of the object as it is now; also written to `path` if one is given.
+
+        On several ranks, all have the figure, but only the first one's `savefig` writes.
+        """
         from ptymesh.plot import object_figure
 
-        figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
-        if path is not None:
-            figure.savefig(path)
+        with self.world.pulse.doing("report"):
+            figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
+            if path is not None:
+                on_first_rank(lambda: figure.savefig(path), str(path))
+        if world().rank:
+            figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
 
 

@@ -44,12 +44,16 @@ def run_recipe(
 def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
     out = Path(recipe.output.dir)
     folder = out / "checkpoint"
-    recon = _reconstruction(recipe, world, checkpoint.load(folder) if resume else None)
-    for callback in callbacks:
-        callback.start(_info(recipe, recon, out, resume))
+    with world.pulse.doing("read"):
+        recon = _reconstruction(recipe, world, folder if resume else None)
+        info = _info(recipe, recon, out, resume)
+        _on_first_rank(world, lambda: _start(callbacks, info), "starting the run")
+    if resume:
+        _tell_checkpoint(recon, out)
 
     def save() -> None:
         recon.state.save(folder, recon.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        _tell_checkpoint(recon, out)
         for callback in callbacks:
             callback.saved(folder)
 
@@ -63,18 +67,33 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
-    result = recon.result(recipe.to_yaml())
     path = out / "result.h5"
-    _on_first_rank(world, lambda: result.save(path), "saving the result")
-    for callback in callbacks:
-        callback.saved(path)
-        callback.finish("done")
+    with world.pulse.doing("save"):
+        result = recon.result(recipe.to_yaml())
+        _on_first_rank(world, lambda: result.save(path), "saving the result")
+        for callback in callbacks:
+            callback.saved(path)
+            callback.finish("done")
     return Outcome(result, path)
 
 
-def _reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None) -> Reconstruction:
-    failure, scan = None, None
+def _start(callbacks: Sequence[Callback], info: RunInfo) -> None:
+    for callback in callbacks:
+        callback.start(info)
+
+
+def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
+    """For messages: should this rank hang or be killed, others tell what there is to go on from."""
+    epochs = recon.state.done_epochs
+    recon.world.tell_checkpoint(
+        f"The last checkpoint holds {epochs} whole epoch{'s' * (epochs != 1)}; `ptymesh resume {out}` goes on."
+    )
+
+
+def _reconstruction(recipe: Recipe, world: World, folder: Path | None) -> Reconstruction:
+    failure, scan, saved = None, None, None
     try:
+        saved = checkpoint.load(folder) if folder else None
         scan = load_measurement(recipe.data, recipe.positions)
     except Exception as error:
         failure = error
