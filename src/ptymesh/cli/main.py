@@ -23,6 +23,7 @@ COMMANDS = {
     "launch": "Run a Python program on several ranks.",
     "slurm": "Print a job script for a recipe.",
     "doctor": "Does this machine work?",
+    "scaling": "What do more ranks gain?",
     "view": "Draw the figures of a result.",
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
 from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
+from ptymesh.run.memory import peak_bytes
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
@@ -57,6 +60,7 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
         for callback in callbacks:
             callback.saved(folder)
 
+    waited = world.pulse.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
         with StopSignal() as stop:
@@ -69,12 +73,22 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
         raise
     path = out / "result.h5"
     with world.pulse.doing("save"):
+        measured = _measured(world, world.pulse.waited_s - waited)
         result = recon.result(recipe.to_yaml())
+        result.attrs |= measured
         _on_first_rank(world, lambda: result.save(path), "saving the result")
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")
     return Outcome(result, path)
+
+
+def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
+    """Of each rank, for the result's attributes: most memory held, in bytes, and seconds in the loop's collectives."""
+    table = torch.zeros(2, world.size, dtype=torch.float64, device=world.device)
+    table[:, world.rank] = torch.tensor([float(peak_bytes(world.device)), waited_s], dtype=torch.float64)
+    peaks, waits = world.sum(table)[0].tolist()
+    return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
 
 
 def _start(callbacks: Sequence[Callback], info: RunInfo) -> None:
