@@ -22,7 +22,7 @@ from ptymesh.cli import running
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.parallel import launch as launcher
-from ptymesh.parallel import world
+from ptymesh.parallel import program
 from ptymesh.run import session
 from ptymesh.run.callbacks import MetricsFile
 from ptymesh.run.reports import EpochReport
@@ -244,7 +244,7 @@ def test_a_rank_that_lost_another_says_so(
         def explain(self) -> str:
             return "Rank 0 was killed."
 
-    monkeypatch.setattr(world, "_watchdog", Knows())
+    monkeypatch.setattr(program, "_watchdog", Knows())
     monkeypatch.setattr(session, "run_recipe", lose)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

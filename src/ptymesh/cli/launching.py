@@ -40,7 +40,7 @@ class Launching:
     def check(self) -> None:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
         from ptymesh.errors import BadInput
-        from ptymesh.parallel.devices import backend_for, device_for
+        from ptymesh.parallel.devices import backend_for, device_for, shared_by
 
         ranks = 1 if self.ranks is None else self.ranks
         if ranks < 1:
@@ -49,7 +49,10 @@ class Launching:
             raise BadInput(f"--batch-timeout is {self.batch_timeout}; give a number of seconds above 0.")
         if self.max_restarts and ranks == 1:
             raise BadInput("--max-restarts starts failed ranks again, and there are none; give --ranks N too.")
-        backend_for(device_for(self.device, ranks - 1, ranks, self.backend), self.backend)
+        device = device_for(self.device, ranks - 1, ranks, self.backend)
+        backend_for(device, self.backend)
+        if said := shared_by(device, ranks):
+            typer.echo(f"ptymesh: {said}.", err=True)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -69,7 +69,8 @@ for _name, _short in COMMANDS.items():
 def main() -> None:
     """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
     arguments = sys.argv[1:]
-    if "--debug" in arguments:  # wherever it stands
+    own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)  # then follows a user's program
+    if "--debug" in arguments[:own]:  # wherever it stands
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
     try:

@@ -121,7 +121,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
     """
     from ptymesh.errors import PtymeshError
     from ptymesh.parallel.child import launched
-    from ptymesh.parallel.world import account_for
+    from ptymesh.parallel.program import account_for
 
     try:
         yield

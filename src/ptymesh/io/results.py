@@ -33,7 +33,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.parallel.world import on_first_rank
+from ptymesh.parallel.program import on_first_rank
 
 _ARRAYS = {
     "positions_m": "positions_m",

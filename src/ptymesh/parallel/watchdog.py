@@ -153,6 +153,11 @@ class Watchdog(threading.Thread):
             if self._done.wait(TICK_S):
                 return
 
+    @property
+    def done(self) -> bool:
+        """Whether it has left."""
+        return self._done.is_set()
+
     def leave(self, failed: bool = False) -> None:
         """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
         self._done.set()

@@ -6,18 +6,12 @@ act on a view of somebody's array. Tensors of one real dtype travel in one flat 
 
 from __future__ import annotations
 
-import atexit
 import os
-import stat
-import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.parallel.child import launched
+from ptymesh.parallel import program
 from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
-from ptymesh.parallel.place import Place, settle_environment, world
+from ptymesh.parallel.place import settle_environment
+from ptymesh.parallel.program import reason
 from ptymesh.parallel.pulse import Pulse, budgets
 from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog
 
@@ -218,94 +213,8 @@ class Ranks(World):
         return [r for r in results if r is not None]
 
 
-def reason(error: BaseException) -> str:
-    """An error in one line."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, PtymeshError) else f"{type(error).__name__}: {said}"[:500]
-
-
-#: How torch's backends speak of a rank that has gone; they raise plain RuntimeErrors.
-LOST = ("gloo", "NCCL", "Connection closed", "Connection reset")
-
-#: Seconds between two looks at whether rank 0 has done what the others wait for.
-LOOK_S = 0.05
-
-_acts: Counter[str] = Counter()
-_watchdog: Watchdog | None = None
 _joins = 0
-
-
-def account_for(error: BaseException) -> str | None:
-    """This rank ends with an error: tells the others why, so that they need not wait for it.
-
-    Where it has merely lost another rank, returns a sentence about which one failed first, and why. Not collective.
-    """
-    if _watchdog is None:
-        return None
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
-        return _watchdog.explain() or f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
-    if _watchdog.pulse.agreed:
-        _watchdog.agree()
-    elif getattr(error, "exit_status", 1) == 1:
-        _watchdog.accuse_self(reason(error))
-    _watchdog.leave(failed=True)
-    return None
-
-
-def on_first_rank(act: Callable[[], Any], name: str) -> Any:
-    """In somebody's own program: rank 0 acts (writes the file `name`), the others return when it has. No collective.
-
-    So a program may call it on all ranks or on rank 0 alone. Returns what `act` does, on rank 0. Raises what it
-    raises, on the others PtymeshError.
-    """
-    place = world()
-    if place.size == 1 or _watchdog is None:
-        return act() if place.rank == 0 else None
-    _acts[name] += 1
-    key = f"ptymesh/act/{_acts[name]}/{name}"
-    with _watchdog.pulse.doing("save"):
-        if place.rank:
-            if failure := _watchdog.wait_for(key, LOOK_S):
-                raise PtymeshError(f"Rank 0 failed: {failure}")
-            return None
-        try:
-            done = act()
-        except Exception as error:
-            _watchdog.tell(key, reason(error))
-            raise
-        _watchdog.tell(key, "")
-        return done
-
-
-def _hush(place: Place) -> None:
-    """Ranks print to files, except the first; unless a launcher has seen to it already."""
-    if place.rank == 0 or launched() or sys.stdout is None or sys.stdout is not sys.__stdout__:
-        return
-    try:
-        if stat.S_ISREG(os.fstat(1).st_mode):
-            return
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ.get("MASTER_PORT", "")
-        folder = Path(tempfile.gettempdir()) / f"ptymesh-{os.getuid() if hasattr(os, 'getuid') else ''}-{run}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        sys.stdout = (folder / f"rank{place.rank}.txt").open("w", encoding="utf-8", buffering=1)
-    except (OSError, ValueError):
-        return
-
-
-def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """In somebody's own program: what nobody caught is told to the other ranks too."""
-    lost = account_for(error) if isinstance(error, Exception) else None
-    _previous_hook(kind, error, trace)
-    if lost and not launched():
-        print(f"ptymesh: {lost}", file=sys.stderr, flush=True)
-
-
-_previous_hook = sys.excepthook
-
-
-def _leave() -> None:
-    if _watchdog and dist.is_initialized():
-        _watchdog.leave()
+_watchdog: Watchdog | None = None
 
 
 def join(device: str = "auto") -> World:
@@ -314,7 +223,7 @@ def join(device: str = "auto") -> World:
     Device and backend are also taken from PTYMESH_DEVICE (instead of auto) and PTYMESH_BACKEND.
     Raises BadInput where the device is not there, PtymeshError where a rank does not come.
     """
-    global _watchdog, _joins, _previous_hook
+    global _watchdog, _joins
     place = settle_environment()
     name, wanted = os.environ.get(DEVICE, device) if device == "auto" else device, os.environ.get(BACKEND, "auto")
     chosen = check_sums(device_for(name, place.local_rank, place.local_size, wanted))
@@ -340,12 +249,9 @@ def join(device: str = "auto") -> World:
             device_id=chosen if backend in ("nccl", "xccl") else None,
         )
         pulse.phase = "script"
-        _hush(place)
         _watchdog = Watchdog(store.clone(), pulse, rank, size)
         _watchdog.start()
-        if _joins == 1:
-            _previous_hook, sys.excepthook = sys.excepthook, _hook
-            atexit.register(_leave)
+        program.enter(place, _watchdog)
     return Ranks(chosen, watchdog=_watchdog)
 
 

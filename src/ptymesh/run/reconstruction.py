@@ -28,7 +28,8 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.place import world
-from ptymesh.parallel.world import World, join, on_first_rank
+from ptymesh.parallel.program import on_first_rank
+from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
