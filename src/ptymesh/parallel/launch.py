@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ from ptymesh.parallel.watchdog import AGREED, accuse, read_post, read_verdict
 STOP_S, PEERS_S = 600.0, 10.0
 POLL_S = 0.05
 TAIL_LINES, TAILS = 20, 3
+
+#: Statuses after which starting the ranks again would change nothing.
+FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
 
 _FORWARDED = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
 
@@ -61,7 +65,8 @@ def launch(
         threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores shared out.
         log_dir: default: a temporary folder.
         program: what python runs instead of ptymesh.
-        max_restarts: how often ranks that failed (status 1) are started again; TORCHELASTIC_RESTART_COUNT tells them.
+        max_restarts: how often ranks that failed (not with 2, 3 or 75) are started again; they find the number in
+            TORCHELASTIC_RESTART_COUNT.
         environment: variables that ranks get besides.
         bind: each rank to the cores of one NUMA node, on machines with several.
         terminal: whether rank 0 has this process's; else it has a file too.
@@ -88,7 +93,7 @@ def launch(
             watch = _attempt((*program, *arguments), environments, signals, store)
             status = _status(watch.ended, watch.forced)
             _tell(watch, status, logs)
-            if status != 1 or watch.asked or attempt == max_restarts:
+            if status in FINAL or watch.asked or attempt == max_restarts:
                 break
             print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
     _tidy(logs, ranks)
@@ -191,7 +196,9 @@ class _Signals:
         self._came: list[int] = []
 
     def __enter__(self) -> _Signals:
-        self._previous = {n: signal.getsignal(n) for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
+        main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody handle signals
+        numbers = _FORWARDED if main else ()
+        self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
             signal.signal(number, self._note)
         return self
@@ -297,7 +304,7 @@ def _status(ended: dict[int, int], forced: set[int]) -> int:
 def _tell(watch: _Watch, status: int, logs: Path) -> None:
     """What went wrong: the end of the log of the rank at fault, and the verdict on it; else what failed ranks said."""
     ended, forced = watch.ended, watch.forced
-    if status in (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status) and ended[0] == status:
+    if status in FINAL and ended[0] == status:
         return
     verdict = read_verdict(watch.store)
     if status != Interrupted.exit_status:

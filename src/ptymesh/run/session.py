@@ -37,14 +37,15 @@ def run_recipe(
 
     Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
     """
-    world = join(device)
-    try:
-        return _run(recipe, world, resume, callbacks if world.rank == 0 else ())
-    finally:
-        world.close()
+    with StopSignal() as stop:  # from the beginning: a signal while the data are read stops the run after a batch
+        world = join(device)
+        try:
+            return _run(recipe, world, resume, callbacks if world.rank == 0 else (), stop)
+        finally:
+            world.close()
 
 
-def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
+def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback], stop: StopSignal) -> Outcome:
     out = Path(recipe.output.dir)
     folder = out / "checkpoint"
     with world.pulse.doing("read"):
@@ -63,10 +64,7 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
     waited = world.pulse.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
-        with StopSignal() as stop:
-            recon.loop(
-                hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
-            ).run()
+        recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due).run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
