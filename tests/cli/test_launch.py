@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scan, the program, and its result when it runs alone."""
     folder = tmp_path_factory.mktemp("made")
     write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
+    (folder / "scan.truth.h5").unlink()
     (folder / "script.py").write_text(SCRIPT)
     ((status, out, err),) = together(folder, [([sys.executable, "script.py", "result.h5", "--debug", "-n"], {})])
     assert (status, err) == (0, "")
@@ -128,6 +129,25 @@ def test_what_one_rank_says_when_it_fails_is_shown(made: Path, tmp_path: Path) -
     last = err.splitlines()[-1]
     assert last.startswith("ptymesh: Rank 1 failed") and "KeyError: 'my own mistake'" in last
     assert "my own mistake" in (tmp_path / "logs" / "rank1.txt").read_text()
+
+
+SLOW = """
+import time
+import ptymesh as pm
+recon = pm.Reconstruction(pm.load("scan.cxi"), seed=1)
+for report in recon.run(pm.RPIE(epochs=2, batch=7)):
+    if pm.world().rank == 0 and report.epoch == 1:
+        time.sleep(9)  # somebody looks at a picture
+recon.result().save("slow.h5")
+"""
+
+
+def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "scan.cxi").symlink_to(made / "scan.cxi")
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "ptymesh", "launch", "--ranks", "2", "--batch-timeout", "4", "slow.py"]
+    ((status, _, err),) = together(tmp_path, [(command, {})])
+    assert (status, err) == (0, "") and (tmp_path / "slow.h5").exists()
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,14 @@ def test_asked_to_stop_it_is_not_restarted_and_goes_on_when_requeued(
     assert_same(folder, undisturbed[ranks])
 
 
+def test_out_of_memory_on_one_rank(folder: Path, undisturbed: dict[int, Result]) -> None:
+    assert finish(start(folder, 3, "memory", 1)) == (0, "")
+    said = (folder / "logs" / "rank1.txt").read_text()
+    assert said == "ptymesh: rank 1 ran out of memory; it goes on with chunks of 1 view.\n"
+    found = Result.load(folder / "out" / "result.h5")
+    assert np.allclose(found.object, undisturbed[3].object, rtol=0, atol=1e-12)
+
+
 def post(
     entered: int = 5, waiting: bool = False, idle_s: float = 0.0, phase: str = "batch", budget_s: float = 60.0
 ) -> Post:

@@ -40,6 +40,7 @@ TAIL_LINES = 20
 _acts: Counter[str] = Counter()
 _heard: TextIO | None = None  # where this rank prints, if not to the terminal
 _watchdog: Watchdog | None = None
+_failed = False
 _previous_hook = sys.excepthook
 
 
@@ -58,8 +59,10 @@ def account_for(error: BaseException) -> str | None:
 
     Where it has merely lost another rank, returns a sentence about which one failed first, and why. Not collective.
     """
+    global _failed
     if _watchdog is None:
         return None
+    _failed = True
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return _watchdog.explain() or f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
     if _watchdog.pulse.agreed:
@@ -148,7 +151,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 def _leave() -> None:
-    """At the end of the program; the watchdog has been left before where it has failed."""
+    """At the end of the program."""
     if _watchdog and not _watchdog.done:
         _watchdog.leave()
+    if not _failed:
         _forget_heard()

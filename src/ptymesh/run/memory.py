@@ -56,6 +56,12 @@ class Snapshot:
         self.problem.seen.copy_(self.seen)
 
 
+def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
+    tensors = [getattr(estimate, name) for name in _MOVING]
+    tensors += [*engine.state.values(), *engine.per_view.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
@@ -63,11 +69,13 @@ def _copy(tensor: Tensor) -> Tensor:
 def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
     """engine.step; out of memory it halves the chunk, says so on stderr, and tries again.
 
-    first: of a stage. A later step can be taken again only if it had received nothing from other ranks yet, and
-    its engine keeps nothing of views, which it might have moved.
+    first: of a stage; what it begins with is kept on the host, if a quarter of what is free there holds it. A later
+    step can be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views,
+    which it might have moved.
     Raises PtymeshError with an estimate of the memory where there is nothing left to halve.
     """
     world = problem.world
+    first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
     snapshot = Snapshot(engine, problem, estimate) if first else None
     world.record = record = Record(world.collectives, keep=first)
     try:
