@@ -122,6 +122,7 @@ class Problem:
         for start in range(0, len(own), SLAB):
             slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
             counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
+            self.world.pulse.moves += 1
         return counts
 
     # --- what an engine asks for ---
@@ -174,6 +175,7 @@ class Problem:
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
         intensity = power(estimate.probe[None])[:, None]
         for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
+            self.world.pulse.moves += 1
             weights = estimate.weights[views, :1, None, None] ** 2
             self.model.windows_adjoint(
                 total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))

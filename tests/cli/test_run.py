@@ -184,16 +184,16 @@ def test_forced_runs_that_are_refused_keep_the_earlier_one(run: Run, made: Path,
 def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def launch(
-        arguments: list[str], ranks: int, *, log_dir: Path, max_restarts: int, environment: dict[str, str]
-    ) -> int:
-        assert (max_restarts, environment) == (2, {"PTYMESH_BATCH_TIMEOUT": "9.0"})
+    def launch(arguments: list[str], ranks: int, *, log_dir: Path, **options: Any) -> int:
+        wanted = {"PTYMESH_BATCH_TIMEOUT": "9.0", "PTYMESH_BACKEND": "gloo", "PTYMESH_INTERFACE": "lo"}
+        assert options == {"max_restarts": 2, "environment": wanted, "bind": False}
         calls.append((arguments, ranks, log_dir))
         return 3
 
     monkeypatch.setattr(launcher, "launch", launch)
     settings = ["--set", "seed=4", "--set", "stages.0.epochs=1"]
-    path, limits = str(made / "recipe.yaml"), ["--max-restarts", 2, "--batch-timeout", 9]
+    path, limits = str(made / "recipe.yaml"), ["--max-restarts", 2, "--batch-timeout", 9, "--no-bind"]
+    limits += ["--backend", "gloo", "--interface", "lo"]
     assert run("run", path, *settings, "--ranks", 3, "--device", "cpu", "--force", *limits)[0] == 3
     assert calls == [(["run", path, "--device", "cpu", "--out", "out", *settings, "--force"], 3, Path("out/ranks"))]
 
@@ -216,6 +216,8 @@ def test_ranks_inside_a_world_must_agree(run: Run, made: Path, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "4")
     status, _, err = run("run", made / "recipe.yaml", "--ranks", 2)
     assert status == 2 and "--ranks is 2 inside a world of 4 ranks; leave --ranks out." in err
+    status, _, err = run("run", made / "recipe.yaml", "--max-restarts", 2)
+    assert status == 2 and "--max-restarts is for who starts the ranks; give it to torchrun" in err
 
 
 def test_a_crash_leaves_its_traceback_in_the_log(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -202,7 +203,7 @@ def test_out_of_memory_on_one_rank(folder: Path, undisturbed: dict[int, Result])
 def post(
     entered: int = 5, waiting: bool = False, idle_s: float = 0.0, phase: str = "batch", budget_s: float = 60.0
 ) -> Post:
-    return Post(phase, "epoch 1", entered, waiting, idle_s, budget_s, 1, "here", 1)
+    return Post(phase, "epoch 1", entered, waiting, False, idle_s, budget_s, 1, "here", 1)
 
 
 def judged(*posts: Post | None, silent: tuple[float, ...] = (0, 0, 0)) -> tuple[int | None, str] | None:
@@ -235,6 +236,15 @@ def test_when_all_wait_it_is_the_network() -> None:
     found = judged(post(6, True, 61), post(6, True, 62))
     assert found and found[0] is None and "ptymesh doctor" in found[1] and "for 61 s at collective 6" in found[1]
     assert judged(post(6, True, 61), post(6, True, 5)) is None
+
+
+def test_when_none_waits_all_are_at_work() -> None:
+    works = post(6, False, 100)
+    assert judged(works, works, works) is None
+    found = judged(*[replace(works, queued=True)] * 2)
+    assert found and found[0] is None, "on GPUs nobody waits inside a collective"
+    found = judged(replace(works, queued=True), replace(works, entered=5, queued=True))
+    assert found and found[0] == 1
 
 
 def test_ranks_that_left_or_never_came() -> None:

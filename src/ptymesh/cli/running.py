@@ -60,6 +60,10 @@ def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume:
     if place.size > 1:
         if how.ranks is not None and how.ranks != place.size:
             raise BadInput(f"--ranks is {how.ranks} inside a world of {place.size} ranks; leave --ranks out.")
+        if how.max_restarts:
+            raise BadInput(
+                "--max-restarts is for who starts the ranks; give it to torchrun (as --max-restarts) instead."
+            )
     else:
         how.check()
     if place.size > 1 or how.ranks is None or how.ranks == 1:

@@ -33,6 +33,8 @@ def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "
     kind, _, index = name.partition(":")
     if kind not in KINDS:
         raise BadInput(f"Device {name!r} is unknown; give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.")
+    if index and local_size > 1 and backend != "gloo":
+        raise BadInput(f"--device {name} names one GPU; leave the number out, and each rank takes its own.")
     count = _count(kind)
     if not count:
         hidden = ""
@@ -42,8 +44,6 @@ def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "
     if index:
         if not index.isdigit() or int(index) >= count:
             raise BadInput(f"Device {name!r} is not there; this machine has {kind}:0 to {kind}:{count - 1}.")
-        if local_size > 1 and backend != "gloo":
-            raise BadInput(f"--device {name} names one GPU; leave the number out, and each rank takes its own.")
         chosen = torch.device(kind, int(index))
     else:
         if max(local_size, local_rank + 1) > count and backend != "gloo":

@@ -50,7 +50,7 @@ class Pulse:
 
     phase: one of BUDGETS_S; where: place in the run, for messages; moves: signs of progress; entered: collectives;
     waiting: inside one of them; waited_s: time spent there; agreed: the ranks fail together, so that none needs to tell
-    the others.
+    the others; queued: collectives return before they are done, as on GPUs, so that `waiting` says nothing.
     """
 
     phase: str = "script"
@@ -60,6 +60,7 @@ class Pulse:
     waiting: bool = False
     waited_s: float = 0.0
     agreed: bool = False
+    queued: bool = False
     budgets_s: dict[str, float] = field(default_factory=lambda: dict(BUDGETS_S))
 
     @contextmanager

@@ -47,6 +47,7 @@ class Post:
     where: str
     entered: int
     waiting: bool
+    queued: bool
     idle_s: float
     budget_s: float
     beat: int
@@ -112,6 +113,8 @@ def judge(
     for rank, post in behind.items():
         if post.phase == "left":
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) has ended while others wait for it."
+    if not behind and not any(post.waiting or post.queued for post in known.values()):
+        return None  # all are at work
     if not behind and all(idle[rank] > post.budget_s for rank, post in known.items()):
         stand = f"All {len(known)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
         return None, f"{stand}: the network, the backend or a device hangs; `ptymesh doctor` tries them."
@@ -193,6 +196,7 @@ class Watchdog(threading.Thread):
             pulse.where,
             pulse.entered,
             pulse.waiting,
+            pulse.queued,
             self._idle(),
             self._budget(),
             self._beat,

@@ -231,7 +231,7 @@ def join(device: str = "auto") -> World:
     if place.size == 1:
         return Solo(chosen)
     if not dist.is_initialized():
-        pulse = Pulse(phase="join", budgets_s=budgets())
+        pulse = Pulse(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = pulse.budgets_s["join"]
         try:
             store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience_s)))

@@ -48,7 +48,7 @@ def scaling_figure(
     share.set_ylim(0, max(1.05, *(row["efficiency"] * 1.1 for row in rows)))
     legend(share, loc="best")
     memory.plot(ranks, [row["peak_bytes"] / 2**20 for row in rows], "o-", color=BLUE)
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(0, 1.1 * max(row["peak_bytes"] for row in rows) / 2**20)
     _loss(curves, trials, [int(n) for n in ranks])
     return figure
 
