@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -198,6 +199,39 @@ def test_out_of_memory_on_one_rank(folder: Path, undisturbed: dict[int, Result])
     assert said == "ptymesh: rank 1 ran out of memory; it goes on with chunks of 1 view.\n"
     found = Result.load(folder / "out" / "result.h5")
     assert np.allclose(found.object, undisturbed[3].object, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, killed: int) -> None:
+    """As srun starts ranks: nobody watches them but they themselves, and rank 0 keeps the store."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, str(FAULTY), "kill", str(killed), "3", str(folder / "marker"), "run", "recipe.yaml"]
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [*command, "--device", "cpu"],
+            cwd=folder,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    ended = [finish(process) for process in processes]
+    assert ended[killed] == (-signal.SIGKILL, "")
+    status, err = ended[1 - killed]
+    assert status == 1
+    (said,) = [line for line in err.splitlines() if line.startswith("ptymesh: ")]  # torch speaks too
+    if killed:
+        assert (
+            said.startswith("ptymesh: Rank 1 (process ") and "stopped answering (killed, or its machine lost)" in said
+        )
+        assert said.endswith("The last checkpoint holds 2 whole epochs; `ptymesh resume out` goes on.")
+    else:
+        assert said.startswith("ptymesh: The store of the run has gone, and rank 0 or the launcher")
 
 
 def post(

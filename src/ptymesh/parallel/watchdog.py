@@ -28,8 +28,8 @@ from ptymesh.parallel.child import launched
 from ptymesh.parallel.pulse import Pulse
 
 #: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a pulse may be late; after
-#: which a rank that stands still looks at the others.
-TICK_S, GRACE_S, SILENT_S, LOOK_S = 0.5, 3.0, 4.0, 5.0
+#: which a rank that stands still looks at the others; that rank 0 waits for the others at the end.
+TICK_S, GRACE_S, SILENT_S, LOOK_S, LAST_S = 0.5, 3.0, 4.0, 5.0, 10.0
 
 VERDICT, AGREED, CHECKPOINT = "ptymesh/verdict", "ptymesh/agreed", "ptymesh/checkpoint"
 
@@ -168,6 +168,15 @@ class Watchdog(threading.Thread):
             self.pulse.phase = "left"
             with contextlib.suppress(Exception), self._lock:
                 self._post()
+                if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    self._outlast()
+
+    def _outlast(self) -> None:
+        """Rank 0 keeps the store where no launcher does: it goes last, if the others do not take long."""
+        end = time.monotonic() + LAST_S
+        for rank in range(1, self.size):
+            while (post := read_post(self.store, rank)) and post.phase != "left" and time.monotonic() < end:
+                time.sleep(TICK_S / 10)
 
     def _tick(self) -> Verdict | None:
         """Post, read, and where this rank stands still look at the others; early, so as to notice who is silent."""
@@ -245,21 +254,27 @@ class Watchdog(threading.Thread):
 
     def explain(self) -> str | None:
         """Why a collective was broken off: the verdict, or else who has fallen silent; None where nobody knows."""
-        with contextlib.suppress(Exception):
-            end = time.monotonic() + SILENT_S
-            while time.monotonic() < end:
+        try:
+            return self._explained()
+        except Exception as error:
+            said = " ".join(str(error).split())[:100]
+            return f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+
+    def _explained(self) -> str | None:
+        end = time.monotonic() + SILENT_S
+        while time.monotonic() < end:
+            with self._lock:
+                verdict = read_verdict(self.store)
+                posts, silent_s = self._posts()
+            if verdict:
+                return verdict.sentence
+            time.sleep(TICK_S / 2)
+        for rank, post in posts.items():
+            if rank != self.rank and post and silent_s[rank] > 4 * TICK_S:
+                what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
+                said = f"Rank {rank} (process {post.pid} on {post.host}) {what}, last heard of in {post.place}."
                 with self._lock:
-                    verdict = read_verdict(self.store)
-                    posts, silent_s = self._posts()
-                if verdict:
-                    return verdict.sentence
-                time.sleep(TICK_S / 2)
-            for rank, post in posts.items():
-                if rank != self.rank and post and silent_s[rank] > 4 * TICK_S:
-                    what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
-                    said = f"Rank {rank} (process {post.pid} on {post.host}) {what} in {post.place}."
-                    with self._lock:
-                        return accuse(self.store, rank, said).sentence
+                    return accuse(self.store, rank, said).sentence
         return None
 
     def _end(self, verdict: Verdict) -> None:
