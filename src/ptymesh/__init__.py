@@ -17,6 +17,8 @@ _PUBLIC: dict[str, str] = {
     ),
     **dict.fromkeys(("BadInput", "Diverged", "Interrupted", "PtymeshError"), "ptymesh.errors"),
     "Result": "ptymesh.io.results",
+    "spawn": "ptymesh.parallel.spawn",
+    "world": "ptymesh.parallel.place",
     "fetch": "ptymesh.io.samples",
     "Measurement": "ptymesh.measurement",
     "Geometry": "ptymesh.geometry",

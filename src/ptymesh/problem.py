@@ -136,6 +136,8 @@ class Problem:
         #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
+        #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
+        self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
@@ -226,7 +228,9 @@ class Problem:
 
     def _counted(self) -> Iterator[Tensor]:
         """All own patterns, a few at a time."""
-        return self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64))
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            self.world.pulse.moves += 1
+            yield counts
 
     def _slab(self, dtype: torch.dtype) -> int:
         """Windows of this dtype that are gone through together."""
@@ -242,6 +246,8 @@ class Problem:
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
+        size = min(size, self.chunk_limit or size)
+        self._largest = max(1, min(size, len(mine)))
         whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
@@ -258,6 +264,7 @@ class Problem:
         ):
             if not len(some):
                 continue
+            self.world.pulse.moves += 1
             anchors, fractions, weights = parts
             yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, estimate.background, whole, sweep)
 
@@ -271,6 +278,13 @@ class Problem:
         model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
         if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
             self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
+
+    def halve_chunks(self) -> bool:
+        """Half as many views in a chunk from here on; False where the last one had a single view."""
+        if self._largest == 1:
+            return False
+        self.chunk_limit = self._largest // 2
+        return True
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""

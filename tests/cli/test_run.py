@@ -22,6 +22,7 @@ from ptymesh.cli import running
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.parallel import launch as launcher
+from ptymesh.parallel import program
 from ptymesh.run import session
 from ptymesh.run.callbacks import MetricsFile
 from ptymesh.run.reports import EpochReport
@@ -184,20 +185,28 @@ def test_forced_runs_that_are_refused_keep_the_earlier_one(run: Run, made: Path,
 def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def launch(arguments: list[str], ranks: int, *, log_dir: Path) -> int:
+    def launch(arguments: list[str], ranks: int, *, log_dir: Path, **options: Any) -> int:
+        wanted = {"PTYMESH_BATCH_TIMEOUT": "9.0", "PTYMESH_BACKEND": "gloo", "PTYMESH_INTERFACE": "lo"}
+        assert options == {"max_restarts": 2, "environment": wanted, "bind": False}
         calls.append((arguments, ranks, log_dir))
         return 3
 
     monkeypatch.setattr(launcher, "launch", launch)
     settings = ["--set", "seed=4", "--set", "stages.0.epochs=1"]
-    path = str(made / "recipe.yaml")
-    assert run("run", path, *settings, "--ranks", 3, "--device", "cpu", "--force")[0] == 3
+    path, limits = str(made / "recipe.yaml"), ["--max-restarts", 2, "--batch-timeout", 9, "--no-bind"]
+    limits += ["--backend", "gloo", "--interface", "lo"]
+    assert run("run", path, *settings, "--ranks", 3, "--device", "cpu", "--force", *limits)[0] == 3
     assert calls == [(["run", path, "--device", "cpu", "--out", "out", *settings, "--force"], 3, Path("out/ranks"))]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(["--ranks", "0"], "--ranks is 0; give 1 or more."), (["--ranks", "2", "--device", "cuda:0"], "names one GPU")],
+    [
+        (["--ranks", "0"], "--ranks is 0; give 1 or more."),
+        (["--ranks", "2", "--device", "cuda:0"], "names one GPU"),
+        (["--ranks", "2", "--batch-timeout", "0"], "--batch-timeout is 0.0; give a number of seconds above 0."),
+        (["--ranks", "2", "--max-restarts", "-1"], "--max-restarts is -1; give 0 or more."),
+    ],
 )
 def test_impossible_ranks(run: Run, made: Path, arguments: list[str], sentence: str) -> None:
     status, _, err = run("run", made / "recipe.yaml", *arguments)
@@ -208,6 +217,8 @@ def test_ranks_inside_a_world_must_agree(run: Run, made: Path, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "4")
     status, _, err = run("run", made / "recipe.yaml", "--ranks", 2)
     assert status == 2 and "--ranks is 2 inside a world of 4 ranks; leave --ranks out." in err
+    status, _, err = run("run", made / "recipe.yaml", "--max-restarts", 2)
+    assert status == 2 and "--max-restarts is for who starts the ranks; give it to torchrun" in err
 
 
 def test_a_crash_leaves_its_traceback_in_the_log(
@@ -230,11 +241,18 @@ def test_a_rank_that_lost_another_says_so(
     def lose(*_: Any, **__: Any) -> None:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer.")
 
+    class Knows:
+        rank = 1
+
+        def explain(self) -> str:
+            return "Rank 0 was killed."
+
+    monkeypatch.setattr(program, "_watchdog", Knows())
     monkeypatch.setattr(session, "run_recipe", lose)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     status, _, err = run("run", made / "recipe.yaml")
-    assert status == 1 and err.startswith("ptymesh: Rank 1 lost contact with another rank, which failed first;")
+    assert (status, err) == (1, "ptymesh: Rank 0 was killed.\n")
     assert "rank 1 failed\nTraceback" in (tmp_path / "out" / "log.txt").read_text()
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import checkpoint
+from ptymesh.parallel.world import World
 
 
 class Threads:
@@ -52,11 +53,13 @@ class Threads:
         return outcomes
 
 
-class FakeWorld:
-    device = torch.device("cpu")
-
+class FakeWorld(World):
     def __init__(self, threads: Threads, rank: int) -> None:
+        super().__init__()
         self.threads, self.rank, self.size = threads, rank, threads.size
+
+    def words(self, text: str) -> list[str]:
+        return self.threads.exchange(self.rank, text)
 
     def sum(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         parts = self.threads.exchange(self.rank, tensors)
@@ -166,7 +169,8 @@ def test_a_failure_on_one_rank_is_raised_on_all(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoint, "_write_shard", full)
     outcomes = Threads(3).run(saver(tmp_path, 3, 1))
     assert all(isinstance(error, PtymeshError) for error in outcomes)
-    assert "No space left" in str(outcomes[rank]) and "another rank" in str(outcomes[(rank + 1) % 3])
+    assert all("No space left" in str(outcome) for outcome in outcomes), "what happened there is said everywhere"
+    assert f"(Rank {rank} failed while writing it: OSError" in str(outcomes[(rank + 1) % 3])
     assert_holds(tmp_path, 0)
 
 

@@ -121,9 +121,23 @@ def test_a_killed_rank_is_named_and_the_others_are_ended(
     assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
     assert time.monotonic() - began < 20
     err = capfd.readouterr().err
-    assert "rank 1 was ended by SIGKILL" not in err, "rank 0 too, but by us"
-    assert "rank 0, 1 was ended by SIGKILL (often for want of memory" in err
+    assert "ptymesh: Rank 1 (process " in err and ") was ended by SIGKILL (often for want of memory" in err
+    assert err.endswith(" before it had joined the others. There is no checkpoint yet.\n")
+    assert "rank 0 was ended by SIGKILL because it did not end by itself." in err
     assert "rank 2 was ended by SIGTERM because it did not end by itself." in err
+
+
+def test_ranks_are_bound_to_the_cores_of_a_memory_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system binds no process to cores")
+    own = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(module, "memory_nodes", lambda: [own[: len(own) // 2], own[len(own) // 2 :]])
+    body = "print(*sorted(os.sched_getaffinity(0)), file=open(f'{sys.argv[1]}/{rank}', 'w'))"
+    for bind in (True, False):
+        launch([str(tmp_path)], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body), bind=bind)
+        found = [[int(cpu) for cpu in (tmp_path / str(rank)).read_text().split()] for rank in range(2)]
+        split = bind and len(own) > 1
+        assert found == ([own[: len(own) // 2], own[len(own) // 2 :]] if split else [own, own])
 
 
 def test_no_ranks_are_refused() -> None:

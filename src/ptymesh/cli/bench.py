@@ -44,10 +44,10 @@ def command(
 
     from ptymesh.cli.dataset import load_dataset
     from ptymesh.errors import BadInput
-    from ptymesh.parallel.world import inside_ranks
+    from ptymesh.parallel.place import world
     from ptymesh.run.bench import Plan, bench, save
 
-    if inside_ranks():
+    if world().size > 1:
         raise BadInput("The benchmark is of one rank; run `ptymesh bench` without torchrun.")
     if path is not None and (windows or views):
         raise BadInput("--windows and --views are of simulated scans; leave them out, or leave out the data set.")

@@ -29,14 +29,15 @@ def command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for everything that is made.")] = Path("demo"),
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
+    from ptymesh.cli.launching import Launching
     from ptymesh.cli.running import execute, refuse_to_overwrite
     from ptymesh.errors import BadInput
-    from ptymesh.parallel.world import inside_ranks
+    from ptymesh.parallel.place import world
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 
-    if inside_ranks():
+    if world().size > 1:
         raise BadInput("The demo starts its own ranks; run `ptymesh demo --ranks N` without torchrun.")
     refuse_to_overwrite(out, force=True)
     recipe = out / "recipe.yaml"
@@ -47,7 +48,7 @@ def command(
     options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
     _, truth = write(options, out / "scan.cxi", force=True)
     arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
-    execute(load_recipe(recipe, out=out), arguments, device="auto", ranks=ranks, resume=False)
+    execute(load_recipe(recipe, out=out), arguments, Launching(ranks), resume=False)
     found = _compare(out / "result.h5", truth, out / "comparison.png")
     typer.echo("")
     typer.echo(

@@ -12,6 +12,7 @@ import typer
 
 from ptymesh import __version__
 from ptymesh.errors import Interrupted, PtymeshError
+from ptymesh.parallel.place import share_cores
 
 #: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
 COMMANDS = {
@@ -19,6 +20,10 @@ COMMANDS = {
     "inspect": "What is in a data set, and is it sound?",
     "run": "Reconstruct what a recipe says.",
     "resume": "Go on with a run that was stopped.",
+    "launch": "Run a Python program on several ranks.",
+    "slurm": "Print a job script for a recipe.",
+    "doctor": "Does this machine work?",
+    "scaling": "What do more ranks gain?",
     "view": "Draw the figures of a result.",
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
@@ -61,16 +66,19 @@ def options(
 
 
 for _name, _short in COMMANDS.items():
-    app.command(_name, short_help=_short)(import_module(f"ptymesh.cli.{_name}").command)
+    _module = import_module(f"ptymesh.cli.{_name}")
+    app.command(_name, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
 
 
 def main() -> None:
     """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
     arguments = sys.argv[1:]
-    if "--debug" in arguments:  # wherever it stands
+    own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)  # then follows a user's program
+    if "--debug" in arguments[:own]:  # wherever it stands
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
     try:
+        share_cores()
         app(arguments, prog_name="ptymesh")
     except PtymeshError as error:
         if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ranks: Ranks = None,
+    device: Device = "auto",
     layout: Annotated[
         str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
     ] = None,
@@ -21,6 +23,11 @@ def command(
     scratch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder on a local disk for patterns beyond the budget.")
     ] = None,
+    max_restarts: MaxRestarts = 0,
+    batch_timeout: BatchTimeout = None,
+    backend: Backend = "auto",
+    interface: Interface = None,
+    bind: Bind = True,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
     from ptymesh.cli.running import execute, room_settings
@@ -34,4 +41,5 @@ def command(
     arguments = ["resume", str(folder), "--device", device]
     for option, value in (("--layout", layout), ("--memory-budget", memory_budget), ("--scratch", scratch)):
         arguments += [] if value is None else [option, str(value)]
-    execute(recipe, arguments, device=device, ranks=ranks, resume=True)
+    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
+    execute(recipe, arguments, how, resume=True)

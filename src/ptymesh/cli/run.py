@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to do with which data.")],
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Processes to start on this machine.")] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ranks: Ranks = None,
+    device: Device = "auto",
     layout: Annotated[
         str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
     ] = None,
@@ -27,14 +29,23 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder, instead of the recipe's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
+    max_restarts: MaxRestarts = 0,
+    batch_timeout: BatchTimeout = None,
+    backend: Backend = "auto",
+    interface: Interface = None,
+    bind: Bind = True,
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
-    from ptymesh.cli.running import execute, refuse_to_overwrite, room_settings
+    from ptymesh.cli.running import execute, refuse_to_overwrite, restarted, room_settings
+    from ptymesh.io import checkpoint
     from ptymesh.run.recipe import load_recipe
 
     settings = [*(set_ or ()), *room_settings(memory_budget, scratch, layout)]
     loaded = load_recipe(recipe, settings, out)
-    refuse_to_overwrite(loaded.output.dir, force=force)
+    again = restarted()
+    refuse_to_overwrite(loaded.output.dir, force=force or again)
     arguments = ["run", str(recipe), "--device", device, "--out", str(loaded.output.dir)]
     arguments += [part for setting in settings for part in ("--set", setting)]
-    execute(loaded, [*arguments, *(["--force"] if force else [])], device=device, ranks=ranks, resume=False)
+    resume = again and checkpoint.exists(loaded.output.dir / "checkpoint")
+    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
+    execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)

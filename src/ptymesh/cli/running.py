@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ptymesh.cli.launching import Launching, environment_of
+from ptymesh.parallel.place import world
+
 if TYPE_CHECKING:
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
-#: How torch's backends speak of a rank that has gone; they raise plain RuntimeErrors.
-LOST = ("gloo", "NCCL", "Connection closed", "Connection reset")
 
 
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
@@ -54,36 +55,46 @@ def room_settings(memory_budget: str | None, scratch: Path | None, layout: str |
     return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
 
 
-def execute(recipe: Recipe, arguments: Sequence[str], *, device: str, ranks: int | None, resume: bool) -> None:
-    """Run the recipe in this process, or start `ranks` ranks of `ptymesh ARGUMENTS`, which come back here.
+def restarted() -> bool:
+    """Whether this rank was started again after a failure, by our launcher or by torchrun (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool) -> None:
+    """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
 
     Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
-    from ptymesh.parallel.devices import device_for
-    from ptymesh.parallel.world import inside_ranks
 
-    out = recipe.output.dir
-    if inside_ranks():
-        size = os.environ["WORLD_SIZE"]
-        if ranks is not None and ranks != int(size):
-            raise BadInput(f"--ranks is {ranks} inside a world of {size} ranks; leave --ranks out.")
-        _here(recipe, device, resume)
-    elif ranks is None or ranks == 1:
-        _here(recipe, device, resume)
+    out, place = recipe.output.dir, world()
+    if place.size > 1:
+        if how.ranks is not None and how.ranks != place.size:
+            raise BadInput(f"--ranks is {how.ranks} inside a world of {place.size} ranks; leave --ranks out.")
+        if how.max_restarts:
+            raise BadInput(
+                "--max-restarts is for who starts the ranks; give it to torchrun (as --max-restarts) instead."
+            )
     else:
-        from ptymesh.parallel.launch import launch
+        how.check()
+    if place.size > 1 or how.ranks is None or how.ranks == 1:
+        with environment_of(how.environment):
+            _here(recipe, how.device, resume)
+        return
+    from ptymesh.parallel.launch import launch
 
-        if ranks < 1:
-            raise BadInput(f"--ranks is {ranks}; give 1 or more.")
-        if device.startswith("cuda:"):
-            raise BadInput(f"--device {device} names one GPU; leave the number out, and each rank takes its own.")
-        device_for(device, ranks - 1)
-        load_measurement(recipe.data, recipe.positions)
-        status = launch(arguments, ranks, log_dir=out / "ranks")
-        if status:
-            raise typer.Exit(status)
+    load_measurement(recipe.data, recipe.positions)
+    status = launch(
+        arguments,
+        how.ranks,
+        log_dir=out / "ranks",
+        max_restarts=how.max_restarts,
+        environment=how.environment,
+        bind=how.bind,
+    )
+    if status:
+        raise typer.Exit(status)
 
 
 def _here(recipe: Recipe, device: str, resume: bool) -> None:
@@ -101,7 +112,7 @@ def _here(recipe: Recipe, device: str, resume: bool) -> None:
             if type(stopped) is not Interrupted:
                 raise
             raise Interrupted(f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on.") from stopped
-    if os.environ.get("RANK", "0") == "0":
+    if world().rank == 0:
         _conclude(recipe, outcome)
 
 
@@ -135,11 +146,13 @@ def _traceback_in(log: Path) -> Iterator[None]:
     Where it only says that another rank has gone, that is said instead: the other one knows why.
     """
     from ptymesh.errors import PtymeshError
-    from ptymesh.parallel.world import inside_ranks
+    from ptymesh.parallel.child import launched
+    from ptymesh.parallel.program import account_for
 
     try:
         yield
-    except PtymeshError:
+    except PtymeshError as error:
+        account_for(error)
         raise
     except Exception as error:
         import traceback
@@ -148,11 +161,10 @@ def _traceback_in(log: Path) -> Iterator[None]:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
-            file.write(f"{now}  rank {os.environ.get('RANK', '0')} failed\n{traceback.format_exc()}")
-        if inside_ranks() and isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
-            raise PtymeshError(
-                f"Rank {os.environ['RANK']} lost contact with another rank, which failed first; "
-                f"`ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
-            ) from error
+            file.write(f"{now}  rank {world().rank} failed\n{traceback.format_exc()}")
+        if lost := account_for(error):
+            if launched():  # which says it once, for all that were lost
+                raise typer.Exit(PtymeshError.exit_status) from error
+            raise PtymeshError(lost) from error
         error.add_note(f"The traceback is in {log}.")
         raise

@@ -164,7 +164,7 @@ def save(
         _write_shard(shard, shared if world.rank == 0 else {}, views, per_view, tiles or {}, corner)
         sizes[world.rank] = shard.stat().st_size
     except Exception as error:
-        problem = error
+        problem = _named(error, generation / _shard(world.rank))
     _all_well(world, problem, directory)
 
     (sizes,) = world.sum(sizes)
@@ -296,13 +296,21 @@ def _sync_folder(path: Path) -> None:
 
 def _all_well(world: World, problem: Exception | None, directory: Path) -> None:
     """Raise on every rank if any met a problem. The next save removes what this one leaves."""
-    if not world.agree(problem is not None):
-        return
-    reason = "another rank could not write" if problem is None else f"{type(problem).__name__}: {problem}"
-    raise PtymeshError(
-        f"The checkpoint in {directory} could not be written ({reason}); the previous one, if any, is intact: "
-        f"make room or mend the folder, then resume."
-    ) from problem
+    try:
+        world.all_well(problem, "writing it")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if error is problem else str(error)
+        raise PtymeshError(
+            f"The checkpoint in {directory} could not be written ({reason}); the previous one, if any, is intact: "
+            f"make room or mend the folder, then resume."
+        ) from problem
+
+
+def _named(error: Exception, path: Path) -> Exception:
+    """The error with the file that it is about."""
+    if not isinstance(error, OSError) or error.filename:
+        return error
+    return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def _remove_others(directory: Path, number: int) -> None:

@@ -34,6 +34,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.program import on_first_rank
 
 _ARRAYS = {
     "positions_m": "positions_m",
@@ -103,12 +104,21 @@ class Result:
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
+        On several ranks the first one writes, and the others return when it has.
+
         A file that was there before stays whole until that moment. Missing folders are made. tiles: the object, tile by
-        tile, instead of `object`. Raises BadInput where `path` is a folder, PtymeshError where the disk refuses.
+        tile, instead of `object`; only the first rank calls it then. Raises BadInput where `path` is a folder,
+        PtymeshError where the disk refuses.
         """
         path = Path(path)
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the name of a file, such as {path / 'result.h5'}.")
+        if tiles is None:
+            on_first_rank(lambda: self._save(path, None), str(path))
+        else:
+            self._save(path, tiles)
+
+    def _save(self, path: Path, tiles: ObjectTiles | None) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _renamed_into(path) as temporary, h5py.File(temporary, "w") as file:

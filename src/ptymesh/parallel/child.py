@@ -7,10 +7,17 @@ import os
 import signal
 import sys
 
-#: Set by the launcher: its process id, and the file that takes this rank's output.
-LAUNCHER, OUTPUT = "PTYMESH_LAUNCHER_PID", "PTYMESH_RANK_OUTPUT"
+#: Set by the launcher: its process id, the file that takes this rank's output, and the rank's cores (numbers with
+#: commas between them; empty for all).
+LAUNCHER, OUTPUT, CORES = "PTYMESH_LAUNCHER_PID", "PTYMESH_RANK_OUTPUT", "PTYMESH_RANK_CORES"
 
 _PR_SET_PDEATHSIG = 1
+_launched = False
+
+
+def launched() -> bool:
+    """Whether our own launcher started this process; it tells what went wrong when the ranks have ended."""
+    return _launched
 
 
 def settle() -> None:
@@ -18,6 +25,7 @@ def settle() -> None:
 
     Does nothing in a process that no launcher started.
     """
+    global _launched
     if path := os.environ.pop(OUTPUT, ""):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -25,7 +33,10 @@ def settle() -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+    if (cores := os.environ.pop(CORES, "")) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     launcher = os.environ.pop(LAUNCHER, "")
+    _launched = bool(launcher)
     if launcher and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(launcher):  # it died before we asked to be told

@@ -1,54 +1,174 @@
-"""Which device a rank computes on, and the collective backend that goes with it."""
+"""Which device a rank computes on, and the collective backend that goes with it.
+
+cuda also means AMD's (ROCm speaks through torch's CUDA interface); xpu are Intel's, mps is Apple's.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 
 import torch
+import torch.distributed as dist
 
 from ptymesh.errors import BadInput
 
+#: Environment variables that stand for --device and --backend in somebody's own program.
+DEVICE, BACKEND = "PTYMESH_DEVICE", "PTYMESH_BACKEND"
+BACKENDS = ("auto", "gloo", "nccl", "xccl")
+KINDS = ("cuda", "xpu", "mps")
 
-def device_for(name: str, local_rank: int) -> torch.device:
-    """Device of a rank: `auto` takes CUDA where there is one, else the CPU; `cuda` spreads local ranks over the GPUs.
 
-    Raises BadInput for a device that is not there, and for more local ranks than GPUs.
+def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "auto") -> torch.device:
+    """Device of a rank. `auto`: CUDA where there is one, then XPU, else the CPU; `cuda` spreads local ranks over GPUs.
+
+    Raises BadInput for a device that is not there, for more local ranks than devices (unless backend is gloo, with
+    which they share them), and for MIG slices that would have to form one NCCL group.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = next((kind for kind in ("cuda", "xpu") if _count(kind)), "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    if name.split(":")[0] != "cuda":
-        raise BadInput(f"Device {name!r} is unknown; give auto, cpu, cuda or cuda:N.")
-    if not torch.cuda.is_available():
-        raise BadInput("There is no CUDA device here; use --device cpu (or auto).")
-    count = torch.cuda.device_count()
-    if ":" in name:
-        index = name.split(":")[1]
+    kind, _, index = name.partition(":")
+    if kind not in KINDS:
+        raise BadInput(f"Device {name!r} is unknown; give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.")
+    if index and local_size > 1 and backend != "gloo":
+        raise BadInput(f"--device {name} names one GPU; leave the number out, and each rank takes its own.")
+    count = _count(kind)
+    if not count:
+        hidden = ""
+        if kind == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            hidden = " (CUDA_VISIBLE_DEVICES is empty, which hides them all)"
+        raise BadInput(f"There is no {kind.upper()} device here{hidden}; use --device cpu (or auto).")
+    if index:
         if not index.isdigit() or int(index) >= count:
-            raise BadInput(f"Device {name!r} is not there; this machine has cuda:0 to cuda:{count - 1}.")
-        return torch.device(name)
-    if local_rank >= count:
-        raise BadInput(f"Local rank {local_rank} has no GPU of its own ({count} here); use --ranks {count} or fewer.")
-    return torch.device("cuda", local_rank)
+            raise BadInput(f"Device {name!r} is not there; this machine has {kind}:0 to {kind}:{count - 1}.")
+        chosen = torch.device(kind, int(index))
+    else:
+        if max(local_size, local_rank + 1) > count and backend != "gloo":
+            raise BadInput(
+                f"{max(local_size, local_rank + 1)} ranks on this machine have {count} {kind.upper()} "
+                f"device{'s' * (count > 1)}; use --ranks {count} or fewer, or let ranks share devices with "
+                "--backend gloo."
+            )
+        chosen = torch.device(kind, local_rank % count)
+    if local_size > 1 and backend != "gloo" and is_slice(chosen):
+        raise BadInput(
+            f"{chosen} is a MIG slice, and slices cannot form one NCCL group; run one task on each slice "
+            "(CUDA_VISIBLE_DEVICES=MIG-... ptymesh run ...), or join the slices with --backend gloo."
+        )
+    return chosen
 
 
-def backend_for(device: torch.device) -> str:
-    """NCCL between GPUs, gloo between CPUs."""
-    return "nccl" if device.type == "cuda" else "gloo"
+def _count(kind: str) -> int:
+    """Devices of this kind that may be used."""
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    interface: ModuleType = getattr(torch, kind)
+    return interface.device_count() if interface.is_available() else 0
+
+
+def is_slice(device: torch.device) -> bool:
+    """Whether a CUDA device is a slice of a GPU (NVIDIA's Multi-Instance GPU)."""
+    if device.type != "cuda":
+        return False
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[0].startswith("MIG-") or " MIG " in torch.cuda.get_device_name(device)
+
+
+def visible_slice(local_rank: int) -> str | None:
+    """The MIG slice for a local rank where CUDA_VISIBLE_DEVICES lists several: a process can see no more than one."""
+    slices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("MIG-")]
+    return slices[local_rank % len(slices)] if len(slices) > 1 else None
+
+
+def backend_for(device: torch.device, wanted: str = "auto") -> str:
+    """NCCL between GPUs (RCCL on AMD's has its name), XCCL between Intel's, gloo between CPUs and where those are not.
+
+    Raises BadInput for a backend that is not there or does not fit the device.
+    """
+    if wanted not in BACKENDS:
+        raise BadInput(f"Backend {wanted!r} is unknown; give {', '.join(BACKENDS)}.")
+    own = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+    if wanted == "auto":
+        return own if own in available_backends() else "gloo"
+    if wanted not in ("gloo", own):
+        raise BadInput(f"Backend {wanted} does not speak for {device.type}; use --backend {own}, or gloo.")
+    if wanted not in available_backends():
+        raise BadInput(f"This torch has no backend {wanted}; use --backend {' or '.join(available_backends())}.")
+    return wanted
+
+
+def available_backends() -> list[str]:
+    """Collective backends that this torch was built with."""
+    return [name for name in BACKENDS[1:] if dist.is_available() and dist.is_backend_available(name)]
+
+
+def check_sums(device: torch.device) -> torch.device:
+    """The device, if it has the double precision in which losses are summed. Raises BadInput."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError) as error:
+        raise BadInput(f"Device {device} has no float64, in which losses are summed; use --device cpu.") from error
+    return device
+
+
+def shared_by(device: torch.device, local_size: int) -> str:
+    """A sentence where several ranks of this machine share devices, else nothing."""
+    count = 1 if device.type in ("cpu", "mps") else _count(device.type)
+    if device.type == "cpu" or local_size <= count:
+        return ""
+    return f"{local_size} ranks share {count} {device.type.upper()} device{'s' * (count > 1)} through gloo"
+
+
+# --- cores ---
+
+
+def parse_cpus(text: str) -> list[int]:
+    """0-3,8 -> [0, 1, 2, 3, 8]."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def say_cpus(cpus: list[int]) -> str:
+    """[0, 1, 2, 3, 8] -> 0-3,8."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][-1] == cpu - 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def memory_nodes(root: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
+    """Cores of each NUMA node; empty where the system does not tell."""
+    lists = sorted(root.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
+    return [cpus for path in lists if (cpus := parse_cpus(path.read_text()))]
+
+
+def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[list[int]]:
+    """Cores for each of this machine's ranks: consecutive ranks on one NUMA node, all of its cores.
+
+    Empty lists (no binding) where there is one node, or fewer ranks than two: the system does as well then.
+    """
+    own = [[cpu for cpu in node if cpu in set(allowed)] for node in nodes]
+    own = [node for node in own if node]
+    if len(own) < 2 or ranks < 2:
+        return [[] for _ in range(ranks)]
+    return [own[rank * len(own) // ranks] for rank in range(ranks)]
 
 
 def free_bytes(device: torch.device) -> int:
     """Memory of a CUDA device that nobody has taken yet."""
     return int(torch.cuda.mem_get_info(device)[0])
-
-
-def share_cores(ranks_here: int) -> None:
-    """Gives each of this machine's ranks its share of the cores, unless OMP_NUM_THREADS already does."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, ranks_here)))
 
 
 @contextmanager

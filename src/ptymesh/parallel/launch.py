@@ -15,8 +15,9 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,12 +26,17 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
 
 from ptymesh.errors import BadInput, Diverged, Interrupted
-from ptymesh.parallel.child import LAUNCHER, OUTPUT
+from ptymesh.parallel.child import CORES, LAUNCHER, OUTPUT
+from ptymesh.parallel.devices import bindings, memory_nodes, visible_slice
+from ptymesh.parallel.watchdog import AGREED, accuse, read_post, read_verdict
 
 #: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
 STOP_S, PEERS_S = 600.0, 10.0
 POLL_S = 0.05
 TAIL_LINES, TAILS = 20, 3
+
+#: Statuses after which starting the ranks again would change nothing.
+FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
 
 _FORWARDED = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
 
@@ -42,6 +48,10 @@ def launch(
     threads_per_rank: int | None = None,
     log_dir: Path | None = None,
     program: Sequence[str] = ("-m", "ptymesh"),
+    max_restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+    bind: bool = True,
+    terminal: bool = True,
 ) -> int:
     """Run `python -m ptymesh ARGUMENTS` on `ranks` ranks of this machine and return their exit status.
 
@@ -55,36 +65,66 @@ def launch(
         threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores shared out.
         log_dir: default: a temporary folder.
         program: what python runs instead of ptymesh.
+        max_restarts: how often ranks that failed (not with 2, 3 or 75) are started again; they find the number in
+            TORCHELASTIC_RESTART_COUNT.
+        environment: variables that ranks get besides.
+        bind: each rank to the cores of one NUMA node, on machines with several.
+        terminal: whether rank 0 has this process's; else it has a file too.
 
     Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
     (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
     """
     if ranks < 1:
         raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+    if max_restarts < 0:
+        raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
     logs.mkdir(parents=True, exist_ok=True)
-    # The launcher hosts the store: no port can be taken between choosing and using it, and none needs rank 0 alive.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environments = {rank: _environment(rank, ranks, store.port, threads_per_rank, logs) for rank in range(ranks)}
+    bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
     with _quiet(), _Signals() as signals:
-        context = start_processes(
-            "rank",
-            sys.executable,
-            {rank: (*program, *arguments) for rank in range(ranks)},
-            environments,
-            logs_specs=_Inherit(),
-        )
-        watch = _Watch(context, signals)
-        try:
-            watch.run()
-        finally:
-            context.close(signal.SIGKILL, timeout=10)
-    status = _status(watch.ended, watch.forced)
-    _tell(watch.ended, watch.forced, status, logs)
+        for attempt in range(max_restarts + 1):
+            # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
+            store = _store()
+            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **(environment or {})}
+            environments = {
+                rank: _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal) | given
+                for rank in range(ranks)
+            }
+            watch = _attempt((*program, *arguments), environments, signals, store)
+            status = _status(watch.ended, watch.forced)
+            _tell(watch, status, logs)
+            if status in FINAL or watch.asked or attempt == max_restarts:
+                break
+            print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
+    _tidy(logs, ranks)
     return status
 
 
-def _environment(rank: int, ranks: int, port: int, threads: int | None, logs: Path) -> dict[str, str]:
+def _store() -> TCPStore:
+    """A store that listens on the loopback interface alone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _attempt(
+    command: Sequence[str], environments: dict[int, dict[str, str]], signals: _Signals, store: TCPStore
+) -> _Watch:
+    """Start the ranks and return when all have ended."""
+    context = start_processes(
+        "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
+    )
+    watch = _Watch(context, signals, store)
+    try:
+        watch.run()
+    finally:
+        context.close(signal.SIGKILL, timeout=10)
+    return watch
+
+
+def _environment(
+    rank: int, ranks: int, port: int, threads: int | None, logs: Path, cpus: list[int], terminal: bool
+) -> dict[str, str]:
     """What torchrun gives to a rank, and what our own ranks do first (`child.settle`)."""
     environment = {
         "RANK": rank,
@@ -98,17 +138,24 @@ def _environment(rank: int, ranks: int, port: int, threads: int | None, logs: Pa
         "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
         "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
         LAUNCHER: os.getpid(),
-        OUTPUT: logs / f"rank{rank}.txt" if rank else "",
+        OUTPUT: logs / f"rank{rank}.txt" if rank or not terminal else "",
+        CORES: ",".join(map(str, cpus)),
     }
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
         environment["GLOO_SOCKET_IFNAME"] = loopback[0]
+    if own := visible_slice(rank):
+        environment["CUDA_VISIBLE_DEVICES"] = own
     return {name: str(value) for name, value in environment.items()}
 
 
 def cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_cpus()) or os.cpu_count() or 1
+
+
+def _cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 class _Inherit(LogsSpecs):
@@ -149,7 +196,9 @@ class _Signals:
         self._came: list[int] = []
 
     def __enter__(self) -> _Signals:
-        self._previous = {n: signal.getsignal(n) for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
+        main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody handle signals
+        numbers = _FORWARDED if main else ()
+        self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
             signal.signal(number, self._note)
         return self
@@ -171,11 +220,12 @@ class _Watch:
     """Waits for the ranks, passes signals on, and ends ranks that do not end by themselves.
 
     ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
-    forced: ranks that had to be killed.
+    forced: ranks that had to be killed. asked: whether a signal asked the run to stop.
     """
 
-    def __init__(self, context: PContext, signals: _Signals) -> None:
-        self.context, self.signals = context, signals
+    def __init__(self, context: PContext, signals: _Signals, store: TCPStore) -> None:
+        self.context, self.signals, self.store = context, signals, store
+        self.asked = False
         self.ended: dict[int, int] = {}
         self.forced: set[int] = set()
         self.interrupts, self.warned = 0, False
@@ -193,6 +243,7 @@ class _Watch:
 
     def _pass_on(self) -> None:
         for number in self.signals.take():
+            self.asked = True
             self.interrupts += number == signal.SIGINT
             if self.interrupts > 2:
                 self._kill()
@@ -206,6 +257,8 @@ class _Watch:
             if process.poll() is not None:
                 del self.running[rank]
                 self.ended[rank] = process.returncode
+                if process.returncode < 0 and rank not in self.forced and not self.asked:
+                    self._accuse(rank, process.pid, signal.Signals(-process.returncode).name)
         if any(self.ended.values()):
             self.failed_at = min(self.failed_at, time.monotonic())
 
@@ -219,6 +272,13 @@ class _Watch:
             self._send(signal.SIGTERM)
             self.forced |= set(self.running)
             self.kill_at = min(self.kill_at, now + PEERS_S)
+
+    def _accuse(self, rank: int, pid: int, name: str) -> None:
+        """A rank that was killed cannot say so itself; the others then learn it, and need not wait for it."""
+        post = read_post(self.store, rank)
+        memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
+        place = f", last heard of in {post.place}" if post else " before it had joined the others"
+        accuse(self.store, rank, f"Rank {rank} (process {pid}) was ended by {name}{memory}{place}.")
 
     def _send(self, number: int) -> None:
         for process in self.running.values():
@@ -241,24 +301,33 @@ def _status(ended: dict[int, int], forced: set[int]) -> int:
     return max(failed[0], 1) if failed else 0
 
 
-def _tell(ended: dict[int, int], forced: set[int], status: int, logs: Path) -> None:
-    """Show what failed ranks said, unless rank 0 has said the same; remove the files of ranks that said nothing."""
-    for code in dict.fromkeys(ended.values()):
-        killed = ", ".join(str(rank) for rank in sorted(ended) if ended[rank] == code)
-        own = any(ended[rank] == code and rank not in forced for rank in ended)
-        if code < 0 and status != Interrupted.exit_status:
-            name = signal.Signals(-code).name
-            memory = " (often for want of memory: use fewer ranks, or crop or bin the data)"
-            why = (memory if name == "SIGKILL" else "") if own else " because it did not end by itself"
-            print(f"ptymesh: rank {killed} was ended by {name}{why}.", file=sys.stderr)
-    files = {rank: logs / f"rank{rank}.txt" for rank in ended if rank}
-    agreed = status in (BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
-    if status and not (agreed and ended[0] == status):
-        told = [rank for rank, path in files.items() if ended[rank] and path.exists() and path.stat().st_size]
-        for rank in told[:TAILS]:
-            tail = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-            print(f"--- rank {rank} (all of it in {files[rank]})", *tail, sep="\n", file=sys.stderr)
-    for path in files.values():
+def _tell(watch: _Watch, status: int, logs: Path) -> None:
+    """What went wrong: the end of the log of the rank at fault, and the verdict on it; else what failed ranks said."""
+    ended, forced = watch.ended, watch.forced
+    if status in FINAL and ended[0] == status:
+        return
+    verdict = read_verdict(watch.store)
+    if status != Interrupted.exit_status:
+        for code in dict.fromkeys(code for code in ended.values() if code < 0):
+            killed = [rank for rank in sorted(ended) if ended[rank] == code and rank in forced]
+            if killed:
+                name, names = signal.Signals(-code).name, ", ".join(map(str, killed))
+                print(f"ptymesh: rank {names} was ended by {name} because it did not end by itself.", file=sys.stderr)
+    if verdict is None and watch.store.check([AGREED]):
+        return
+    told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
+    for rank in told[:TAILS]:
+        path = logs / f"rank{rank}.txt"
+        if rank and path.exists() and path.stat().st_size:
+            tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+            print(f"--- rank {rank} (all of it in {path})", *tail, sep="\n", file=sys.stderr)
+    if verdict is not None:
+        print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
+
+
+def _tidy(logs: Path, ranks: int) -> None:
+    """Remove the files of ranks that said nothing."""
+    for path in (logs / f"rank{rank}.txt" for rank in range(1, ranks)):
         if path.exists() and path.stat().st_size == 0:
             path.unlink()
     if not any(logs.iterdir()):

@@ -7,19 +7,48 @@ act on a view of somebody's array. Tensors of one real dtype travel in one flat 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ptymesh.errors import PtymeshError
-from ptymesh.parallel.devices import backend_for, device_for, share_cores
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel import program
+from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
+from ptymesh.parallel.place import settle_environment
+from ptymesh.parallel.program import reason
+from ptymesh.parallel.pulse import Pulse, budgets
+from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog
 
-#: Longest that a rank waits for the others in a collective; phases that take long (saving, reading) are shorter.
-TIMEOUT = timedelta(minutes=10)
+#: Torch's own limit for a collective. It knows no phases, so it stands behind all of ours (pulse.BUDGETS_S).
+TIMEOUT = timedelta(hours=2)
+
+
+@dataclass
+class Record:
+    """What a step received from other ranks, to be given to it again should it have to start anew.
+
+    began: collectives of the world when it began; keep: whether results are kept; noted: collectives that it knows of;
+    calls: how often something was asked for.
+    """
+
+    began: int
+    keep: bool = True
+    noted: int = 0
+    calls: int = 0
+    place: int = 0
+    results: list[list[Tensor]] = field(default_factory=list)
+
+    def rewind(self, collectives: int) -> bool:
+        """Back to the beginning; False where that is not possible, as the world has done what is not on record."""
+        self.place = 0
+        return collectives - self.began == self.noted and (self.keep or not self.calls)
 
 
 class World:
@@ -34,17 +63,23 @@ class World:
         self.bytes_reduced = 0  #: payload that they carried
         self.messages = 0  #: how many were sent to a single rank
         self.bytes_sent = 0  #: payload that they carried
+        self.pulse = Pulse()  #: what this rank is doing
+        self.record: Record | None = None  #: of the step that is being taken
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum over ranks of each tensor."""
-        return [t.clone() for t in tensors]
+        return self._recorded(lambda: self._alone(tensors))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
         """Elementwise maximum over ranks of each real tensor."""
-        return [t.clone() for t in tensors]
+        return self._recorded(lambda: self._alone(tensors))
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor as rank 0 has it."""
+        return self._recorded(lambda: self._alone(tensors))
+
+    @staticmethod
+    def _alone(tensors: tuple[Tensor, ...]) -> list[Tensor]:
         return [t.clone() for t in tensors]
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
@@ -54,6 +89,23 @@ class World:
         """
         assert not sends and not receives, "a rank alone has nobody to write to"
         return lambda: None
+
+    def _recorded(self, act: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What `act` returns, or what it returned when the step was taken before."""
+        record = self.record
+        if record is None:
+            return act()
+        if record.place < len(record.results):
+            record.place += 1
+            return [t.clone() for t in record.results[record.place - 1]]
+        before = self.collectives
+        found = act()
+        record.noted += self.collectives - before
+        record.calls += 1
+        if record.keep:
+            record.results.append([t.clone() for t in found])
+            record.place += 1
+        return found
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Re sum conj(a) b over the elements that each rank holds and over ranks, 0-d float64."""
@@ -65,9 +117,24 @@ class World:
         return flag
 
     def all_well(self, failure: Exception | None, doing: str) -> None:
-        """At a safe point: if any rank failed, raises on every rank, its own failure or word of another's."""
-        if self.agree(failure is not None):
-            raise failure or PtymeshError(f"Another rank failed while {doing}; its own message says why.")
+        """At a safe point: if any rank failed, raises on every rank: its own failure, or another's in its words."""
+        if not self.agree(failure is not None):
+            return
+        self.pulse.agreed = True
+        said = self.words("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
+        if failure is not None:
+            raise failure
+        rank, text = next((rank, text) for rank, text in enumerate(said) if text)
+        status, _, why = text.partition(" ")
+        kind = BadInput if int(status) == BadInput.exit_status else PtymeshError
+        raise kind(f"Rank {rank} failed while {doing}: {why}")
+
+    def words(self, text: str) -> list[str]:
+        """What each rank says, in order of rank; collective."""
+        return [text]
+
+    def tell_checkpoint(self, text: str) -> None:
+        """What the last checkpoint holds, for messages should this rank be lost; not collective."""
 
     def barrier(self) -> None:
         """Returns when every rank has come here."""
@@ -82,22 +149,32 @@ Solo = World
 class Ranks(World):
     """Several ranks joined by torch.distributed; `group` is for tests that use part of a pool."""
 
-    def __init__(self, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        group: dist.ProcessGroup | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
         super().__init__(device)
-        self.group = group
+        self.group, self.watchdog = group, watchdog
+        if watchdog:
+            self.pulse = watchdog.pulse
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum over ranks of each tensor, one message per real dtype."""
-        return self._bucketed(tensors, lambda flat: dist.all_reduce(flat, dist.ReduceOp.SUM, self.group))
+        act = partial(dist.all_reduce, op=dist.ReduceOp.SUM, group=self.group)
+        return self._recorded(lambda: self._bucketed(tensors, act))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
         """Elementwise maximum over ranks of each real tensor."""
-        return self._bucketed(tensors, lambda flat: dist.all_reduce(flat, dist.ReduceOp.MAX, self.group))
+        act = partial(dist.all_reduce, op=dist.ReduceOp.MAX, group=self.group)
+        return self._recorded(lambda: self._bucketed(tensors, act))
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor as rank 0 has it."""
-        return self._bucketed(tensors, lambda flat: dist.broadcast(flat, group=self.group, group_src=0))
+        act = partial(dist.broadcast, group=self.group, group_src=0)
+        return self._recorded(lambda: self._bucketed(tensors, act))
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
         """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end."""
@@ -106,13 +183,28 @@ class Ranks(World):
             for way, tensors in ((dist.isend, sends), (dist.irecv, receives))
             for rank, tensor in tensors.items()
         ]
+        record = self.record
+        if record is not None and record.place < len(record.results):
+            record.place += 1
+            for tensor, before in zip(receives.values(), record.results[record.place - 1], strict=True):
+                tensor.copy_(before)
+            return lambda: None
         self.messages += len(sends)
         self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
         works = dist.batch_isend_irecv(operations) if operations else []
+        place = len(record.results) if record is not None else 0
+        if record is not None:
+            record.calls += 1
+            if record.keep:  # what has arrived is put there once it has
+                record.results.append([])
+                record.place += 1
 
         def wait(kept: Any = sends) -> None:  # what is being sent must live until it has gone
-            for work in works:
-                work.wait()
+            with self.pulse.collective():
+                for work in works:
+                    work.wait()
+            if record is not None and record.keep:
+                record.results[place] = [t.clone() for t in receives.values()]
 
         return wait
 
@@ -124,9 +216,25 @@ class Ranks(World):
         """Returns when every rank has come here."""
         self.agree(False)
 
+    def tell_checkpoint(self, text: str) -> None:
+        """What the last checkpoint holds, for messages should this rank be lost; not collective."""
+        if self.watchdog and self.rank == 0:
+            self.watchdog.tell(CHECKPOINT, text)
+
+    def words(self, text: str) -> list[str]:
+        """What each rank says, in order of rank; collective."""
+        said = torch.tensor(list(text.encode()), dtype=torch.int64, device=self.device)
+        longest = int(self.max(torch.tensor([len(said)], device=self.device))[0])
+        table = torch.zeros(self.size, longest, dtype=torch.int64, device=self.device)
+        table[self.rank, : len(said)] = said
+        (table,) = self.sum(table)
+        return [bytes(row[row > 0].tolist()).decode() for row in table.cpu()]
+
     def close(self) -> None:
         """Leaves the process group that `join` entered."""
         if self.group is None and dist.is_initialized():
+            if self.watchdog:
+                self.watchdog.leave()
             dist.destroy_process_group()
 
     def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
@@ -137,7 +245,8 @@ class Ranks(World):
             places = [i for i, r in enumerate(reals) if r.dtype == dtype]
             places.sort(key=lambda i: not tensors[i].is_complex())
             flat = torch.cat([reals[i].reshape(-1) for i in places])
-            reduce(flat)
+            with self.pulse.collective():
+                reduce(flat)
             self.collectives += 1
             self.bytes_reduced += flat.numel() * flat.element_size()
             for i, part in zip(places, flat.split([reals[i].numel() for i in places]), strict=True):
@@ -146,23 +255,57 @@ class Ranks(World):
         return [r for r in results if r is not None]
 
 
+_joins = 0
+_watchdog: Watchdog | None = None
+
+
 def join(device: str = "auto") -> World:
-    """The world that this process was started in: Ranks under torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT in
-    the environment), else Solo. Raises BadInput where the device is not there.
+    """The world that this process was started in: Ranks under torchrun, `ptymesh launch`, srun or mpirun, else Solo.
+
+    Device and backend are also taken from PTYMESH_DEVICE (instead of auto) and PTYMESH_BACKEND.
+    Raises BadInput where the device is not there, PtymeshError where a rank does not come.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-    chosen = device_for(device, local_rank)
-    if size == 1:
+    global _watchdog, _joins
+    place = settle_environment()
+    name, wanted = os.environ.get(DEVICE, device) if device == "auto" else device, os.environ.get(BACKEND, "auto")
+    chosen = check_sums(device_for(name, place.local_rank, place.local_size, wanted))
+    backend = backend_for(chosen, wanted)
+    if place.size == 1:
         return Solo(chosen)
-    share_cores(int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     if not dist.is_initialized():
+        pulse = Pulse(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
+        patience_s = pulse.budgets_s["join"]
+        try:
+            store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience_s)))
+        except (dist.DistError, RuntimeError, OSError) as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise PtymeshError(f"Rank {place.rank} cannot reach rank 0 at {address} ({reason(error)}).") from error
+        _wait_for_all(store, rank, size, patience_s)
+        _joins += 1
         dist.init_process_group(
-            backend_for(chosen), timeout=TIMEOUT, device_id=chosen if chosen.type == "cuda" else None
+            backend,
+            store=dist.PrefixStore(f"ptymesh/{_joins}", store),
+            rank=rank,
+            world_size=size,
+            timeout=TIMEOUT,
+            device_id=chosen if backend in ("nccl", "xccl") else None,
         )
-    return Ranks(chosen)
+        pulse.phase = "script"
+        _watchdog = Watchdog(store.clone(), pulse, rank, size)
+        _watchdog.start()
+        program.enter(place, _watchdog)
+    return Ranks(chosen, watchdog=_watchdog)
 
 
-def inside_ranks() -> bool:
-    """Whether torchrun (or our own launcher) started this process as one of several ranks."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) -> None:
+    """Returns when every rank has reached the store; names those that have not come in time."""
+    store.set(f"ptymesh/here/{rank}", "")
+    missing, end = set(range(size)), time.monotonic() + patience_s
+    while missing := {other for other in missing if not store.check([f"ptymesh/here/{other}"])}:
+        if time.monotonic() > end:
+            names = ", ".join(map(str, sorted(missing)))
+            raise PtymeshError(
+                f"Rank {names} of {size} did not come within {patience_s:.0f} s; see whether every node was started "
+                "with the same MASTER_ADDR, MASTER_PORT and number of ranks."
+            )
+        time.sleep(0.02)

@@ -11,6 +11,7 @@ from ptymesh.plot.patterns import patterns_figure
 from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.probes import powers_percent, probe_figure
 from ptymesh.plot.progress import history_figure
+from ptymesh.plot.scaling import scaling_figure
 from ptymesh.plot.scan import coverage_figure, positions_figure
 from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
 
@@ -27,6 +28,7 @@ __all__ = [
     "probe_figure",
     "probe_tiffs",
     "save_tiff",
+    "scaling_figure",
     "slices_figure",
     "unwrapped_phase",
 ]

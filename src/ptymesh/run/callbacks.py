@@ -23,6 +23,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from ptymesh.parallel.devices import memory_nodes, say_cpus
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -244,12 +245,17 @@ class LogFile(Watcher):
 
 def environment(run: RunInfo) -> list[str]:
     """Versions, machine and threads, one line each."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        own = sorted(os.sched_getaffinity(0))
+        nodes = [str(n) for n, node in enumerate(memory_nodes()) if set(own) & set(node)]
+        cores = f"{len(own)} cores ({say_cpus(own)}{', NUMA node ' + ' '.join(nodes) if nodes else ''})"
+    else:
+        cores = f"{os.cpu_count()} cores"
     device = torch.device(run.device)
     lines = [
         f"ptymesh {version('ptymesh')}, torch {torch.__version__}, numpy {version('numpy')}, h5py {version('h5py')}, "
         f"Python {platform.python_version()}",
-        f"{platform.node()}: {platform.platform()}, {cores} cores, {torch.get_num_threads()} threads per rank",
+        f"{platform.node()}: {platform.platform()}, {cores}, {torch.get_num_threads()} threads per rank",
     ]
     if device.type == "cuda":
         lines.append(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")

@@ -18,7 +18,7 @@ from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
-from ptymesh.run import batches, resolution
+from ptymesh.run import batches, memory, resolution
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
 
@@ -60,6 +60,7 @@ class Loop:
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic = Traffic()
         self._fine = problem
+        self._warm: Engine | None = None
         for engine in self.stages:
             engine.check(problem)
             resolution.check(engine, problem)
@@ -108,7 +109,13 @@ class Loop:
             pass
 
     def _epoch(self, engine: Engine) -> EpochReport:
+        with self.problem.world.pulse.doing("batch"):
+            return self._within_epoch(engine)
+
+    def _within_epoch(self, engine: Engine) -> EpochReport:
         problem, state = self.problem, self.state
+        pulse = problem.world.pulse
+        pulse.where = f"stage {state.stage + 1}, epoch {state.epoch + 1}"
         began = time.perf_counter() - state.epoch_seconds
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
@@ -134,11 +141,12 @@ class Loop:
             self.total_epochs,
             held_out,
         )
-        for callback in self.callbacks:
-            callback.epoch(report)
+        with pulse.doing("report"):
+            for callback in self.callbacks:
+                callback.epoch(report)
         self._check(engine)
         if self.save and problem.world.agree(problem.world.rank == 0 and self.due(state.done_epochs)):
-            self.save()
+            self._save()
         return report
 
     def _batches(self, engine: Engine, began: float) -> None:
@@ -149,10 +157,15 @@ class Loop:
         problem.probe_frozen = epoch <= engine.probe.frozen
         drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
         views = sum(len(batch) for batch in drawn[: state.batch])
+        pulse = problem.world.pulse
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
+            pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.coming, problem.stop_requested = coming, self.stop()
             before = _counted(problem.world)
-            engine.step(problem, state.estimate, Batch(batch, refine is not None, epoch, vary))
+            # a stage's first batch may compile what it needs
+            first, self._warm = engine is not self._warm, engine
+            with pulse.doing("compile" if first else "batch"):
+                memory.step(engine, problem, state.estimate, Batch(batch, refine is not None, epoch, vary), first=first)
             self._count(before)
             if refine:
                 positions.after_batch(engine, problem, state.estimate, state.start)
@@ -163,8 +176,9 @@ class Loop:
             state.epoch_seconds = time.perf_counter() - began
             if self.callbacks:
                 report = BatchReport(state.stage, epoch, state.batch, len(drawn), views, state.epoch_seconds)
-                for callback in self.callbacks:
-                    callback.batch(report)
+                with pulse.doing("report"):
+                    for callback in self.callbacks:
+                        callback.batch(report)
             if float(problem.stop_agreed) > 0:
                 self._interrupt()
 
@@ -206,9 +220,14 @@ class Loop:
             "try smaller steps (gamma_object, gamma_probe, a larger alpha), a smaller batch, or a better initial probe."
         )
 
+    def _save(self) -> None:
+        assert self.save is not None
+        with self.problem.world.pulse.doing("save"):
+            self.save()
+
     def _interrupt(self) -> None:
         if self.save:
-            self.save()
+            self._save()
             raise Interrupted("Stopped after a checkpoint; `ptymesh resume` continues from here.")
         raise Interrupted("Stopped between two batches.")
 

@@ -312,9 +312,9 @@ def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
 
 
 def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
-    """Estimate and accumulators, what the engine remembers, and the batch's sums in blocks."""
+    """Estimate, accumulators, what a first step begins with, what the engine remembers, a batch's sums in blocks."""
     pixel = scan.slices * scan.real_bytes
-    arrays = 2 + 2 + 1 + 2 * _traits(engine).arrays
+    arrays = 2 + 2 + 1 + 2 + 2 * _traits(engine).arrays
     return int(pixel * (arrays * part.shape[0] * part.shape[1] + 6 * touched * BLOCK * BLOCK))
 
 

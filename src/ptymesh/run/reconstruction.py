@@ -28,6 +28,8 @@ from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.place import world
+from ptymesh.parallel.program import on_first_rank
 from ptymesh.parallel.room import Room
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
@@ -113,7 +115,7 @@ class Reconstruction:
             layout, self.layout_why = decide(self.world, frame, planned or RPIE(), seed)
         owners = self._layout(layout, saved)
         room = _room(memory_budget, scratch)
-        with one_thread(deterministic):
+        with one_thread(deterministic), self.world.pulse.doing("read"):
             self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
             if saved is not None:
                 self.state = RunState.load(saved, self.problem)
@@ -197,14 +199,15 @@ class Reconstruction:
         estimate = self.state.estimate
         return self._result(self.problem.layout.whole(estimate.object, estimate).cpu().numpy(), recipe)
 
-    def save(self, path: str | Path, recipe: str = "") -> Result:
+    def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
         """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
 
-        Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on every rank where
-        the disk refuses.
+        attrs: more of them. Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on
+        every rank where the disk refuses.
         """
         estimate = self.state.estimate
         found = self._result(estimate.object.cpu().numpy(), recipe)
+        found.attrs |= attrs or {}
         stream = self.problem.layout.stream(estimate.object, estimate)
         failure = None
         try:
@@ -270,12 +273,18 @@ class Reconstruction:
         return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Figure of the object as it is now; also written to `path` if one is given."""
+        """Figure of the object as it is now; also written to `path` if one is given.
+
+        On several ranks, all have the figure, but only the first one's `savefig` writes.
+        """
         from ptymesh.plot import object_figure
 
-        figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
-        if path is not None:
-            figure.savefig(path)
+        with self.world.pulse.doing("report"):
+            figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
+            if path is not None:
+                on_first_rank(lambda: figure.savefig(path), str(path))
+        if world().rank:
+            figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
 from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
+from ptymesh.run.memory import peak_bytes
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
@@ -38,56 +42,84 @@ def run_recipe(
 
     Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
     """
-    world = join(device)
-    try:
-        return _run(recipe, world, resume, callbacks if world.rank == 0 else ())
-    finally:
-        world.close()
+    with StopSignal() as stop:  # from the beginning: a signal while the data are read stops the run after a batch
+        world = join(device)
+        try:
+            return _run(recipe, world, resume, callbacks if world.rank == 0 else (), stop)
+        finally:
+            world.close()
 
 
-def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback]) -> Outcome:
+def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback], stop: StopSignal) -> Outcome:
     out = Path(recipe.output.dir)
-    saved = checkpoint.load(out / "checkpoint") if resume else None
-    with closing(reconstruction(recipe, world, saved)) as recon:
-        return _carry_out(recipe, recon, out, resume, callbacks)
+    with world.pulse.doing("read"):
+        recon = reconstruction(recipe, world, out / "checkpoint" if resume else None)
+    with closing(recon):
+        with world.pulse.doing("read"):
+            info = _info(recipe, recon, out, resume)
+            _on_first_rank(world, lambda: _start(callbacks, info), "starting the run")
+        if resume:
+            _tell_checkpoint(recon, out)
+        return _carry_out(recipe, recon, out, callbacks, stop)
 
 
 def _carry_out(
-    recipe: Recipe, recon: Reconstruction, out: Path, resume: bool, callbacks: Sequence[Callback]
+    recipe: Recipe, recon: Reconstruction, out: Path, callbacks: Sequence[Callback], stop: StopSignal
 ) -> Outcome:
-    folder = out / "checkpoint"
-    for callback in callbacks:
-        callback.start(_info(recipe, recon, out, resume))
+    folder, world = out / "checkpoint", recon.world
 
     def save() -> None:
         recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        _tell_checkpoint(recon, out)
         for callback in callbacks:
             callback.saved(folder)
 
+    waited = world.pulse.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
+    loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
     try:
-        with StopSignal() as stop:
-            loop = recon.loop(
-                hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
-            )
-            loop.run()
+        loop.run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
     path = out / "result.h5"
     recon.traffic = loop.traffic
-    result = recon.save(path, recipe.to_yaml())
-    for callback in callbacks:
-        callback.saved(path)
-        callback.finish("done")
+    with world.pulse.doing("save"):
+        result = recon.save(path, recipe.to_yaml(), _measured(world, world.pulse.waited_s - waited))
+        for callback in callbacks:
+            callback.saved(path)
+            callback.finish("done")
     return Outcome(result, path)
 
 
-def reconstruction(recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None = None) -> Reconstruction:
-    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made. Collective."""
-    failure, scan = None, None
+def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
+    """Of each rank, for the result's attributes: most memory held, in bytes, and seconds in the loop's collectives."""
+    table = torch.zeros(2, world.size, dtype=torch.float64, device=world.device)
+    table[:, world.rank] = torch.tensor([float(peak_bytes(world.device)), waited_s], dtype=torch.float64)
+    peaks, waits = world.sum(table)[0].tolist()
+    return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
+
+
+def _start(callbacks: Sequence[Callback], info: RunInfo) -> None:
+    for callback in callbacks:
+        callback.start(info)
+
+
+def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
+    """For messages: should this rank hang or be killed, others tell what there is to go on from."""
+    epochs = recon.state.done_epochs
+    recon.world.tell_checkpoint(
+        f"The last checkpoint holds {epochs} whole epoch{'s' * (epochs != 1)}; `ptymesh resume {out}` goes on."
+    )
+
+
+def reconstruction(recipe: Recipe, world: World, folder: Path | None = None) -> Reconstruction:
+    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with the folder of a
+    checkpoint, taken from there. Collective."""
+    failure, scan, saved = None, None, None
     try:
+        saved = checkpoint.load(folder) if folder else None
         scan = load_measurement(recipe.data, recipe.positions)
     except Exception as error:
         failure = error
@@ -135,6 +167,16 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
         patterns=recon.problem.patterns.where(),
     )
+
+
+def _on_first_rank(world: World, act: Callable[[], Any], doing: str) -> None:
+    failure = None
+    if world.rank == 0:
+        try:
+            act()
+        except Exception as error:
+            failure = error
+    world.all_well(failure, doing)
 
 
 class _Clock:

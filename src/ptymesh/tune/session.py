@@ -14,7 +14,7 @@ from optuna import Study
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.parallel.launch import launch
-from ptymesh.parallel.world import inside_ranks
+from ptymesh.parallel.place import world
 from ptymesh.run.callbacks import FreshStart, LogFile, MetricsFile
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import run_recipe
@@ -76,7 +76,7 @@ def run_study(
     Raises BadInput before anything is written, Interrupted (the same call goes on), PtymeshError where every trial
     failed.
     """
-    if inside_ranks():
+    if world().size > 1:
         raise BadInput("ptymesh tune starts its own processes; run it without torchrun, and see ranks_per_trial.")
     space = Space(tuning.space)
     notes = checked(tuning, space)

@@ -1,0 +1,52 @@
+"""ptymesh launch: somebody's own program on several ranks of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+
+#: What follows the program's name is the program's.
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def command(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A Python program.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Its own arguments.")] = None,
+    ranks: Ranks = None,
+    device: Device = "auto",
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where ranks other than 0 print to, instead of a temporary one.")
+    ] = None,
+    max_restarts: MaxRestarts = 0,
+    batch_timeout: BatchTimeout = None,
+    backend: Backend = "auto",
+    interface: Interface = None,
+    bind: Bind = True,
+) -> None:
+    """Run a Python program, unchanged, on N ranks of this machine. Options stand before the program's name."""
+    from ptymesh.errors import BadInput
+    from ptymesh.parallel.devices import DEVICE
+    from ptymesh.parallel.launch import launch
+    from ptymesh.parallel.place import world
+
+    if world().size > 1:
+        raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")
+    if not script.is_file():
+        raise BadInput(f"There is no program {script}; check the path.")
+    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
+    how.check()
+    status = launch(
+        [str(script), *(arguments or ())],
+        1 if ranks is None else ranks,
+        log_dir=logs,
+        program=("-m", "ptymesh.parallel.script"),
+        max_restarts=max_restarts,
+        environment={**how.environment, **({} if device == "auto" else {DEVICE: device})},
+        bind=bind,
+    )
+    if status:
+        raise typer.Exit(status)

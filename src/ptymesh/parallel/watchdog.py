@@ -1,0 +1,285 @@
+"""Finds the rank at fault when a run stands still, and stops the others within a stated time.
+
+Every rank posts its pulse to the rendezvous store, twice a second and from a thread of its own. A rank that has made no
+move for longer than its phase allows reads the pulses of all, and blames by their counters, not by who noticed:
+
+    behind       ranks that entered fewer collectives than others; where all entered as many, those outside of it
+    at fault     a rank behind, once it too is over the budget of *its* phase (a slow save is no fault of a batch)
+    verdict      one sentence in the store; the first one counts. Every rank reads it and ends
+
+The sentence names the rank, the cause and the last checkpoint. A rank that raises posts its own verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import Store
+
+from ptymesh.parallel.child import launched
+from ptymesh.parallel.pulse import Pulse
+
+#: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a pulse may be late; after
+#: which a rank that stands still looks at the others; that rank 0 waits for the others at the end.
+TICK_S, GRACE_S, SILENT_S, LOOK_S, LAST_S = 0.5, 3.0, 4.0, 5.0, 10.0
+
+VERDICT, AGREED, CHECKPOINT = "ptymesh/verdict", "ptymesh/agreed", "ptymesh/checkpoint"
+
+
+def pulse_key(rank: int) -> str:
+    """Where a rank posts its pulse."""
+    return f"ptymesh/pulse/{rank}"
+
+
+@dataclass(frozen=True)
+class Post:
+    """A pulse as posted. beat: counts posts; idle_s: since the rank's last move, by its own clock."""
+
+    phase: str
+    where: str
+    entered: int
+    waiting: bool
+    queued: bool
+    idle_s: float
+    budget_s: float
+    beat: int
+    host: str
+    pid: int
+
+    @property
+    def place(self) -> str:
+        """Where the rank is, in words."""
+        doing = f"{self.where} ({self.phase})" if self.where else f"the phase '{self.phase}'"
+        return f"{doing} after {self.entered} collectives"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is at fault (None: nobody in particular), and a sentence about it."""
+
+    rank: int | None
+    sentence: str
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps({"rank": self.rank, "sentence": self.sentence})
+
+
+def read_post(store: Store, rank: int) -> Post | None:
+    """A rank's pulse as last posted, None where it has posted none."""
+    key = pulse_key(rank)
+    return Post(**json.loads(store.get(key))) if store.check([key]) else None
+
+
+def read_verdict(store: Store) -> Verdict | None:
+    """The verdict, None while there is none."""
+    return Verdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
+
+
+def accuse(store: Store, rank: int | None, what: str) -> Verdict:
+    """Post a verdict unless there is one; returns the one that counts. It says what there is to go on from."""
+    held = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
+    store.compare_set(VERDICT, "", Verdict(rank, f"{what} {held}").to_json())
+    verdict = read_verdict(store)
+    assert verdict is not None
+    return verdict
+
+
+def judge(
+    posts: dict[int, Post | None], silent_s: dict[int, float], patience_s: float
+) -> tuple[int | None, str] | None:
+    """The rank at fault and what it did, None while nobody is over the budget of his phase.
+
+    posts: of every rank; silent_s: seconds since each one's beat last changed, by the reader's clock; patience_s: the
+    reader's own budget. Who has been silent for longer may have changed phase since, and is over his budget too.
+    """
+    if absent := [rank for rank, post in posts.items() if post is None]:
+        return absent[0], f"Rank {absent[0]} has never been heard of."
+    known = {rank: post for rank, post in posts.items() if post is not None}
+    last = max(post.entered for post in known.values())
+    behind = {rank: post for rank, post in known.items() if post.entered < last}
+    if not behind:  # on a GPU nobody waits inside a collective, but for what comes out of it
+        behind = {rank: post for rank, post in known.items() if not post.waiting}
+        behind = behind if len(behind) < len(known) else {}
+    idle = {rank: post.idle_s + silent_s[rank] for rank, post in known.items()}
+    for rank, post in behind.items():
+        if post.phase == "left":
+            return rank, f"Rank {rank} (process {post.pid} on {post.host}) has ended while others wait for it."
+    if not behind and not any(post.waiting or post.queued for post in known.values()):
+        return None  # all are at work
+    if not behind and all(idle[rank] > post.budget_s for rank, post in known.items()):
+        stand = f"All {len(known)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
+        return None, f"{stand}: the network, the backend or a device hangs; `ptymesh doctor` tries them."
+    if not behind or any(idle[r] <= post.budget_s and silent_s[r] <= patience_s for r, post in behind.items()):
+        return None
+    rank = min(behind, key=lambda r: (behind[r].entered, -idle[r]))
+    post = behind[rank]
+    did = f"made no progress for {idle[rank]:.0f} s in"
+    if silent_s[rank] > SILENT_S:
+        did = f"has answered nothing for {silent_s[rank]:.0f} s, last heard of in"
+    return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did} {post.place}; the others wait for it."
+
+
+class Watchdog(threading.Thread):
+    """Posts this rank's pulse, and ends this process once there is a verdict.
+
+    store: a connection of its own, for the main thread may block on another.
+    """
+
+    def __init__(self, store: Store, pulse: Pulse, rank: int, size: int) -> None:
+        super().__init__(name="ptymesh-watchdog", daemon=True)
+        self.store, self.pulse, self.rank, self.size = store, pulse, rank, size
+        self._done, self._lock = threading.Event(), threading.Lock()
+        self._seen: tuple[Any, ...] = ()
+        self._since, self._beat = time.monotonic(), 0
+        self._host, self._beats = socket.gethostname(), dict.fromkeys(range(size), (-1, time.monotonic()))
+
+    def run(self) -> None:
+        """Until `leave`."""
+        while True:
+            try:
+                with self._lock:
+                    verdict = self._tick()
+            except Exception as error:
+                gone = self._idle() > self._budget()
+                verdict = Verdict(0, f"The store of the run has gone, and rank 0 with it ({error}).") if gone else None
+            if verdict is not None and not self._done.wait(GRACE_S):
+                self._end(verdict)
+            if self._done.wait(TICK_S):
+                return
+
+    @property
+    def done(self) -> bool:
+        """Whether it has left."""
+        return self._done.is_set()
+
+    def leave(self, failed: bool = False) -> None:
+        """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
+        self._done.set()
+        if not failed:
+            self.pulse.phase = "left"
+            with contextlib.suppress(Exception), self._lock:
+                self._post()
+                if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    self._outlast()
+
+    def _outlast(self) -> None:
+        """Rank 0 keeps the store where no launcher does: it goes last, if the others do not take long."""
+        end = time.monotonic() + LAST_S
+        for rank in range(1, self.size):
+            while (post := read_post(self.store, rank)) and post.phase != "left" and time.monotonic() < end:
+                time.sleep(TICK_S / 10)
+
+    def _tick(self) -> Verdict | None:
+        """Post, read, and where this rank stands still look at the others; early, so as to notice who is silent."""
+        self._post()
+        verdict, idle, budget = read_verdict(self.store), self._idle(), self._budget()
+        if verdict is not None or idle < min(LOOK_S, budget / 2):
+            return verdict
+        posts, silent_s = self._posts()
+        found = judge(posts, silent_s, budget) if idle > budget else None
+        return accuse(self.store, *found) if found else None
+
+    def _budget(self) -> float:
+        return self.pulse.budgets_s.get(self.pulse.phase, 0.0)
+
+    def _idle(self) -> float:
+        now = (self.pulse.moves, self.pulse.entered, self.pulse.phase)
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        return time.monotonic() - self._since
+
+    def _post(self) -> None:
+        self._beat += 1
+        pulse = self.pulse
+        told = Post(
+            pulse.phase,
+            pulse.where,
+            pulse.entered,
+            pulse.waiting,
+            pulse.queued,
+            self._idle(),
+            self._budget(),
+            self._beat,
+            self._host,
+            os.getpid(),
+        )
+        self.store.set(pulse_key(self.rank), json.dumps(told.__dict__))
+
+    def _posts(self) -> tuple[dict[int, Post | None], dict[int, float]]:
+        """Pulses of all, and how long each has been the same; silence counts from the first look."""
+        posts = {rank: read_post(self.store, rank) for rank in range(self.size)}
+        now = time.monotonic()
+        for rank, post in posts.items():
+            beat = post.beat if post else 0
+            if beat != self._beats[rank][0]:
+                self._beats[rank] = (beat, now)
+        return posts, {rank: now - since for rank, (_, since) in self._beats.items()}
+
+    def accuse_self(self, cause: str) -> None:
+        """This rank failed: tell the others why."""
+        where = f" in {self.pulse.where}" if self.pulse.where else ""
+        with contextlib.suppress(Exception), self._lock:
+            accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause}.")
+
+    def agree(self) -> None:
+        """All ranks fail alike: rank 0 says why, and the launcher need not."""
+        with contextlib.suppress(Exception), self._lock:
+            self.store.set(AGREED, "")
+
+    def tell(self, key: str, text: str) -> None:
+        """Leave word in the store."""
+        with self._lock:
+            self.store.set(key, text)
+
+    def wait_for(self, key: str, every_s: float) -> str:
+        """What another rank left there, once it has; a verdict on that rank ends the wait with this process."""
+        self.pulse.waiting = True
+        try:
+            while True:
+                with self._lock:
+                    if self.store.check([key]):
+                        return self.store.get(key).decode()
+                time.sleep(every_s)
+        finally:
+            self.pulse.waiting = False
+
+    def explain(self) -> str | None:
+        """Why a collective was broken off: the verdict, or else who has fallen silent; None where nobody knows."""
+        try:
+            return self._explained()
+        except Exception as error:
+            said = " ".join(str(error).split())[:100]
+            return f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+
+    def _explained(self) -> str | None:
+        end = time.monotonic() + SILENT_S
+        while time.monotonic() < end:
+            with self._lock:
+                verdict = read_verdict(self.store)
+                posts, silent_s = self._posts()
+            if verdict:
+                return verdict.sentence
+            time.sleep(TICK_S / 2)
+        for rank, post in posts.items():
+            if rank != self.rank and post and silent_s[rank] > 4 * TICK_S:
+                what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
+                said = f"Rank {rank} (process {post.pid} on {post.host}) {what}, last heard of in {post.place}."
+                with self._lock:
+                    return accuse(self.store, rank, said).sentence
+        return None
+
+    def _end(self, verdict: Verdict) -> None:
+        """Leaves without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
+        speaker = 1 if verdict.rank == 0 else 0
+        if not launched() and self.rank == speaker:
+            print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,0 +1,149 @@
+"""When memory runs out within a step: the chunk is halved and the step taken again, on this rank alone.
+
+The other ranks wait in their next collective and notice nothing. The step is begun anew from what it began with; sums
+over ranks that it had received by then are given to it again (parallel.world.Record) instead of being asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import MutableMapping
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines import Engine
+from ptymesh.errors import PtymeshError
+from ptymesh.estimate import Estimate
+from ptymesh.parallel.world import Record
+from ptymesh.problem import CHUNK_BYTES, Batch, Problem
+
+#: Tensors of the estimate that a step may change.
+_MOVING = ("object", "probe", "positions", "weights", "background", "opr")
+#: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
+_WAVES, _FIELDS = 10, 4
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether it says that memory ran out, on a device or on the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
+
+
+class Snapshot:
+    """What a step begins with, kept on the host: for a stage's first step, in which all workspaces are made."""
+
+    def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
+        self.engine, self.problem, self.estimate = engine, problem, estimate
+        self.slices = estimate.slice_spacing_m, estimate.tilt_rad
+        self.tensors = {name: _copy(getattr(estimate, name)) for name in _MOVING}
+        self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
+        self.seen = _copy(problem.seen)
+
+    def _memories(self) -> list[MutableMapping[str, Tensor]]:
+        return [self.engine.state, self.engine.per_view]
+
+    def restore(self) -> None:
+        """Everything is as it was."""
+        for name, tensor in self.tensors.items():
+            getattr(self.estimate, name).copy_(tensor)
+        self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
+        for memory, kept in zip(self._memories(), self.memories, strict=True):
+            devices = {name: tensor.device for name, tensor in memory.items()}
+            memory.clear()
+            memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in kept.items()})
+        self.problem.seen.copy_(self.seen)
+
+
+def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
+    tensors = [getattr(estimate, name) for name in _MOVING]
+    tensors += [*engine.state.values(), *engine.per_view.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
+    """engine.step; out of memory it halves the chunk, says so on stderr, and tries again.
+
+    first: of a stage; what it begins with is kept on the host, if a quarter of what is free there holds it. A later
+    step can be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views,
+    which it might have moved.
+    Raises PtymeshError with an estimate of the memory where there is nothing left to halve.
+    """
+    world = problem.world
+    first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
+    snapshot = Snapshot(engine, problem, estimate) if first else None
+    world.record = record = Record(world.collectives, keep=first)
+    try:
+        while True:
+            failure = ""
+            try:
+                engine.step(problem, estimate, batch)
+                return
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out(error):
+                    raise
+                failure = " ".join(str(error).split())[:200]
+            # out here the frames of the failed step, and what they held, are gone
+            if problem.device.type == "cuda":
+                torch.cuda.empty_cache()
+            again = record.rewind(world.collectives) and (first or not engine.per_view)
+            if not again or not problem.halve_chunks():
+                raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
+            if snapshot:
+                snapshot.restore()
+            views = f"{problem.chunk_limit} view{'s' * (problem.chunk_limit != 1)}"
+            said = f"ptymesh: rank {world.rank} ran out of memory; it goes on with chunks of {views}."
+            print(said, file=sys.stderr, flush=True)
+    finally:
+        world.record = None
+
+
+def needed(problem: Problem, estimate: Estimate) -> str:
+    """A sentence with what this rank needs, roughly, and has."""
+    wave = estimate.probe.numel() * estimate.probe.element_size()
+    parts = {
+        f"the patterns of its {len(problem.patterns)} views": problem.patterns.nbytes,
+        "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
+        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * len(problem.patterns))),
+    }
+    said = ", ".join(f"{_size(bytes_)} for {what}" for what, bytes_ in parts.items())
+    return (
+        f"It needs about {_size(sum(parts.values()))} ({said}) and has {_size(free_bytes(problem.device))} free; "
+        "use more ranks or fewer modes, crop or bin the patterns, or choose precision: single."
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now, on the device or on this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held: on its GPU, else on the host."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

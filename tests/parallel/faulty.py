@@ -1,0 +1,55 @@
+"""A rank of ptymesh with a fault in it: `python faulty.py FAULT RANK EPOCH MARKER ptymesh-arguments...`
+
+The fault happens once, in the first batch of that epoch on that rank, and leaves the file MARKER.
+"""
+
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ptymesh.parallel.child import settle
+
+settle()
+
+from ptymesh.cli import main as module  # noqa: E402
+from ptymesh.engines import RPIE  # noqa: E402
+
+fault, at_rank, at_epoch, marker, *arguments = sys.argv[1:]
+sys.argv = ["ptymesh", *arguments]
+step = RPIE.step
+
+
+def full_disk() -> None:
+    """No file of this process may grow beyond this, as on a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def memory() -> None:
+    raise MemoryError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+
+FAULTS = {
+    "raise": lambda: 1 / 0,
+    "kill": lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL)),  # pulses are posted twice a second
+    "hang": lambda: time.sleep(600),
+    "pause": lambda: time.sleep(2.5),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "full": full_disk,
+    "memory": memory,
+}
+
+
+def faulty(self: RPIE, problem: Any, estimate: Any, batch: Any) -> None:
+    if problem.world.rank == int(at_rank) and batch.epoch == int(at_epoch) and not Path(marker).exists():
+        Path(marker).touch()
+        FAULTS[fault]()
+    step(self, problem, estimate, batch)
+
+
+RPIE.step = faulty  # type: ignore[method-assign]
+module.main()

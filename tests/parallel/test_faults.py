@@ -1,0 +1,288 @@
+"""Ranks that raise, are killed, hang, or meet a full disk: who is blamed, how soon, and what is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptymesh.io import checkpoint
+from ptymesh.io.results import Result
+from ptymesh.parallel.watchdog import Post, judge
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+EPOCHS = 5
+RECIPE = f"""
+data: {{path: scan.cxi}}
+precision: double
+stages: [{{engine: rpie, epochs: {EPOCHS}, batch: 7, positions: true}}]
+output: {{figures: false, checkpoint_every: 1}}
+"""
+#: The launcher, with ranks that are faulty.py.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from ptymesh.parallel import launch as module
+ranks, restarts, timeout, faulty, *arguments = sys.argv[1:]
+sys.exit(
+    module.launch(
+        arguments,
+        int(ranks),
+        log_dir=Path("logs"),
+        program=(faulty,),
+        max_restarts=int(restarts),
+        environment={"PTYMESH_BATCH_TIMEOUT": timeout},
+    )
+)
+"""
+FAULTY = Path(__file__).with_name("faulty.py")
+BATCH_TIMEOUT_S = 4.0
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+
+
+def start(folder: Path, ranks: int, fault: str, rank: int, epoch: int = 3, restarts: int = 0) -> subprocess.Popen[str]:
+    """`ptymesh run` on `ranks` ranks, of which one has a fault."""
+    faults = [fault, str(rank), str(epoch), str(folder / "marker")]
+    timeout = BATCH_TIMEOUT_S if fault in ("hang", "stop") else 60.0
+    launcher = ["-c", LAUNCHER, str(ranks), str(restarts), str(timeout), str(FAULTY)]
+    return subprocess.Popen(
+        [sys.executable, *launcher, *faults, "run", "recipe.yaml", "--device", "cpu"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, err = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its ranks are told by the system
+        raise
+    return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Result]:
+    """Results of 2 and of 3 ranks without a fault."""
+    results = {}
+    for ranks in (2, 3):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        link(made, folder)
+        assert finish(start(folder, ranks, "none", -1)) == (0, "")
+        results[ranks] = Result.load(folder / "out" / "result.h5")
+    return results
+
+
+def link(made: Path, folder: Path) -> None:
+    for name in ("scan.cxi", "recipe.yaml"):
+        (folder / name).symlink_to(made / name)
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    link(made, tmp_path)
+    return tmp_path
+
+
+def assert_same(folder: Path, expected: Result) -> None:
+    """The same bits, and every epoch once."""
+    found = Result.load(folder / "out" / "result.h5")
+    for name in ("object", "probe", "positions_px"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    for name in ("epoch", "loss", "residual"):
+        assert np.array_equal(found.history[name], expected.history[name]), name
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, EPOCHS + 1))
+
+
+CAUSES = {
+    "raise": "failed in stage 1, epoch 3, batch 1: ZeroDivisionError: division by zero",
+    "kill": "was ended by SIGKILL (often for want of memory",
+    "hang": "made no progress for",
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks", "rank"),
+    [("raise", 2, 1), ("raise", 3, 0), ("kill", 2, 0), ("kill", 3, 2), ("hang", 2, 0), ("hang", 3, 1)],
+)
+def test_a_lost_rank_is_named_and_the_restarted_run_ends_as_if_nothing_had_been(
+    folder: Path, undisturbed: dict[int, Result], fault: str, ranks: int, rank: int
+) -> None:
+    status, err = finish(start(folder, ranks, fault, rank, restarts=1))
+    assert status == 0, err
+    (blamed,) = [line for line in err.splitlines() if line.startswith("ptymesh: Rank ")]
+    assert blamed.startswith(f"ptymesh: Rank {rank} ") and CAUSES[fault] in blamed and "epoch 3, batch 1" in blamed
+    assert "The last checkpoint holds 2 whole epochs; `ptymesh resume out` goes on." in blamed
+    assert err.endswith("ptymesh: starting the ranks again, 1 of 1.\n")
+    assert_same(folder, undisturbed[ranks])
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
+    process = start(folder, 3, fault, 2)
+    while not (folder / "marker").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    began = time.monotonic()
+    status, err = finish(process)
+    stated = (BATCH_TIMEOUT_S if fault == "stop" else 0) + 45  # 25 and more on a busy machine
+    assert status == 1 and time.monotonic() - began < stated, err
+    last = err.splitlines()[-1]
+    assert last.startswith("ptymesh: Rank 2 ") and "`ptymesh resume out` goes on." in last
+    assert ("answered nothing" in last) == (fault == "stop")
+    assert len(checkpoint.load(folder / "out" / "checkpoint").shared["history/epoch"]) == 2
+    assert "starting the ranks again" not in err
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (3, 0)])
+def test_a_full_disk_leaves_the_previous_checkpoint(folder: Path, ranks: int, rank: int) -> None:
+    status, err = finish(start(folder, ranks, "full", rank))
+    assert status == 1
+    sentence = err.splitlines()[-1]
+    assert sentence.startswith("ptymesh: The checkpoint in out/checkpoint could not be written (")
+    assert "File too large" in sentence and f"rank0000{rank}.h5" in sentence
+    assert "the previous one, if any, is intact: make room or mend the folder, then resume." in sentence
+    assert len(checkpoint.load(folder / "out" / "checkpoint").shared["history/epoch"]) == 2
+    assert not (folder / "out" / "result.h5").exists()
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(2, signal.SIGTERM), (3, signal.SIGUSR1)])
+def test_asked_to_stop_it_is_not_restarted_and_goes_on_when_requeued(
+    folder: Path, undisturbed: dict[int, Result], ranks: int, number: signal.Signals
+) -> None:
+    process = start(folder, ranks, "pause", ranks - 1, restarts=3)  # so that the signal comes in time
+    while not (folder / "marker").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    status, err = finish(process)
+    assert "starting the ranks again" not in err
+    assert status == 75, err
+    resumed = subprocess.run(
+        [sys.executable, "-m", "ptymesh", "resume", "out", "--ranks", str(ranks), "--device", "cpu"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+    )
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert_same(folder, undisturbed[ranks])
+
+
+def test_out_of_memory_on_one_rank(folder: Path, undisturbed: dict[int, Result]) -> None:
+    assert finish(start(folder, 3, "memory", 1)) == (0, "")
+    said = (folder / "logs" / "rank1.txt").read_text()
+    assert said == "ptymesh: rank 1 ran out of memory; it goes on with chunks of 1 view.\n"
+    found = Result.load(folder / "out" / "result.h5")
+    assert np.allclose(found.object, undisturbed[3].object, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, killed: int) -> None:
+    """As srun starts ranks: nobody watches them but they themselves, and rank 0 keeps the store."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, str(FAULTY), "kill", str(killed), "3", str(folder / "marker"), "run", "recipe.yaml"]
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [*command, "--device", "cpu"],
+            cwd=folder,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    ended = [finish(process) for process in processes]
+    assert ended[killed] == (-signal.SIGKILL, "")
+    status, err = ended[1 - killed]
+    assert status == 1
+    (said,) = [line for line in err.splitlines() if line.startswith("ptymesh: ")]  # torch speaks too
+    if killed:
+        assert (
+            said.startswith("ptymesh: Rank 1 (process ") and "stopped answering (killed, or its machine lost)" in said
+        )
+        assert said.endswith("The last checkpoint holds 2 whole epochs; `ptymesh resume out` goes on.")
+    else:
+        assert said.startswith("ptymesh: The store of the run has gone, and rank 0 or the launcher")
+
+
+def post(
+    entered: int = 5, waiting: bool = False, idle_s: float = 0.0, phase: str = "batch", budget_s: float = 60.0
+) -> Post:
+    return Post(phase, "epoch 1", entered, waiting, False, idle_s, budget_s, 1, "here", 1)
+
+
+def judged(*posts: Post | None, silent: tuple[float, ...] = (0, 0, 0)) -> tuple[int | None, str] | None:
+    return judge(dict(enumerate(posts)), dict(enumerate(silent)), 60)
+
+
+def test_the_rank_behind_is_at_fault_not_those_who_wait_for_it() -> None:
+    waits = post(6, True, 61)
+    found = judged(waits, post(5, False, 61), waits)
+    assert found and found[0] == 1 and "no progress for 61 s in epoch 1 (batch) after 5 collectives" in found[1]
+    found = judged(waits, waits, post(6, False, 61))
+    assert found and found[0] == 2, "within the same collective, who has not entered it again"
+    found = judged(waits, post(4, True, 61), post(5, False, 61))
+    assert found and found[0] == 1, "the one furthest behind"
+
+
+def test_a_phase_has_its_own_budget() -> None:
+    waits = post(6, True, 61)
+    assert judged(waits, post(5, False, 61, "save", 600)) is None
+    found = judged(post(6, True, 700), post(5, False, 601, "save", 600))
+    assert found and found[0] == 1 and "(save)" in found[1]
+
+
+def test_silence_counts_as_standing_still() -> None:
+    found = judged(post(6, True, 61), post(5, False, 1, "read", 1800), silent=(0, 61))
+    assert found and found[0] == 1 and "answered nothing for 61 s, last heard of in" in found[1]
+
+
+def test_when_all_wait_it_is_the_network() -> None:
+    found = judged(post(6, True, 61), post(6, True, 62))
+    assert found and found[0] is None and "ptymesh doctor" in found[1] and "for 61 s at collective 6" in found[1]
+    assert judged(post(6, True, 61), post(6, True, 5)) is None
+
+
+def test_when_none_waits_all_are_at_work() -> None:
+    works = post(6, False, 100)
+    assert judged(works, works, works) is None
+    found = judged(*[replace(works, queued=True)] * 2)
+    assert found and found[0] is None, "on GPUs nobody waits inside a collective"
+    found = judged(replace(works, queued=True), replace(works, entered=5, queued=True))
+    assert found and found[0] == 1
+
+
+def test_ranks_that_left_or_never_came() -> None:
+    found = judged(post(6, True, 61), post(5, False, 0, "left", 0))
+    assert found and found[0] == 1 and "has ended while others wait" in found[1]
+    found = judged(post(6, True, 61), None)
+    assert found and found[0] == 1 and "never been heard of" in found[1]

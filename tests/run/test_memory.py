@@ -1,0 +1,148 @@
+"""Memory runs out in the middle of a step on one rank: it goes on with smaller chunks, and the answer is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptymesh.engines import DM, ENGINES, LSQML, RPIE
+from ptymesh.errors import PtymeshError
+from ptymesh.parallel.world import World
+from ptymesh.problem import Batch
+from ptymesh.run import memory
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import make, relative
+
+#: `sweep`: of a stage's first step, in which memory runs out. The later sweeps of LSQML, L-BFGS and DM come after sums
+#: over ranks, which must not be asked for again.
+ENGINES_AND_SWEEPS = [("rpie", 0), ("lsqml", 0), ("lsqml", 1), ("adam", 0), ("lbfgs", 1), ("dm", 0), ("dm", 2)]
+#: Those whose batch is the whole scan.
+WHOLE = ("dm", "lbfgs")
+
+
+class Scarce:
+    """`make_scene` that fails once, in the second chunk of a sweep; largest: the largest chunk after that."""
+
+    def __init__(self, make_scene: Any, sweep: int, error: Exception) -> None:
+        self.make_scene, self.sweep, self.error, self.largest = make_scene, sweep, error, 0
+        self.swept: set[int] = set()
+
+    def __call__(self, estimate: Any, chunk: Any) -> Any:
+        views = set(chunk.views.tolist())
+        if views <= self.swept:
+            self.sweep, self.swept = self.sweep - 1, set()
+        self.swept |= views
+        if self.sweep == 0 and len(self.swept) > len(views):
+            self.sweep = -1
+            raise self.error
+        if self.sweep < 0:
+            self.largest = max(self.largest, len(views))
+        return self.make_scene(estimate, chunk)
+
+
+def reconstruct(world: World, name: str, sweep: int | None, rank: int = 0) -> dict[str, Any]:
+    """Two epochs; chunks of 2 views, and out of memory in that sweep on that rank."""
+    toy = make(views=30, modes=2)
+    problem, state = toy.problem(world), RunState(toy.start(position_error=0.3))
+    problem.chunk_limit = 2
+    batch = {} if name in WHOLE else {"batch": 15}
+    engine = ENGINES[name](epochs=2, positions={"start": 1}, **batch)
+    scarce = Scarce(problem.scene, 10**9 if sweep is None else sweep, MemoryError("all gone"))
+    if world.rank == rank:
+        problem.scene = scarce  # type: ignore[method-assign]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        Loop(problem, state, [engine], seed=1).run()
+    return {
+        "object": state.estimate.object.numpy(),
+        "probe": state.estimate.probe.numpy(),
+        "positions": state.estimate.positions.numpy(),
+        "loss": np.array(state.history["loss"]),
+        "collectives": world.collectives,
+        "said": said.getvalue(),
+        "largest": scarce.largest,
+    }
+
+
+@pytest.mark.parametrize(("name", "sweep"), ENGINES_AND_SWEEPS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_answer_is_the_same(ranks: Any, size: int, name: str, sweep: int) -> None:
+    expected = ranks(size, reconstruct, name, None)
+    found = ranks(size, reconstruct, name, sweep, size - 1)
+    for one, other in zip(found, expected, strict=True):
+        for what in ("object", "probe", "positions", "loss"):
+            assert relative(one[what], other[what]) < 1e-10, what
+    assert found[-1]["said"] == f"ptymesh: rank {size - 1} ran out of memory; it goes on with chunks of 1 view.\n"
+    assert found[-1]["largest"] == 1 and all(not other["said"] for other in found[:-1]), "on that rank alone"
+    began = [rank["collectives"] for rank in found]
+    assert len(set(began)) == 1, "no rank asked for more than the others"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts(error: Exception, expected: bool) -> None:
+    assert memory.ran_out(error) is expected
+
+
+def test_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = make(views=6)
+    problem = toy.problem()
+
+    def scene(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+
+    monkeypatch.setattr(problem, "scene", scene)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 3 << 30)
+    with pytest.raises(PtymeshError) as failed:
+        Loop(problem, RunState(toy.start()), [RPIE(epochs=1, batch=6)], seed=1).run()
+    said = str(failed.value)
+    assert said.startswith("Rank 0 ran out of memory (DefaultCPUAllocator") and "has 3.0 GiB free" in said
+    assert "for the patterns of its 6 views" in said and "the object and its sums" in said and "one chunk" in said
+
+
+def test_other_errors_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = make(views=6)
+    problem = toy.problem()
+    monkeypatch.setattr(problem, "scene", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Loop(problem, RunState(toy.start()), [RPIE(epochs=1, batch=6)], seed=1).run()
+
+
+@pytest.mark.parametrize(
+    ("engine", "sweep", "possible"),
+    [(LSQML(epochs=1, batch=12), 0, True), (LSQML(epochs=1, batch=12), 1, False), (DM(epochs=1), 0, False)],
+)
+def test_later_steps_can_be_taken_again_before_anything_was_received(
+    engine: Any, sweep: int, possible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = make(views=12)
+    problem, estimate = toy.problem(), toy.start()
+    problem.chunk_limit = 2
+    problem.begin_epoch(estimate)
+    batch = Batch(np.arange(12))
+    engine.before_epoch(problem, estimate)
+    memory.step(engine, problem, estimate, batch, first=True)
+    monkeypatch.setattr(problem, "scene", Scarce(problem.scene, sweep, MemoryError()))
+    with nullcontext() if possible else pytest.raises(PtymeshError, match="ran out of memory"):
+        memory.step(engine, problem, estimate, batch, first=False)
+    assert (problem.chunk_limit == 1) == possible
+
+
+def test_free_and_peak() -> None:
+    assert 1 << 20 < memory.peak_bytes(torch.device("cpu")) < 1 << 45
+    assert memory.free_bytes(torch.device("cpu")) > 0
