@@ -35,15 +35,25 @@ BARS: dict[str, tuple[int, list[dict], dict[int, float | None]]] = {
     "raar, beta 0.75": (1, [dict(engine="raar", epochs=200, beta=0.75)], {200: 0.0155}),
     "cg": (1, [dict(engine="cg", epochs=60)], {60: 0.0120}),
     "bh": (1, [dict(engine="bh", epochs=60)], {60: 0.0120}),
+    "l-bfgs": (1, [dict(engine="lbfgs", epochs=60)], {60: None}),
     "adam": (1, [dict(engine="adam", epochs=100)], {100: 0.0130}),
 }
-#: Candidates for the default, for --hold-out: three modes, positions refined from the tenth epoch.
-MARKS: dict[int, float | None] = {20: None, 30: None, 50: None}
+#: Candidates for the default, for --hold-out: three modes, with positions refined from the tenth epoch, and without.
+MARKS: dict[int, float | None] = {10: None, 20: None, 30: None, 50: None, 75: None, 100: None}
+MOVING = {"positions": {"start": 10}}
 CANDIDATES: dict[str, tuple[int, list[dict], dict[int, float | None]]] = {
-    "default: rpie": (3, [dict(engine="rpie", epochs=50, positions={"start": 10})], MARKS),
-    "default: lsqml": (3, [dict(engine="lsqml", epochs=50, positions={"start": 10})], MARKS),
-    "default: lsqml, momentum": (3, [dict(engine="lsqml", epochs=50, **POSITIONS)], MARKS),
-    "default: adam": (3, [dict(engine="adam", epochs=50, positions={"start": 10})], MARKS),
+    f"{modes} modes: {name}": (modes, [dict(epochs=100, **stage)], MARKS)
+    for modes in (1, 3)
+    for name, stage in {
+        "rpie": dict(engine="rpie"),
+        "rpie, positions": dict(engine="rpie", **MOVING),
+        "lsqml": dict(engine="lsqml"),
+        "lsqml, momentum": dict(engine="lsqml", momentum=True),
+        "lsqml, positions": dict(engine="lsqml", **MOVING),
+        "lsqml, positions, momentum": dict(engine="lsqml", **POSITIONS),
+        "adam": dict(engine="adam"),
+        "adam, positions": dict(engine="adam", **MOVING),
+    }.items()
 }
 
 
@@ -67,11 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--only", nargs="*", default=list(BARS))
+    parser.add_argument("--candidates", action="store_true", help="for the default, instead of the bars")
     parser.add_argument("--hold-out", type=float, default=0.0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     found: dict = {"machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
-    for name in arguments.only:
+    for name in CANDIDATES if arguments.candidates else arguments.only:
         modes, stages, marks = {**BARS, **CANDIDATES}[name]
         found[name] = run(arguments.path, modes, stages, marks, arguments.hold_out)
         for epoch, got in found[name]["at"].items():
