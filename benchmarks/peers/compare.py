@@ -44,9 +44,11 @@ RUNS = (
 
 
 def install(venv: Path) -> Path:
-    """The peers' Python; makes the environment where there is none."""
+    """The peers' Python; makes the environment, or completes it, where they are not there."""
     python = venv / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not python.exists():
+    names = [peer.partition("==")[0] for peer in PEERS]
+    look = f"from importlib.metadata import version; [version(name) for name in {names}]"
+    if not python.exists() or subprocess.run([python, "-c", look], capture_output=True).returncode:
         print(f"Installing {', '.join(PEERS)} into {venv}; this takes minutes.", flush=True)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         pip = [python, "-m", "pip", "install", "--quiet"]

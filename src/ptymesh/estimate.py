@@ -64,6 +64,8 @@ class Estimate:
     extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given
 
     def __post_init__(self) -> None:
+        # kernels work on the memory as it lies; files may hold arrays column by column
+        self.object, self.probe = self.object.contiguous(), self.probe.contiguous()
         if self.extent is None:
             self.extent = (self.object.shape[-2], self.object.shape[-1])
         if self.opr is None:

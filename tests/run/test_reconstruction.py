@@ -108,3 +108,18 @@ def test_two_reconstructions_live_side_by_side() -> None:
     for recon, precision in ((single, "single"), (double, "double")):
         alone = pm.reconstruct(scan(), pm.RPIE(epochs=2), precision=precision)
         assert np.array_equal(recon.object, alone.object)
+
+
+def test_arrays_of_files_may_lie_column_by_column(tmp_path: Path) -> None:
+    data, found = scan(), []
+    assert data.probe is not None
+    for order in ("C", "F"):
+        path = tmp_path / f"{order}.npy"
+        np.save(path, np.asarray(data.probe, order=order))  # type: ignore[arg-type]
+        start = {"kind": "array", "path": str(path)}
+        recon = pm.Reconstruction(data, probe={"start": start})
+        assert recon.state.estimate.probe.is_contiguous()
+        for _ in recon.run(pm.RPIE(epochs=2, batch=10)):
+            pass
+        found.append(recon.object)
+    assert np.array_equal(*found)
