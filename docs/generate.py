@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -35,7 +35,7 @@ ptymesh does not know is refused, with the nearest one that it does know. `ptyme
 any key, named as on this page: `--set data.crop=64`, `--set stages.0.epochs=5` (stages count from 0),
 `--set "stages=[{engine: rpie, epochs: 5}]"`.
 
-Paths of data are relative to the recipe; paths given with `--set`, and `output.dir`, to the working folder.
+Paths of data are relative to the recipe; paths given with `--set`, `output.dir` and `scratch` to the working folder.
 Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
 """
 STAGES = """\
@@ -51,6 +51,7 @@ Position refinement and each kind of upkeep have their own, in epochs of the sta
 """
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
+WORDS[ByteSize] = "size, such as `500MB` or `4GB`"
 SIGNS = {Gt: ("> ", "gt"), Ge: (">= ", "ge"), Lt: ("< ", "lt"), Le: ("<= ", "le")}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, far_field, near_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import Solo, World
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
@@ -24,10 +25,13 @@ class Toy:
     model: Model
     truth: Estimate
 
-    def problem(self, world: World | None = None) -> Problem:
+    def problem(self, world: World | None = None, layout: str = "replicated", exact: bool = False) -> Problem:
         """As one rank of `world` sees it."""
-        layout = Replicated(world or Solo(), self.measurement.positions)
-        return Problem(self.model, self.measurement, layout, self.truth.object.dtype)
+        world, scan = world or Solo(), self.measurement
+        owners = (
+            Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
+        )
+        return Problem(self.model, scan, owners, self.truth.object.dtype, exact=exact)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:
         """An object of ones, the true probe disturbed, positions disturbed by up to `position_error` px."""
@@ -48,7 +52,15 @@ class Toy:
             truth.weights.clone(),
             truth.background.clone(),
             truth.slice_spacing_m,
+            truth.tilt_rad,
         )
+
+
+def share(estimate: Estimate, problem: Problem) -> Estimate:
+    """The estimate with the part of its whole object that this rank holds."""
+    part = problem.layout.place(estimate.extent, estimate.origin, estimate.anchors.numpy())
+    obj = estimate.object[(slice(None), *part.inside((0, 0)))].clone()
+    return replace(estimate, object=obj, corner=part.corner)
 
 
 def smooth(shape: tuple[int, ...], width: float, rng: np.random.Generator) -> np.ndarray:
@@ -65,6 +77,7 @@ def make(
     window: tuple[int, int] = (24, 28),
     modes: int = 1,
     slices: int = 1,
+    tilt_rad: tuple[float, float] = (0.0, 0.0),
     subpixel: str = "fourier",
     propagation: str = "far_field",
     fidelity: str = "amplitude",
@@ -101,6 +114,7 @@ def make(
         torch.ones(views, 1, dtype=obj.real.dtype),
         torch.full((h, w), background, dtype=obj.real.dtype),
         2e-6 if slices > 1 else 0.0,
+        tilt_rad,
     )
     if varying:
         truth.weights = 1 + 0.2 * torch.as_tensor(rng.standard_normal((views, 1))).clamp(-2, 2).to(obj.real.dtype)
@@ -111,6 +125,7 @@ def make(
         fidelity=fidelity,  # type: ignore[arg-type]
         slices=slices,
         slice_spacing_m=truth.slice_spacing_m,
+        tilt_rad=tilt_rad,
         dtype=dtype,
     )
     every = torch.arange(views)

@@ -8,6 +8,8 @@ K       variable-probe (OPR) modes
 h, w    window pixels
 
 p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, and the rest f_j.
+
+Positions count from the first pixel of the whole object, of which `object` may be a part (parallel/tiled.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Estimate:
     """The unknowns, updated in place within an epoch.
 
     Fields:
-        object: (L, H, W) complex.
+        object: (L, H, W) complex, the whole or the part that this rank holds.
         probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts.
         positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
         anchors: (N, 2) int64, the integer parts by which windows are cut.
@@ -39,8 +41,12 @@ class Estimate:
             view's shares w_jk of the OPR modes.
         background: (h, w) float counts added to every intensity (0 where there is none).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
+        tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam: from one slice to the
+            next, the same pixel lies slice_spacing_m tan(tilt_rad) further.
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
+        corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
+            of `object`).
     """
 
     object: Object
@@ -51,10 +57,15 @@ class Estimate:
     weights: Weights
     background: torch.Tensor
     slice_spacing_m: float = 0.0
+    tilt_rad: tuple[float, float] = (0.0, 0.0)
     origin: tuple[float, float] = (0.0, 0.0)
     opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
+    corner: tuple[int, int] = (0, 0)
+    extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given
 
     def __post_init__(self) -> None:
+        if self.extent is None:
+            self.extent = (self.object.shape[-2], self.object.shape[-1])
         if self.opr is None:
             self.opr = self.probe[:0].clone()
 
@@ -62,6 +73,10 @@ class Estimate:
     def window(self) -> tuple[int, int]:
         """(h, w)."""
         return self.probe.shape[-2], self.probe.shape[-1]
+
+    def here(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Anchors (B, 2) counted from the first pixel of `object`."""
+        return anchors - torch.tensor(self.corner, device=anchors.device)
 
     def fractions(self, views: torch.Tensor) -> torch.Tensor:
         """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""

@@ -10,8 +10,13 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +24,27 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.layout import Replicated, Touched, blocked
-from ptymesh.physics import fidelity
+from ptymesh.parallel.devices import one_thread
+from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally
+from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
+from ptymesh.parallel.patterns import Patterns
+from ptymesh.parallel.room import Room, stored
+from ptymesh.parallel.tiled import Tiled
+from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, Passes, terms
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
-#: image of a constant object stays where it is when the beam moves.
-INSENSITIVE = 1e-3
-#: Views that are read from the source at a time.
-SLAB = 64
+#: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
+SLAB, SLAB_BYTES = 64, 4 << 20
+#: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
+#: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
+EVEN = 16
 
 
 @dataclass(frozen=True)
@@ -68,15 +80,12 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Views of this rank that are swept together; `views` are global indices, `rows` those of this rank's storage."""
+class Swept:
+    """A chunk that was swept: its scene, where that is worth the memory, and chi (B, M, h, w)."""
 
-    views: Tensor
-    rows: Tensor
-    anchors: Tensor
-    fractions: Tensor
-    weights: Tensor
-    data: Data
+    chunk: Chunk
+    scene: Scene | None
+    chi: Tensor
 
 
 class Problem:
@@ -87,17 +96,32 @@ class Problem:
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
+        room: what memory and disk the patterns may take.
+        exact: every sum over views or ranks has the same bits on any number of ranks (docs/deterministic.md).
     """
 
-    def __init__(self, model: Model, measurement: Measurement, layout: Replicated, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Model,
+        measurement: Measurement,
+        layout: Replicated | Tiled,
+        dtype: torch.dtype,
+        room: Room | None = None,
+        exact: bool = False,
+    ) -> None:
+        self.exact = layout.exact = exact
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
         self.device = self.world.device
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
-        self.counts = self._read(measurement)
+        self.patterns = self._stored(measurement, room or Room())
+        #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
+        self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
+        #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
+        self.passes = Passes() if exact else passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
         self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
@@ -114,16 +138,25 @@ class Problem:
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
+        self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        #: Norm of the strongest view's exit wave, which sets the units of exact sums.
+        self.largest_wave = self._largest_wave() if exact else 0.0
 
-    def _read(self, measurement: Measurement) -> Tensor:
-        source, own = measurement.patterns, self.layout.own
-        counts = torch.empty((len(own), *measurement.window), dtype=_torch_dtype(source.dtype), device=self.device)
-        for start in range(0, len(own), SLAB):
-            slab = np.ascontiguousarray(source.read(own[start : start + SLAB]))
-            counts[start : start + SLAB] = torch.from_numpy(slab).to(self.device)
-            self.world.pulse.moves += 1
-        return counts
+    def _stored(self, measurement: Measurement, room: Room) -> Patterns:
+        most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
+        return stored(measurement.patterns, self.layout.own, most, self.device, room)
+
+    def _largest_wave(self) -> float:
+        largest = torch.ones((), dtype=torch.float64, device=self.device)
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            y = Data.of(counts, self.mask, None, torch.float64).y
+            largest = torch.maximum(largest, y.sum((1, 2)).max())
+        return math.sqrt(float(self.world.max(largest)[0]))
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Around all that computes: one thread, where sums are to be exact."""
+        return one_thread(self.exact)
 
     # --- what an engine asks for ---
 
@@ -143,7 +176,7 @@ class Problem:
     def add(self, target: Tensor, change: Touched | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
         if isinstance(change, Touched):
-            blocked(target)[:, change.rows, change.columns] += change.values.to(target.dtype)
+            self.passes.write(target, change.expression, change.rows, change.columns, add=True)
         else:
             target += change
 
@@ -152,54 +185,89 @@ class Problem:
 
         Over all views, or over these: one pass in which nothing moves.
         """
-        terms = torch.zeros(4, dtype=torch.float64, device=self.device)
+        total = self.tally(4)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
-            S = power(self.detect(chunk, self.scene(estimate, chunk).exit))
-            terms += fidelity.residual_terms(S, chunk.data).sum(0)
-        return _residuals(self.world.sum(terms)[0])
+            detected = self.detect(chunk, self.scene(estimate, chunk).exit)
+            total.add(self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1])
+        return _residuals(*self.totals(total))
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
-        total = self.world.sum(self.seen.sum(0))[0]
+        seen = self.tally(self.seen.shape[1])
+        seen.add(self.seen)
+        (total,) = self.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
-        total = torch.zeros(self.window, dtype=torch.float64, device=self.device)
-        for rows in torch.arange(len(self.counts), device=self.device).split(SLAB):
-            total += Data.of(self.counts.index_select(0, rows), self.mask, None, torch.float64).y.sum(0)
-        return (self.world.sum(total)[0] / self.views).cpu().numpy()
+        total = self.tally(*self.window)
+        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+            total.add(Data.of(counts, self.mask, None, torch.float64).y)
+        return (self.totals(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, (H, W), at the integer anchors."""
+        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
+        light = power(estimate.probe[None])[0]
+        if self.exact:
+            return self._exact_illumination(estimate, light)
+        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
+        for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
+            self.passes.illuminate(self.model, chunk, light, total)
+        return self.layout.sum_field(total[None])[0]
+
+    def _exact_illumination(self, estimate: Estimate, light: Tensor) -> Tensor:
         total = torch.zeros_like(estimate.object[:1], dtype=self.real)
-        intensity = power(estimate.probe[None])[:, None]
-        for views in torch.as_tensor(self.layout.own, device=self.device).split(SLAB):
+        exact = FixedSum.over(total, float(light.sum(dtype=torch.float64)), self.views)
+        for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
             self.world.pulse.moves += 1
             weights = estimate.weights[views, :1, None, None] ** 2
-            self.model.windows_adjoint(
-                total, intensity * weights, estimate.anchors[views], torch.zeros_like(estimate.fractions(views))
-            )
-        return self.world.sum(total)[0][0]
+            exact.add(light * weights, estimate.here(estimate.anchors[views]))
+        spoilt = self.world.sum(exact.spoilt)[0]
+        return exact.decode(self.layout.sum_field(exact.out), spoilt, self.real)[0]
+
+    def hand_over(self, move: Move) -> None:
+        """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        self.seen = move.carry_rows(self.seen)
+        exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
+        if exchanged is not None:
+            source, arrived = exchanged
+            self.patterns.replace(source, [arrived.cpu()])
+
+    def _slab(self, dtype: torch.dtype) -> int:
+        """Windows of this dtype that are gone through together."""
+        return max(1, min(SLAB, SLAB_BYTES // (self.window[0] * self.window[1] * dtype.itemsize)))
 
     # --- the words it is made of ---
 
-    def chunks(self, estimate: Estimate, views: np.ndarray) -> Iterator[Chunk]:
+    def chunks(self, estimate: Estimate, views: np.ndarray, with_counts: bool = True) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
-        self._follow_spacing(estimate)
+        self._follow_slices(estimate)
         mine = self.layout.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        if self.exact and any(n % EVEN for n in self.window):
+            size = 1
+        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
         size = min(size, self.chunk_limit or size)
         self._largest = max(1, min(size, len(mine)))
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
-        for some, row in zip(every.split(size), rows.split(size), strict=True):
+        of_views = (
+            every,
+            rows,
+            estimate.here(estimate.anchors[every]),
+            estimate.fractions(every),
+            estimate.weights[every],
+        )
+        swept = self._patterns(mine, size) if with_counts else repeat(self.mask[None, :0])
+        for (some, row, *parts), counts in zip(
+            zip(*(v.split(size) for v in of_views), strict=True), swept, strict=False
+        ):
             if not len(some):
                 continue
             self.world.pulse.moves += 1
-            data = Data.of(self.counts.index_select(0, row), self.mask, estimate.background, self.real)
-            yield Chunk(some, row, estimate.anchors[some], estimate.fractions(some), estimate.weights[some], data)
+            anchors, fractions, weights = parts
+            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, estimate.background, whole, sweep)
 
     def halve_chunks(self) -> bool:
         """Half as many views in a chunk from here on; False where the last one had a single view."""
@@ -208,17 +276,20 @@ class Problem:
         self.chunk_limit = self._largest // 2
         return True
 
-    def _follow_spacing(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance that the estimate has."""
-        model, spacing = self.model, estimate.slice_spacing_m
-        if model.slice_kernel is not None and model.slice_spacing_m != spacing:
-            self.model = model.spaced(self.geometry, spacing, self.dtype, self.device)
+    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[Tensor]:
+        """Those of these own views, a chunk at a time."""
+        coming = self.layout.local(self.layout.mine(self.coming))
+        return self.patterns.sweep(self.layout.local(mine), size, coming)
+
+    def _follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
         """Windows, incoming and exit waves of a chunk."""
-        windows = self.model.windows(estimate.object, chunk.anchors, chunk.fractions, self.window)
-        probes = self.model.probes(estimate.probe, chunk.fractions, chunk.weights, estimate.opr)
-        return self.model.scene(windows, probes)
+        return self.passes.scene(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -227,33 +298,71 @@ class Problem:
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
         detected = self.detect(chunk, scene.exit)
-        S = power(detected)
-        self.note(chunk, S)
-        return self.model.revise(detected, S, chunk.data, chunk.fractions)
+        self._see(chunk, self.passes.revise(self.model, chunk, detected))
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
+        """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
+        detected = self.detect(chunk, waves)
+        self.passes.revise(self.model, chunk, detected)
+        return self.model.detect_adjoint(detected, chunk.fractions)
+
+    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> tuple[Tensor, Tensor]:
+        """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
+
+        `note`: for the running loss of the epoch.
+        """
+        detected = self.detect(chunk, scene.exit)
+        seen = self.passes.descend(self.model, chunk, detected)
+        if note:
+            self._see(chunk, seen)
+        return self.model.detect_adjoint(detected, chunk.fractions), seen[:, [LOSS, COUNTS, SQUARES]]
+
+    def watch(self, chunk: Chunk, waves: Tensor) -> None:
+        """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
+        self._see(chunk, self.passes.watch(self.model, chunk, self.detect(chunk, waves)))
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
-        terms = fidelity.residual_terms(S, chunk.data)
-        kind = self.model.fidelity
-        self.seen[chunk.rows, 0] = terms[:, 0] if kind == "amplitude" else fidelity.value(kind, S, chunk.data)
-        self.seen[chunk.rows, 1:] = terms
+        self._see(chunk, terms(self.model, chunk, S))
+
+    def _see(self, chunk: Chunk, found: Tensor) -> None:
+        self.seen[chunk.rows] = found[:, : ROOTS + 1]
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
         return Accumulator(self, estimate, batch, only)
 
-    def blocks(self, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the object's blocks that the batch covers, over all ranks."""
-        anchors = self._anchors[torch.as_tensor(batch.views)]
-        rows, columns = self.layout.touched_blocks(anchors, self.window, estimate.object.shape)
-        return rows.to(self.device), columns.to(self.device)
+    def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
+        """The blocks of this rank's part of the object that the batch covers."""
+        return self.layout.blocks(estimate, self._anchors, batch.views)
 
-    def buffer(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of `like`'s shape that is allocated once; what it holds is left from its last use."""
+    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
+
+        What it holds is left from its last use.
+        """
+        shape = (copies * len(like), *like.shape[1:])
         kept = self._buffers.get(name)
-        if kept is None or kept.shape != like.shape or kept.dtype != dtype:
-            kept = self._buffers[name] = torch.zeros_like(like, dtype=dtype)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
+
+    def lend(self, *fields: Touched) -> None:
+        """Notes that these fields may still be in buffers."""
+        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
+        for leaf in leaves:
+            leaf.largest = self.passes.largest
+        self._lent = [weakref.ref(leaf) for leaf in leaves]
+
+    def reclaim(self) -> None:
+        """Fields that somebody still holds leave the buffers, which are about to be used again."""
+        self.last = None
+        for reference in self._lent:
+            leaf = reference()
+            if leaf is not None:
+                leaf.leave()
+        self._lent = []
 
     def forget_buffers(self) -> None:
         """Own buffers from here on, after a copy whose shapes differ."""
@@ -264,21 +373,31 @@ class Problem:
 
         It lasts until the next of the same name.
         """
-        whole = self.buffer(name, estimate.object, field.values.dtype)
-        blocked(whole)[:, field.rows, field.columns] = field.values
+        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
+        self.put(whole, field)
         return whole
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's or the probe's shape, each pixel once; 0-d float64."""
-        return self.layout.dot(a, b)
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b, estimate)
+
+    def max(self, field: Tensor) -> Tensor:
+        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        return self.layout.max(field.max())
+
+    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        where = (where & self.layout.owned(estimate)).expand(field.shape)
+        total, count = self.layout.totals(torch.where(where, field, field.new_zeros(())), where.to(field.dtype))
+        return total / count
 
     def put(self, target: Tensor, field: Touched) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        blocked(target)[:, field.rows, field.columns] = field.values.to(target.dtype)
+        self.passes.write(target, field.expression, field.rows, field.columns)
 
     def touched(self, whole: Tensor, like: Touched) -> Touched:
-        """The blocks of `like` out of an array (L, H, W)."""
-        return Touched(blocked(whole)[:, like.rows, like.columns], like.rows, like.columns)
+        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
+        return like.of(Leaf(like.rows, like.columns, whole=whole))
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
@@ -289,17 +408,36 @@ class Problem:
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
         if parts:
-            values[mine] = torch.cat(parts).to(values.dtype)
+            # no negative zeros, which a sum over ranks makes positive ones
+            values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
+
+    def tally(self, *shape: int) -> Tally:
+        """A sum over views of numbers or arrays of this shape."""
+        return Tally(shape, self.device, exact=self.exact)
+
+    def totals(self, *tallies: Tally) -> list[Tensor]:
+        """Sums over all ranks, float64."""
+        summed = self.world.sum(*(tally.local for tally in tallies))
+        return [tally.read(total) for tally, total in zip(tallies, summed, strict=True)]
 
     def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        steps = []
-        for axis in (0, 1):
-            moved = self.model.position_derivative(estimate.object, chunk.anchors, chunk.fractions, scene, axis)
-            floor = INSENSITIVE**2 * inner(scene.exit, scene.exit) + torch.finfo(self.real).tiny
-            steps.append(inner(moved, chi) / torch.maximum(inner(moved, moved), floor))
-        return torch.stack(steps, dim=1)
+        return self.passes.position_step(self.model, chunk, estimate.object, scene, chi)
+
+    def keep(self, chunk: Chunk, scene: Scene, chi: Tensor) -> Swept:
+        """What a second sweep of the same chunk needs, without its patterns."""
+        return Swept(replace(chunk, counts=chunk.counts[:0]), self.passes.kept(scene), chi)
+
+    def systems(
+        self, estimate: Estimate, swept: Swept, d_object: Tensor, d_probe: Tensor, modes: int | None = None
+    ) -> Tensor:
+        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
+        """
+        scene = self.scene(estimate, swept.chunk) if swept.scene is None else swept.scene
+        return self.passes.systems(self.model, swept.chunk, scene, d_object, d_probe, swept.chi[:, :modes])
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
@@ -320,60 +458,90 @@ class Accumulator:
 
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
-        self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        rows, columns = problem.blocks(estimate, batch)
-        self.blocks = (rows, columns) if self.with_object else (rows[:0], columns[:0])
-        self.object = problem.buffer("object sum", estimate.object, problem.dtype)
-        self.object_weight = problem.buffer("object weight", estimate.object, problem.real)
-        for field in (self.object, self.object_weight):
-            blocked(field)[:, self.blocks[0], self.blocks[1]] = 0
-        self.probe = torch.zeros_like(estimate.probe)
-        self.probe_weight = torch.zeros_like(estimate.probe[0].real)
-        self.opr = torch.zeros_like(estimate.opr)
-        self.opr_weight = torch.zeros_like(estimate.opr.real)
+        with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
+        blocks = problem.blocks(estimate, batch)
+        self.blocks = blocks if with_object else blocks.none()
+        problem.reclaim()
+        self.exact = None
+        if problem.exact:
+            obj = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
+            object_weight = problem.buffer("exact object weight", estimate.object, torch.int64, 2)
+            for field in (obj, object_weight):
+                blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
+            scale = (problem.largest_wave, len(batch.views))
+            unknowns = (estimate.probe, estimate.opr)
+            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, with_object, with_probe)
+        else:
+            obj = problem.buffer("object sum", estimate.object, problem.dtype)
+            object_weight = problem.buffer("object weight", estimate.object, problem.real)
+            problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
+            self.sums = Adjoints(
+                obj if with_object else None,
+                object_weight if with_object else None,
+                torch.zeros_like(estimate.probe) if with_probe else None,
+                torch.zeros_like(estimate.probe[0].real),
+                torch.zeros_like(estimate.opr),
+                torch.zeros_like(estimate.opr.real),
+            )
+        self.fields = [obj, object_weight]
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem, model = self.problem, self.problem.model
-        to_windows, to_probes = model.scene_adjoint(scene, waves)
-        if self.with_object:
-            model.windows_adjoint(self.object, to_windows, chunk.anchors, chunk.fractions)
-            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-            model.windows_adjoint(self.object_weight, illumination, chunk.anchors, chunk.fractions)
-        if self.with_probe:
-            self.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-            self.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
-            if len(self.opr):
-                self.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
-                squares = chunk.weights[:, 1:].T ** 2
-                self.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+        problem = self.problem
+        if self.exact:
+            self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
+        else:
+            problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
             problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
 
-    def total(self, *others: Tensor) -> Sums:
-        """Sums over all ranks, of `others` too; in one message if these are of the problem's precision."""
+    def total(self, *others: Tally | Tensor) -> Sums:
+        """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
-        stop = torch.full((), float(problem.stop_requested), dtype=problem.real, device=problem.device)
-        *sums, problem.stop_agreed = problem.layout.reduce(
-            [self.object, self.object_weight],
-            self.blocks,
-            *(self.probe, self.probe_weight, self.opr, self.opr_weight),
-            *others,
-            stop,
-        )
-        obj, object_weight, probe, probe_weight, opr, opr_weight, *rest = sums
-        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, tuple(rest))
+        kind = torch.int64 if self.exact else problem.real
+        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
+        parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
+        found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
+        obj, object_weight, probe, probe_weight, opr, opr_weight = found
+        values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
+        problem.stop_agreed = rest[-1]
+        problem.lend(obj, object_weight)
+        in_real = tuple(value.to(problem.real) for value in values)
+        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
         return problem.last
+
+    def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """Sums over ranks of the six adjoints and of the parts, in floats."""
+        problem, sums = self.problem, self.sums
+        problem.passes.finish(sums)
+        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
+        adjoints = (by_probe, sums.probe_weight, sums.opr, sums.opr_weight)
+        found = problem.layout.reduce(self.fields, self.blocks, *adjoints, *(p.to(problem.real) for p in parts))
+        return found[:6], found[6:]
+
+    def _exactly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """The same in integers. Rows travel as the bits of their numbers: other ranks' zeros leave them alone."""
+        assert self.exact is not None
+        own = self.exact.message()
+        bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
+        obj, object_weight, *found = self.problem.layout.reduce(self.fields, self.blocks, *own, *bits)
+        summed = self.exact.decoded(self.problem.model, [obj.values, object_weight.values, *found[: len(own)]])
+        rest = [
+            total if part.dtype == torch.int64 else total.view(torch.float64)
+            for total, part in zip(found[len(own) :], parts, strict=True)
+        ]
+        return [obj.of(summed[0]), object_weight.of(summed[1]), *summed[2:]], rest
 
 
 def check_room(estimate: Estimate) -> None:
     """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
-    shape, window = estimate.object.shape[-2:], estimate.window
-    assert all(n % BLOCK == 0 for n in shape), f"the object's sides {tuple(shape)} must be multiples of {BLOCK}"
+    shape, window = estimate.extent, estimate.window
+    for sides in (shape, estimate.object.shape[-2:]):
+        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
     for axis, name in enumerate(("y", "x")):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
         if low < REACH or high + window[axis] + REACH > shape[axis]:
@@ -386,7 +554,3 @@ def check_room(estimate: Estimate) -> None:
 def _residuals(terms: Tensor) -> tuple[float, float]:
     misfit, counts, absolute, roots = (float(t) for t in terms)
     return (misfit / counts if counts else float("nan"), absolute / roots if roots else float("nan"))
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=dtype.newbyteorder("="))).dtype

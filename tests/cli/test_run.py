@@ -105,7 +105,8 @@ def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("20 views of 32 x 32") and lines[1] == "rpie, 3 epochs of 3 batches"
-    assert len(lines) == 6 and lines[-1].startswith("Final residual 0.0") and lines[-1].endswith(": out/result.h5")
+    assert lines[2] == "Patterns: 81.9 kB per rank (uint32) in host memory"
+    assert len(lines) == 7 and lines[-1].startswith("Final residual 0.0") and lines[-1].endswith(": out/result.h5")
     assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
     assert epochs(tmp_path / "out") == [1, 2, 3]
     result = Result.load(tmp_path / "out" / "result.h5")
@@ -355,3 +356,57 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(BadInput, match="not a folder that can be written to; choose another one with --out"):
         running.refuse_to_overwrite(tmp_path / "a" / "b", force=True)
+
+
+def test_beyond_the_memory_budget_from_disk(run: Run, made: Path, whole: Result, tmp_path: Path) -> None:
+    """The command line, the recipe and the resumed run: staged, the same bits, and nothing left in the folder."""
+    (tmp_path / "scratch").mkdir()
+    status, out, err = run("run", made / "recipe.yaml", "--memory-budget", "70kB", "--scratch", "scratch")
+    assert (status, err) == (0, "")
+    opening = "Patterns: 81.9 kB per rank (uint32) staged on disk in scratch"
+    assert out.splitlines()[2] == opening and opening in (tmp_path / "out" / "log.txt").read_text()
+    result = Result.load(tmp_path / "out" / "result.h5")
+    assert_equal(result, whole, 0.0)
+    assert result.attrs["patterns"] == "disk" and whole.attrs["patterns"] == "host"
+    assert "memory_budget: 70000\nscratch: scratch\n" in result.recipe
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_resumed_within_another_budget(
+    run: Run, made: Path, whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert run("run", made / "recipe.yaml", "--set", "memory_budget=70kB")[0] == 75
+    status, out, err = run("resume", "out", "--memory-budget", "1MB")
+    assert (status, err) == (0, "") and "in host memory" in out
+    assert_equal(Result.load(tmp_path / "out" / "result.h5"), whole, 1e-14)
+    assert files(tmp_path) == {"out"}
+
+
+def test_ranks_of_a_resumed_run_get_its_room(
+    run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert run("run", made / "recipe.yaml")[0] == 75
+    calls = []
+    monkeypatch.setattr(launcher, "launch", lambda arguments, ranks, *, log_dir: calls.append(arguments) or 3)
+    run("resume", "out", "--ranks", 2, "--memory-budget", "2GiB", "--scratch", "a: b", "--device", "cpu")
+    assert calls == [["resume", "out", "--device", "cpu", "--memory-budget", "2GiB", "--scratch", "a: b"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--memory-budget", "much"], "memory_budget is 'much'; it should be a size, such as 500MB or 4GB."),
+        (["--memory-budget", "4 XB"], "memory_budget is '4 XB'; it should be a size, such as 500MB or 4GB."),
+        (["--memory-budget", "0"], "memory_budget is '0'; it should be greater than 0."),
+        (["--memory-budget", "1kB"], "memory_budget is 1 kB, and one pattern takes 4.1 kB; give 16 patterns of room"),
+        (["--memory-budget", "70kB", "--scratch", "gone"], "scratch is gone, which is not a folder; make it"),
+    ],
+)
+def test_rooms_that_do_not_do(run: Run, made: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    status, out, err = run("run", made / "recipe.yaml", *arguments)
+    assert (status, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
+    assert files(tmp_path) == set()

@@ -35,7 +35,7 @@ def test_engines_that_share_a_column_run(name: str) -> None:
 
 def test_the_page_holds_the_table_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == page_with(table(), page), "run python tests/conformance/features.py"
+    assert page == page_with(table(), page), "run PYTHONPATH=tests python tests/conformance/features.py"
 
 
 def test_a_refusal_comes_before_any_work() -> None:

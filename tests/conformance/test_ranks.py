@@ -15,33 +15,34 @@ from ptymesh.engines import ENGINES
 from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from toy import make, relative
+from toy import make, relative, share
 
 CASES = {
     "plain": dict(),
     "uneven density, three modes, varying beam": dict(uneven=True, modes=3, varying=True),
     "bilinear, background": dict(subpixel="bilinear", background=2.0),
-    "two slices, near field": dict(slices=2, propagation="angular_spectrum"),
+    "two tilted slices, near field": dict(slices=2, tilt_rad=(8e-3, -5e-3), propagation="angular_spectrum"),
     "poisson": dict(fidelity="poisson", noise=True),
 }
 
 
-def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype) -> dict:
+def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dtype, layout: str = "replicated") -> dict:
     """What one rank ends with, and the decisions that it took."""
     toy = make(views=41, dtype=dtype, **case)
-    problem = toy.problem(world)
+    problem = toy.problem(world, layout)
     options = {"epochs": 5, "batch": 9, "fidelity": toy.model.fidelity, **OPTIONS.get(engine, {}), **stage}
     if engine in ALL_VIEWS:
         del options["batch"]
-    state = RunState(toy.start(position_error=0.5))
+    state = RunState(share(toy.start(position_error=0.5), problem))
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     e = state.estimate
     return {
-        "object": e.object.numpy(),
+        "object": problem.layout.whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),
-        "shape": tuple(e.object.shape),
+        "shape": tuple(e.extent),
+        "slices": np.array([e.slice_spacing_m, *e.tilt_rad]),
         "history": state.history,
         "residual": problem.residual(e),
         "own": len(problem.layout.own),
@@ -53,6 +54,7 @@ def same(one: dict, many: list[dict], tolerance: float) -> None:
     for other in many:
         for name in ("object", "probe", "positions"):
             assert relative(other[name], one[name]) <= tolerance, name
+        assert np.allclose(other.get("slices", 0), one.get("slices", 0), rtol=tolerance, atol=0)
         assert np.array_equal(other["anchors"], one["anchors"]) and other["shape"] == one["shape"]
         for column in ("loss", "residual"):
             assert np.allclose(other["history"][column], one["history"][column], rtol=10 * tolerance)
@@ -98,6 +100,30 @@ def test_double(ranks, engine: str, case: str, size: int) -> None:  # type: igno
     """Batches of 9, which 2 and 4 do not divide, positions refined."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), TOLERANCE.get(engine, 1e-12))
+
+
+TILED = [
+    (engine, case, size)
+    for engine, case, size in CELLS
+    if engine not in LIKE_ADAM or (case, size) == ("uneven density, three modes, varying beam", 3)
+]
+
+
+@pytest.mark.parametrize(("engine", "case", "size"), TILED)
+def test_tiled(ranks, engine: str, case: str, size: int) -> None:  # type: ignore[no-untyped-def]
+    """The same with the object in tiles, positions refined across their borders."""
+    arguments = (engine, CASES[case], {"positions": True}, torch.complex128)
+    same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments, "tiled"), TOLERANCE.get(engine, 1e-12))
+
+
+@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_between_slices(ranks, size: int, layout: str) -> None:  # type: ignore[no-untyped-def]
+    stage = {"unknowns": {"slice_spacing": {"lr": 0.01}, "tilt": {"lr": 0.02, "start": 2}}}
+    arguments = ("adam", dict(slices=3, tilt_rad=(8e-3, -5e-3)), stage, torch.complex128)
+    one = outcome(Solo(), *arguments)
+    assert relative(one["slices"], [2e-6, 8e-3, -5e-3]) > 1e-3
+    same(one, ranks(size, outcome, *arguments, layout), 1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4])

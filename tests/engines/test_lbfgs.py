@@ -25,7 +25,8 @@ def run(toy: Toy, engine: LBFGS, start: Estimate, seed: int = 0) -> RunState:
 def test_direction_is_that_of_the_dense_update() -> None:
     """-H g with H from the BFGS formula (Nocedal & Wright, eq. 6.17), H_0 = <s, y> / <y, y> of the newest pair."""
     rng = torch.Generator().manual_seed(1)
-    engine, problem = LBFGS(memory=3), make().problem()
+    toy = make()
+    engine, problem, e = LBFGS(memory=3), toy.problem(), toy.truth
     shapes = {"object": (1, 2, 3, 2), "probe": (2, 2, 2, 2)}
     n = sum(int(np.prod(shape)) for shape in shapes.values())
     root = torch.randn(n, n, generator=rng, dtype=torch.float64)
@@ -40,7 +41,7 @@ def test_direction_is_that_of_the_dense_update() -> None:
     for _ in range(5):  # more than are remembered
         s = torch.randn(n, generator=rng, dtype=torch.float64)
         pairs.append((s, hessian @ s))
-        engine._remember(problem, x, split(pairs[-1][0]), split(pairs[-1][1]))
+        engine._remember(problem, e, x, split(pairs[-1][0]), split(pairs[-1][1]))
     pairs = pairs[-3:]
     s, y = pairs[-1]
     H = torch.eye(n, dtype=torch.float64) * (s @ y) / (y @ y)
@@ -48,9 +49,9 @@ def test_direction_is_that_of_the_dense_update() -> None:
         V = torch.eye(n, dtype=torch.float64) - torch.outer(y, s) / (s @ y)
         H = V.T @ H @ V + torch.outer(s, s) / (s @ y)
     g = torch.randn(n, generator=rng, dtype=torch.float64)
-    found = torch.cat([part.reshape(-1) for part in engine._direction(problem, x, split(g)).values()])
+    found = torch.cat([part.reshape(-1) for part in engine._direction(problem, e, x, split(g)).values()])
     assert relative(found, -H @ g) < 1e-12
-    engine._remember(problem, x, split(s), split(-y))  # no positive curvature: nothing to learn
+    engine._remember(problem, e, x, split(s), split(-y))  # no positive curvature: nothing to learn
     assert torch.equal(engine._recall("object.s2", x["object"]), split(s)["object"])
 
 

@@ -27,6 +27,7 @@ def example(dtype: type = np.complex64) -> Result:
         positions_m=rng.uniform(0, 1e-6, (7, 2)),
         pixel_size_m=(1e-8, 2e-8),
         slice_spacing_m=3e-6,
+        tilt_rad=(1e-3, -2e-3),
         history={
             "epoch": np.arange(4),
             "stage": np.array(["rpie", "rpie", "lsqml", "lsqml"]),
@@ -52,7 +53,7 @@ def test_round_trip(tmp_path: Path, dtype: type) -> None:
         assert back.dtype == there.dtype
         np.testing.assert_array_equal(back, there)
     assert read.pixel_size_m == written.pixel_size_m
-    assert read.slice_spacing_m == written.slice_spacing_m
+    assert read.slice_spacing_m == written.slice_spacing_m and read.tilt_rad == written.tilt_rad
     assert read.recipe == written.recipe
     assert read.history.keys() == written.history.keys()
     for key, column in written.history.items():
@@ -80,6 +81,7 @@ def test_file_is_plain_hdf5(tmp_path: Path) -> None:
         assert file["object"].shape == (2, 40, 48) and file["object"].dtype == np.complex64
         np.testing.assert_array_equal(file["object"].attrs["pixel_size_m"], [1e-8, 2e-8])
         assert file["object"].attrs["slice_spacing_m"] == 3e-6
+        np.testing.assert_array_equal(file["object"].attrs["tilt_rad"], [1e-3, -2e-3])
         assert file["positions_px"].dtype == np.float64
         assert file["history/stage"].asstr()[0] == "rpie"
         assert file["recipe"].asstr()[()].startswith("data:")

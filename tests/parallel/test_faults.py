@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
+from ptymesh.kernels.ready import make_ready
 from ptymesh.parallel.watchdog import Post, judge
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
@@ -79,6 +81,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
+    make_ready(torch.complex128)  # kernels that are compiled here need no word about it from a rank
     write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
     (folder / "recipe.yaml").write_text(RECIPE)
     return folder

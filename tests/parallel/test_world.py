@@ -6,7 +6,7 @@ import torch
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel.devices import device_for
-from ptymesh.parallel.layout import Replicated, along_curve, blocked
+from ptymesh.parallel.layout import Blocks, Replicated, along_curve, blocked, covered_blocks
 from ptymesh.parallel.world import Solo, World
 from toy import make
 
@@ -103,10 +103,8 @@ def fake(rank: int, size: int) -> World:
 
 
 def test_touched_blocks_cover_windows_and_nothing_far() -> None:
-    layout = Replicated(Solo(), np.zeros((1, 2)))
-    anchors = torch.tensor([[1, 1], [40, 90]])
-    rows, columns = layout.touched_blocks(anchors, (24, 28), (1, 128, 160))
-    found = set(zip(rows.tolist(), columns.tolist(), strict=True))
+    anchors = torch.tensor([[1, 1], [40, 90], [-90, 4], [500, 4]])
+    found = {tuple(place) for place in covered_blocks(anchors, (24, 28), (1, 128, 160)).nonzero().tolist()}
     assert found == {(0, 0), (1, 2), (1, 3), (2, 2), (2, 3)}
 
 
@@ -114,7 +112,7 @@ def test_sums_reach_touched_blocks_alone() -> None:
     toy = make(views=4)
     layout = toy.problem().layout
     field = torch.ones(1, 96, 96)
-    (touched,) = layout.reduce([field], (torch.tensor([0, 2]), torch.tensor([1, 2])))
+    (touched,) = layout.reduce([field], Blocks(torch.tensor([0, 2]), torch.tensor([1, 2])))
     assert touched.values.shape == (1, 2, 32, 32)
     blocked(field)[:, touched.rows, touched.columns] = 5
     assert field[0, 0:32, 32:64].eq(5).all() and field[0, 64:, 64:].eq(5).all() and field.eq(5).sum() == 2 * 32 * 32
@@ -122,6 +120,6 @@ def test_sums_reach_touched_blocks_alone() -> None:
 
 def test_touched_arithmetic() -> None:
     layout = Replicated(Solo(), np.zeros((1, 2)))
-    blocks = (torch.tensor([0]), torch.tensor([0]))
+    blocks = Blocks(torch.tensor([0]), torch.tensor([0]))
     a, b = layout.reduce([torch.full((1, 32, 32), 6.0), torch.full((1, 32, 32), 2.0)], blocks)
     assert (2 * (a / b + 1) * b).values.eq(16).all() and (a * 0.5 + b).max().item() == 5

@@ -335,6 +335,15 @@ def test_one_slice_is_split_over_several(made, tmp_path):
     torch.testing.assert_close(split.object.prod(0), whole.object[0])
 
 
+def test_tilt_is_the_recipes_or_the_earlier_results(made, tmp_path):
+    path, slices = earlier(made, tmp_path, tilt_rad=(1e-3, -2e-3)), {"slices": 2, "slice_spacing_m": 1e-6}
+    assert start(made.measurement, slices).tilt_rad == (0.0, 0.0)
+    assert start(made.measurement, {**slices, "tilt_rad": (3e-3, 0)}).tilt_rad == (3e-3, 0.0)
+    assert start(made.measurement, {**slices, "initial": path}).tilt_rad == (1e-3, -2e-3)
+    assert start(made.measurement, {**slices, "initial": path, "tilt_rad": (0, 0)}).tilt_rad == (0.0, 0.0)
+    assert start(made.measurement, {"initial": path}).tilt_rad == (0.0, 0.0)
+
+
 def test_object_from_an_array_is_centred_on_the_scan(made, tmp_path):
     np.save(tmp_path / "o.npy", np.full((20, 10), 0.5j))
     estimate = start(made.measurement, {"initial": str(tmp_path / "o.npy")})
@@ -383,6 +392,8 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
     [
         (ObjectOptions, {"slices": 2}, "need slice_spacing_m"),
         (ObjectOptions, {"slice_spacing_m": 1e-6}, "no meaning for a single slice"),
+        (ObjectOptions, {"tilt_rad": (0, 0)}, "tilt_rad has no meaning for a single slice"),
+        (ObjectOptions, {"slices": 2, "slice_spacing_m": 1e-6, "tilt_rad": (0.3, 0)}, "tilt_rad"),
         (ObjectOptions, {"result_positions": True}, "needs an earlier result"),
         (ObjectOptions, {"slice": 2}, "slice"),
         (ProbeOptions, {"start": "lens"}, "lens"),

@@ -17,7 +17,7 @@ FULL = """
 data: {path: scan.cxi, mask: masks/m.npy, dark: dark.h5:/a/b, energy_eV: 3e5, crop: 64, centre: [31.5, 32]}
 seed: 3
 precision: double
-object: {slices: 2, slice_spacing_m: 1.0e-6, initial: earlier.h5}
+object: {slices: 2, slice_spacing_m: 1.0e-6, tilt_rad: [1.0e-3, 0], initial: earlier.h5}
 probe: {modes: 3, start: {kind: array, path: probe.npz:p}}
 positions: {subpixel: bilinear, rotation_deg: -126}
 stages:
@@ -45,7 +45,7 @@ def test_every_key_arrives(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
     assert recipe.seed == 3 and recipe.precision == "double"
     assert recipe.data.energy_eV == 3e5 and recipe.data.crop == (64, 64)
-    assert recipe.positions.rotation_deg == -126
+    assert recipe.positions.rotation_deg == -126 and recipe.object.tilt_rad == (1e-3, 0)
     first, second = recipe.stages
     assert isinstance(first, RPIE) and (first.epochs, first.batch, first.alpha) == (20, 32, 0.7)
     assert isinstance(second, MPIE) and second.positions is not None and second.positions.start == 2

@@ -38,6 +38,15 @@ def test_the_default_is_that_of_a_recipe() -> None:
     assert result.attrs["engine"] == "rpie" and len(result.history["epoch"]) == 50
 
 
+def test_a_tilt_reaches_model_and_result() -> None:
+    slices = {"slices": 2, "slice_spacing_m": 2e-5}
+    straight, tilted = (
+        pm.reconstruct(scan(), pm.RPIE(epochs=1), object={**slices, **tilt}) for tilt in ({}, {"tilt_rad": [1e-3, 0]})
+    )
+    assert straight.tilt_rad == (0, 0) and tilted.tilt_rad == (1e-3, 0)
+    assert relative(tilted.object, straight.object) > 1e-4
+
+
 def test_an_engine_s_memory_is_kept_between_calls() -> None:
     whole, parts = pm.Reconstruction(scan()), pm.Reconstruction(scan())
     for _ in whole.run(pm.Adam(epochs=6, batch=10)):

@@ -49,8 +49,9 @@ def test_the_coarse_model_predicts_the_inner_detector() -> None:
     object's detail beyond the coarse band)."""
     made = toy()
     engine = RPIE(coarsen=2)
-    coarse = resolution.coarsened(made.truth, engine)
-    problem = resolution.coarse_problem(made.problem(), 2, 1, 0.0)
+    fine = made.problem()
+    problem = resolution.coarse_problem(fine, 2, made.truth)
+    coarse = resolution.coarsened(made.truth, engine, fine, problem)
     assert problem.window == (16, 16) and coarse.probe.shape == (2, 16, 16)
     assert problem.residual(coarse)[0] < 0.01
     assert made.problem().residual(made.start())[0] > 0.1
@@ -59,7 +60,9 @@ def test_the_coarse_model_predicts_the_inner_detector() -> None:
 def test_there_and_back_keeps_the_probe_and_the_frame() -> None:
     made = toy()
     engine = RPIE(coarsen=2)
-    back = resolution.refined(resolution.coarsened(made.truth, engine), engine)
+    fine = made.problem()
+    problem = resolution.coarse_problem(fine, 2, made.truth)
+    back = resolution.refined(resolution.coarsened(made.truth, engine, fine, problem), engine, problem, fine)
     assert torch.allclose(back.probe, made.truth.probe) and torch.allclose(back.positions, made.truth.positions)
     assert torch.equal(back.background, made.truth.background)
     assert tuple(back.object.shape) == (1, 128, 128)  # whole coarse blocks

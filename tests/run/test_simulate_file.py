@@ -3,6 +3,7 @@
 import tracemalloc
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import typer
@@ -14,7 +15,7 @@ from ptymesh.io.load import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.io.results import Result
 from ptymesh.run.simulate_file import write
-from ptymesh.simulate import Simulation, checked, simulate
+from ptymesh.simulate import Simulation, checked, simulate, truth
 
 SMALL = {"views": 40, "window": 32}
 
@@ -63,7 +64,7 @@ def test_file_and_memory_hold_the_same_measurement(tmp_path, change):
     np.testing.assert_array_equal(result.positions_px, here.truth.positions)
     np.testing.assert_array_equal(result.nominal_px, here.truth.nominal)
     np.testing.assert_allclose(result.pixel_size_m, here.truth.geometry.object_pixel_m)
-    assert result.slice_spacing_m == here.truth.slice_spacing_m
+    assert result.slice_spacing_m == here.truth.slice_spacing_m and result.tilt_rad == here.truth.options.tilt_rad
 
 
 def test_memory_is_bounded_by_a_slab(tmp_path):
@@ -140,8 +141,10 @@ def test_command_line_reaches_every_option(tmp_path):
 
 
 def test_command_line_slices_and_no_noise(tmp_path):
-    run(tmp_path / "a.cxi", "--kind", "electron", "--views", 9, "--window", 32, "--slices", 3, "--photons", 0)
-    assert Result.load(tmp_path / "a.truth.h5").object.shape[0] == 3
+    size = ("--kind", "electron", "--views", 9, "--window", 32)
+    run(tmp_path / "a.cxi", *size, "--slices", 3, "--tilt", 2e-3, -1e-3, "--photons", 0)
+    truth = Result.load(tmp_path / "a.truth.h5")
+    assert truth.object.shape[0] == 3 and truth.tilt_rad == (2e-3, -1e-3)
     assert loaded(tmp_path / "a.cxi").patterns.dtype == np.float32
 
 
@@ -152,3 +155,54 @@ def test_command_line_does_not_overwrite(tmp_path):
     assert isinstance(refused.exception, BadInput) and out.read_text() == "precious"
     assert run(out, "--views", 9, "--window", 32, "--force").exit_code == 0
     assert Path(out).stat().st_size > 1000
+
+
+def test_the_scan_covers_an_object_of_a_given_size(tmp_path):
+    for scan, views in (("raster", 150), ("fermat", 200), ("jitter", 190)):
+        made = truth(checked(window=32, views=views, scan=scan, object_px=160, position_error_px=1.0))
+        assert made.object.shape == (1, 160, 160)
+        span = np.ptp(made.nominal, axis=0).max()
+        assert 160 - 32 - 2 * 4 - 4 < span <= 160 - 32 - 2 * 4
+        made.estimate()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"object_px": 256, "overlap": 0.5}, "overlap is 0.5 and object_px 256; give one of the two"),
+        ({"object_px": 38}, "object_px is 38, which leaves no room to move a window of 32; give at least 41"),
+        ({"object_px": 1024}, "40 views over an object of 1024 px lie 164 px apart, and the beam is 11.2 px wide"),
+    ],
+)
+def test_object_sizes_that_do_not_do(change, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        truth(checked(**SMALL, scan="raster", **change))
+
+
+def test_uncompressed_patterns_lie_one_after_the_other(tmp_path):
+    out = tmp_path / "a.cxi"
+    done = run(out, "--views", 60, "--window", 32, "--object-size", 96, "--photons", 3e4, "--compression", "none")
+    assert done.exit_code == 0, done.output
+    with h5py.File(out) as file:
+        data = file["entry_1/data_1/data"]
+        assert data.chunks is None and data.compression is None and data.dtype == np.uint16
+    wanted = simulate(checked(views=60, window=32, object_px=96, photons_per_view=3e4)).measurement.patterns
+    some = np.array([50, 3, 17])
+    np.testing.assert_array_equal(loaded(out).patterns.read(some), wanted.read(some))
+    assert Result.load(tmp_path / "a.truth.h5").object.shape == (1, 96, 96)
+
+
+def test_overlap_and_compression_from_the_command_line(tmp_path):
+    run(tmp_path / "a.cxi", "--views", 20, "--window", 32, "--overlap", 0.4)
+    wanted = truth(checked(views=20, window=32, overlap=0.4))
+    assert Result.load(tmp_path / "a.truth.h5").object.shape == wanted.object.shape
+    refused = run(tmp_path / "b.cxi", "--compression", "zip")
+    assert isinstance(refused.exception, BadInput) and "should be gzip or none" in str(refused.exception)
+
+
+def test_a_large_object_takes_little_more_memory_than_itself():
+    tracemalloc.start()
+    made = truth(checked(views=2500, window=64, object_px=1024, scan="raster"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert made.object.nbytes < peak < 3 * made.object.nbytes

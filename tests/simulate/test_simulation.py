@@ -113,6 +113,7 @@ def test_a_view_does_not_depend_on_how_many_are_read_at_a_time():
         {"defect": "hot"},
         {"slices": 2},
         {"slices": 2, "slice_spacing_m": 40e-6},
+        {"slices": 2, "tilt_rad": (1e-3, 0)},
         {"amplitude": (0.9, 1.0)},
         {"phase_rad": (0.0, 0.1)},
         {"seed": 3},
@@ -206,6 +207,8 @@ def test_slices_are_not_their_product():
         ({"kind": "near", "focus_distance_m": 1e-4}, "farther away"),
         ({"kind": "near", "detector_pixel_m": 1e-6}, "detector_pixel_m is 1e-06"),
         ({"slice_spacing_m": 1e-6}, "slice_spacing_m is 1e-06"),
+        ({"tilt_rad": (1e-3, 0)}, r"tilt_rad is \(0.001, 0.0\) for a single slice"),
+        ({"slices": 2, "tilt_rad": (1e-3, 1)}, "tilt_rad.1 is 1"),
         ({"modes": 2, "mode_powers": (0.5,)}, "1 mode powers"),
     ],
 )

@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
+    "plan": "Memory, messages and time on many ranks, without running.",
 }
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
+#: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
+DRAWN = 64 << 20
+
 
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
     """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder."""
@@ -41,6 +44,15 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
+
+
+def room_settings(memory_budget: str | None, scratch: Path | None, layout: str | None) -> list[str]:
+    """--memory-budget, --scratch and --layout as settings of the recipe's keys; quoted, for a path may look like
+    anything."""
+    import json
+
+    given = {"layout": layout, "memory_budget": memory_budget, "scratch": None if scratch is None else str(scratch)}
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
 
 
 def restarted() -> bool:
@@ -108,12 +120,22 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     """Say what came of it, and draw."""
     attributes = outcome.result.attrs
     typer.echo(f"Final residual {attributes['final_residual']:.6f}, R {attributes['final_r']:.4f}: {outcome.path}")
-    if recipe.output.figures:
+    if "bytes_per_batch" in attributes:
+        from ptymesh.run.plan import size
+
+        sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
+        typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")
+    tiled = attributes["layout"] == "tiled"
+    if recipe.output.figures and tiled and outcome.path.stat().st_size > DRAWN:
+        typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
+    elif recipe.output.figures:
         from ptymesh.io import load_measurement
+        from ptymesh.io.results import Result
         from ptymesh.run.figures import compared_patterns, write_figures
 
-        patterns = compared_patterns(outcome.result, load_measurement(recipe.data, recipe.positions))
-        drawn = write_figures(outcome.result, recipe.output.dir, tiff=recipe.output.tiff, patterns=patterns)
+        result = Result.load(outcome.path) if tiled else outcome.result
+        patterns = compared_patterns(result, load_measurement(recipe.data, recipe.positions))
+        drawn = write_figures(result, recipe.output.dir, tiff=recipe.output.tiff, patterns=patterns)
         typer.echo(f"Figures: {' '.join(str(path) for path in drawn)}")
 
 

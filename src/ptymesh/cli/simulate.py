@@ -18,6 +18,12 @@ def command(
     views: Annotated[int, typer.Option(help="Number of scan positions.")] = 400,
     window: Annotated[int, typer.Option(help="Side of the detector in pixels.")] = 128,
     scan: Annotated[str, typer.Option(help="fermat, raster or jitter.")] = "fermat",
+    overlap: Annotated[
+        float | None, typer.Option(help="Of neighbours, as a share of the beam's width. [default: by kind]")
+    ] = None,
+    object_size: Annotated[
+        int | None, typer.Option(metavar="PX", help="Side of the object that the scan covers, instead of the overlap.")
+    ] = None,
     density_ratio: Annotated[float, typer.Option(help="Density of the scan at its right edge over its left.")] = 1.0,
     photons: Annotated[
         float | None, typer.Option(help="Photons (electrons) in each view; 0 leaves out the noise. [default: by kind]")
@@ -25,34 +31,47 @@ def command(
     position_error: Annotated[float, typer.Option(help="Uniform error of the positions, +- pixels.")] = 0.0,
     modes: Annotated[int, typer.Option(help="Incoherent probe modes.")] = 1,
     slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2]")] = None,
+    tilt: Annotated[
+        tuple[float, float],
+        typer.Option(metavar="Y X", help="Radians by which the axis of the slices leans against the beam."),
+    ] = (0.0, 0.0),
     background: Annotated[float, typer.Option(help="Counts added to every pixel.")] = 0.0,
     defect: Annotated[str, typer.Option(help="Masked part of the detector: none, beamstop, module or hot.")] = "none",
     focus_distance: Annotated[
         float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    compression: Annotated[
+        str, typer.Option(help="gzip, or none: larger, but any pattern is read at the disk's speed.")
+    ] = "gzip",
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Simulate a data set with known truth, and write it as CXI."""
+    from ptymesh.errors import BadInput
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 
+    if compression not in ("gzip", "none"):
+        raise BadInput(f"--compression is {compression}; it should be gzip or none.")
     options = checked(
         kind=kind,
         views=views,
         window=window,
         scan=scan,
+        overlap=overlap,
+        object_px=object_size,
         density_ratio=density_ratio,
         photons_per_view=photons or None,
         noise=photons != 0,
         position_error_px=position_error,
         modes=modes,
         slices=slices,
+        tilt_rad=tilt,
         background_counts=background,
         defect=defect,
         focus_distance_m=focus_distance,
         seed=seed,
     )
-    data, truth = write(options, out, force=force)
+    data, truth = write(options, out, force=force, compression="gzip" if compression == "gzip" else None)
     print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
     print(f"{truth}: the object, probe and positions they were made from")

@@ -107,7 +107,7 @@ class Autodiff(Engine):
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
     ) -> Gradient:
         """Loss and slopes of the unknowns `wanted` (object, amplitude, probe, opr, background, positions, weights,
-        slice_spacing), in one sweep and one message. `note`: for the running loss of the epoch."""
+        slice_spacing, tilt), in one sweep and one message. `note`: for the running loss of the epoch."""
         loss = self._loss(problem)
         if self.averaged:
             loss = losses.WithAverage(loss, self.averaged, *averages(problem, estimate, batch))
@@ -121,12 +121,22 @@ class Autodiff(Engine):
             problem.add(slope, sums.object * (-2 / summary.divisor))
             active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
             if active:
-                penalty, by_object = regularisers.gradient(active, estimate.object, self.state["covered"])
+                penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
             slopes = self._chain(estimate.object, slope)
             parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
         return Gradient(value, parts)
+
+    def _penalty(
+        self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean density over the pixels under windows, each counted once, and its slope by the object there."""
+        layout, under = problem.layout, self.state["covered"]
+        counted = under & layout.owned(estimate)
+        pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
+        densities, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
+        return (layout.totals(densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, so
@@ -138,7 +148,7 @@ class Autodiff(Engine):
                 found[name] = real(estimate.object - 1) if whole else estimate.object.angle()
             elif name == "amplitude":
                 found[name] = estimate.object.abs() - 1
-            elif name in ("positions", "slice_spacing"):
+            elif name in ("positions", "slice_spacing", "tilt"):
                 found[name] = torch.zeros_like(part.slope)  # how far they move
             else:
                 found[name] = real(getattr(estimate, name)) / part.unit
@@ -158,8 +168,12 @@ class Autodiff(Engine):
             real(getattr(estimate, name)).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
-        if "slice_spacing" in leaves:  # a number of the host: the one unknown that waits for the device
+        # numbers of the host: the unknowns that wait for the device
+        if "slice_spacing" in leaves:
             estimate.slice_spacing_m *= 1 + float(leaves["slice_spacing"])
+        if "tilt" in leaves:
+            y, x = (leaves["tilt"] * parts["tilt"].unit).tolist()
+            estimate.tilt_rad = (estimate.tilt_rad[0] + y, estimate.tilt_rad[1] + x)
 
     def _loss(self, problem: Problem) -> Loss:
         if self.loss == "fidelity":

@@ -3,7 +3,8 @@
     for chunk in problem.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
-    gradient = problem.world.sum(obj.grad, probe.grad)              # over ranks, once per batch
+    by_object = problem.layout.sum_field(obj.grad)                  # over ranks, once per batch
+    by_probe = problem.world.sum(probe.grad)[0]
 
 Whatever the user computes from parameters to object and probe, and from intensities to a number, is torch's ordinary
 autograd; between them stands this function, which keeps what the adjoints need and no graph of its own. No collective
@@ -12,12 +13,15 @@ happens inside: a rank without views in a batch calls nothing, and its sums are 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ptymesh.kernels import passes_for
 from ptymesh.physics.model import Model, power
+from ptymesh.physics.passes import Adjoints
 from ptymesh.problem import Chunk
 
 
@@ -39,7 +43,7 @@ def intensities(
     """
     found: Tensor = _Intensities.apply(
         model,
-        chunk.anchors,
+        chunk,
         obj,
         probe,
         chunk.fractions if fractions is None else fractions,
@@ -57,7 +61,7 @@ class _Intensities(torch.autograd.Function):
     def forward(
         ctx: Any,
         model: Model,
-        anchors: Tensor,
+        chunk: Chunk,
         obj: Tensor,
         probe: Tensor,
         fractions: Tensor,
@@ -66,37 +70,45 @@ class _Intensities(torch.autograd.Function):
         opr: Tensor,
     ) -> Tensor:
         """I of the views."""
-        window = (probe.shape[-2], probe.shape[-1])
-        scene = model.scene(
-            model.windows(obj, anchors, fractions, window), model.probes(probe, fractions, weights, opr)
-        )
+        chunk = replace(chunk, fractions=fractions.detach(), weights=weights.detach(), whole=False, sweep={})
+        ctx.passes = passes_for(obj.device, obj.dtype)
+        scene = ctx.passes.scene(model, chunk, obj.detach(), probe.detach(), opr.detach())
         detected = model.detect(scene.exit, fractions)
-        ctx.model, ctx.scene = model, scene
-        ctx.save_for_backward(anchors, obj, probe, fractions, weights, background, opr, detected)
+        ctx.model, ctx.chunk, ctx.scene = model, chunk, scene
+        ctx.save_for_backward(obj, probe, fractions, background, opr, detected)
         return power(detected) + background
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Adjoints of slope . Psi, where they are wanted."""
-        (slope,), model, scene = slopes, ctx.model, ctx.scene
-        anchors, obj, probe, fractions, weights, background, opr, detected = ctx.saved_tensors
+        (slope,), model, chunk, scene = slopes, ctx.model, ctx.chunk, ctx.scene
+        obj, probe, fractions, background, opr, detected = ctx.saved_tensors
         _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
         waves = model.detect_adjoint(detected * (2 * slope)[:, None], fractions)
-        to_windows, to_probes = model.scene_adjoint(scene, waves)
         found: dict[str, Tensor] = {}
-        if by_obj:
-            found["object"] = torch.zeros_like(obj)
-            model.windows_adjoint(found["object"], to_windows, anchors, fractions)
-        if by_probe:
-            found["probe"] = model.probes_adjoint(to_probes, fractions, weights)
+        sums = Adjoints(
+            torch.zeros(obj.shape, dtype=obj.dtype, device=obj.device) if by_obj else None,
+            torch.zeros(obj.shape, dtype=slope.dtype, device=obj.device) if by_obj else None,
+            torch.zeros_like(probe) if by_probe or by_opr else None,
+            torch.zeros_like(probe[0].real),
+            torch.zeros_like(opr),
+            torch.zeros_like(opr.real),
+        )
+        ctx.passes.adjoint(model, chunk, scene, waves, sums)
+        ctx.passes.finish(sums)
+        if sums.object is not None:
+            found["object"] = sums.object
+        if by_probe and sums.probe is not None:
+            found["probe"] = sums.probe
         if by_fractions:
-            moved = [model.position_derivative(obj, anchors, fractions, scene, axis) for axis in (0, 1)]
+            moved = [model.position_derivative(obj, chunk.anchors, fractions, scene, axis) for axis in (0, 1)]
             found["fractions"] = torch.stack([(d.conj() * waves).real.sum((1, 2, 3)) for d in moved], dim=1)
         if by_weights:
+            to_probes = model.scene_adjoint(scene, waves)[1]
             found["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)
         if by_background:
             found["background"] = slope.sum_to_size(background.shape)
         if by_opr:
-            found["opr"] = model.opr_adjoint(to_probes, fractions, weights)
+            found["opr"] = sums.opr
         names = ("object", "probe", "fractions", "weights", "background", "opr")
         return (None, None, *(found.get(name) for name in names))

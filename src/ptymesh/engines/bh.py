@@ -61,7 +61,7 @@ class BH(Descent):
             z = replace(z, positions=asked)
             v = v and replace(v, positions=self.per_view.get("position_step", torch.zeros_like(asked)))
         moves = [z] if v is None else [z, v]
-        lengths = solved(*problem.world.sum(*self.model_along(problem, estimate, batch, moves)))
+        lengths = solved(*self.model_along(problem, estimate, batch, moves))
         if lengths is None:
             step = replace(z, positions=None).times(self.search(problem, estimate, batch, z))
         else:
@@ -92,10 +92,9 @@ class BH(Descent):
     def model_along(
         self, problem: Problem, estimate: Estimate, batch: Batch, moves: list[Move]
     ) -> tuple[Tensor, Tensor]:
-        """L' (n,) and H (n, n) float64 along n moves, this rank's share."""
+        """L' (n,) and H (n, n) float64 along n moves."""
         n = len(moves)
-        slopes = torch.zeros(n, dtype=torch.float64, device=problem.device)
-        hessian = torch.zeros(n, n, dtype=torch.float64, device=problem.device)
+        slopes, hessian = problem.tally(n), problem.tally(n, n)
         objects = [problem.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
         for chunk in problem.chunks(estimate, batch.views):
             directions = [
@@ -103,9 +102,10 @@ class BH(Descent):
                 for o, m in zip(objects, moves, strict=True)
             ]
             first, second = second_order(problem, estimate, chunk, directions)
-            slopes += first
-            hessian += second
-        return slopes, hessian
+            slopes.add(first)
+            hessian.add(second)
+        slope, curvature = problem.totals(slopes, hessian)
+        return slope, curvature
 
 
 def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
 def second_order(
     problem: Problem, estimate: Estimate, chunk: Chunk, directions: list[Direction]
 ) -> tuple[Tensor, Tensor]:
-    """L' (n,) and H (n, n) of a chunk along n directions, float64.
+    """L' (B, n) and H (B, n, n) of each view of a chunk along n directions, float64.
 
     Re sum slope conj(Psi) Psi_ac is <D^H (slope Psi), psi_ac>: one inverse transform for all pairs.
     """
@@ -131,13 +131,13 @@ def second_order(
     gradient = model.detect_adjoint(detected * slope[:, None], chunk.fractions)
     waves = [problem.detect(chunk, jet.first[a]) for a in range(len(directions))]
     changes = [2 * _product(detected, wave) for wave in waves]
-    first = torch.stack([(slope * change).sum(dtype=torch.float64) for change in changes])
-    second = torch.zeros(len(waves), len(waves), dtype=torch.float64, device=first.device)
+    first = torch.stack([(slope * change).sum((1, 2), dtype=torch.float64) for change in changes], dim=1)
+    second = first.new_zeros(len(S), len(waves), len(waves))
     for a in range(len(waves)):
         for c in range(a, len(waves)):
             terms = 2 * slope * _product(waves[a], waves[c]) + curvature * changes[a] * changes[c]
             terms = terms + 2 * _product(gradient, jet.second[a, c])
-            second[a, c] = second[c, a] = terms.sum(dtype=torch.float64)
+            second[:, a, c] = second[:, c, a] = terms.sum((1, 2), dtype=torch.float64)
     return first, second
 
 

@@ -33,11 +33,11 @@ class CG(Descent):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One conjugate direction, one line search."""
         s, z = self.downhill(problem, estimate, batch)
-        d, downhill = z, dot(problem, z, s)
+        d, downhill = z, dot(problem, estimate, z, s)
         before, d_before = (self.recall(name, problem, estimate, z) for name in ("slope", "direction"))
         if before is not None and d_before is not None and self._same_views(batch):
-            beta = ((downhill - dot(problem, z, before)) / self.state["downhill"]).clamp(min=0)
-            if float(downhill + beta * dot(problem, d_before, s)) > 0:
+            beta = ((downhill - dot(problem, estimate, z, before)) / self.state["downhill"]).clamp(min=0)
+            if float(downhill + beta * dot(problem, estimate, d_before, s)) > 0:
                 d = z.plus(d_before.times(beta))
         t = self.search(problem, estimate, batch, d)
         apply(problem, estimate, d.times(t))

@@ -39,15 +39,15 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
             estimate.probe.copy_(mixed(estimate.probe, rotation))
             waves.rotate(engine, rotation)
     if obj.smooth and obj.smooth.active(epoch):
-        estimate.object.copy_(smoothed(estimate.object, obj.smooth))
+        _smooth(problem, estimate, obj.smooth)
     if obj.amplitude and obj.amplitude.active(epoch):
         limit_amplitude(estimate.object, obj.amplitude)
     if obj.phase and obj.phase.active(epoch):
         limit_phase(estimate.object, obj.phase)
     if obj.ramp and obj.ramp.active(epoch):
-        waves.ramp(engine, problem, estimate, remove_ramp(estimate, lit(problem, estimate)))
+        waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, lit(problem, estimate)))
     if obj.scale and obj.scale.active(epoch):
-        mean = estimate.object.abs()[:, lit(problem, estimate)].mean()
+        mean = problem.mean(estimate.object.abs(), lit(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
     if probe.centre and probe.centre.active(epoch):
         waves.move(engine, problem, centre(estimate, whole=problem.model.subpixel == "none"))
@@ -58,7 +58,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
 def lit(problem: Problem, estimate: Estimate) -> Tensor:
     """Object pixels (H, W) bool that are lit well enough to decide a gauge."""
     illumination = problem.illumination(estimate)
-    return illumination > LIT * illumination.max()
+    return illumination > LIT * problem.max(illumination)
 
 
 def rescale(estimate: Estimate, factor: float) -> None:
@@ -103,26 +103,32 @@ def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
     return move
 
 
-def remove_ramp(estimate: Estimate, where: Tensor) -> list[float]:
+def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[float]:
     """Mean phase gradient of the product of slices over `where` (H, W) bool to zero; the inverse ramp on the probe.
 
     The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise; returned in rad/px, y x.
     """
     total = estimate.object.prod(0)
-    gradient = []
+    owned = problem.layout.owned(estimate).expand(total.shape)
+    sums = []
     for axis in (0, 1):
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
-        both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n)
-        gradient.append(float(torch.angle((first.conj() * second)[both].sum())))
-    estimate.object[-1] *= _ramp(estimate.object.shape[-2:], gradient, -1.0, estimate.object)
-    estimate.probe *= _ramp(estimate.window, gradient, 1.0, estimate.probe)
+        both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
+        along = torch.where(both, first.conj() * second, 0)
+        sums += [along.real, along.imag]
+    gradient = torch.angle(torch.view_as_complex(problem.layout.totals(*sums).view(2, 2))).tolist()
+    middle = [n // 2 for n in estimate.extent]
+    estimate.object[-1] *= _ramp(
+        estimate.object, gradient, -1.0, [m - c for m, c in zip(middle, estimate.corner, strict=True)]
+    )
+    estimate.probe *= _ramp(estimate.probe, gradient, 1.0, [n // 2 for n in estimate.window])
     return gradient
 
 
-def _ramp(shape: tuple[int, ...], gradient: list[float], sign: float, like: Tensor) -> Tensor:
-    y, x = (torch.arange(n, dtype=torch.float64, device=like.device) for n in shape)
-    phase = sign * (gradient[0] * (y - shape[0] // 2)[:, None] + gradient[1] * (x - shape[1] // 2)[None, :])
+def _ramp(like: Tensor, gradient: list[float], sign: float, middle: list[int]) -> Tensor:
+    y, x = (torch.arange(n, dtype=torch.float64, device=like.device) for n in like.shape[-2:])
+    phase = sign * (gradient[0] * (y - middle[0])[:, None] + gradient[1] * (x - middle[1])[None, :])
     return torch.polar(torch.ones_like(phase), phase).to(like.dtype)
 
 
@@ -154,9 +160,21 @@ def limit_phase(obj: Tensor, limits: Limits) -> None:
     obj.copy_(torch.where(bounded == phase, obj, torch.polar(obj.abs(), bounded)))
 
 
+def _smooth(problem: Problem, estimate: Estimate, smooth: Smooth) -> None:
+    around, where = problem.layout.around(estimate.object, estimate, _reach(smooth))
+    top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+    height, width = estimate.object.shape[-2:]
+    estimate.object.copy_(smoothed(around, smooth)[:, top : top + height, left : left + width])
+
+
+def _reach(smooth: Smooth) -> int:
+    """Pixels that the filter looks to each side."""
+    return max(1, math.ceil(4 * smooth.sigma_px))
+
+
 def smoothed(obj: Tensor, smooth: Smooth) -> Tensor:
     """O + weight (G O - O), G a Gaussian of finite length (four standard deviations), edges repeated."""
-    reach = max(1, math.ceil(4 * smooth.sigma_px))
+    reach = _reach(smooth)
     r = torch.arange(-reach, reach + 1, dtype=obj.real.dtype, device=obj.device)
     kernel = torch.exp(-0.5 * (r / smooth.sigma_px) ** 2)
     kernel = kernel / kernel.sum()

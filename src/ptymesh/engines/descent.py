@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.layout import Touched
+from ptymesh.parallel.layout import Touched, product
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.model import power
@@ -72,7 +72,7 @@ class Descent(Engine):
         """s and z of the batch, in one sweep. What the upkeep of positions and beams reads becomes steps of alpha."""
         kind, model = problem.model.fidelity, problem.model
         accumulator = problem.accumulator(estimate, batch)
-        terms = torch.zeros(3, dtype=torch.float64, device=problem.device)
+        terms = problem.tally(3)
         for chunk in problem.chunks(estimate, batch.views):
             scene = problem.scene(estimate, chunk)
             detected = problem.detect(chunk, scene.exit)
@@ -83,8 +83,9 @@ class Descent(Engine):
                 slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
             accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
-            terms += torch.stack([t.sum(dtype=torch.float64) for t in (2 * S * slope**2, 2 * S * slope**3, bend)])
-        s = accumulator.total(terms.to(problem.real))
+            curves = (2 * S * slope**2, 2 * S * slope**3, bend)
+            terms.add(torch.stack([t.sum((1, 2), dtype=torch.float64) for t in curves], dim=1))
+        s = accumulator.total(terms)
         alpha = _newton(*s.others[0])
         for steps in (problem.position_steps, problem.weight_steps):
             steps[:] = [(views, alpha * step) for views, step in steps]
@@ -118,20 +119,20 @@ class Descent(Engine):
         """Step t >= 0 of the least loss along the move, 0-d float64: best of the ladder, refined by a parabola."""
         direction, kind = problem.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
-        losses = torch.zeros(len(steps), dtype=torch.float64, device=problem.device)
+        losses = problem.tally(len(steps))
         for chunk in problem.chunks(estimate, batch.views):
             windows = problem.model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
             probes = problem.model.probes(move.probe, chunk.fractions, chunk.weights)
             waves = exit_polynomial(problem.model, problem.scene(estimate, chunk), probes, windows)
             powers = power_polynomial([problem.detect(chunk, wave) for wave in waves])
-            values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data).sum() for t in steps]
-            losses += torch.stack(values)
-        return lowest(torch.tensor(steps, dtype=torch.float64, device=problem.device), problem.world.sum(losses)[0])
+            values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data) for t in steps]
+            losses.add(torch.stack(values, dim=1))
+        return lowest(torch.tensor(steps, dtype=torch.float64, device=problem.device), problem.totals(losses)[0])
 
 
-def dot(problem: Problem, a: Move, b: Move) -> Tensor:
+def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
     """<a, b> over object and probe, 0-d float64."""
-    return problem.dot(a.object, b.object) + problem.dot(a.probe, b.probe)
+    return problem.dot(a.object, b.object, estimate) + product(a.probe, b.probe).sum(dtype=torch.float64)
 
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:

@@ -1,7 +1,8 @@
 """An elementwise torch optimiser as an engine: what moves, at which rate, and what is remembered.
 
 x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
-lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels ...
+lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (of a tilt:
+           by which the wave moves from slice to slice) ...
 
     x <- torch's update(x, g, memory)
 
@@ -47,6 +48,7 @@ class Unknowns(Options):
     weights: Annotated[Unknown | None, OnOff] = None
     background: Annotated[Unknown | None, OnOff] = None
     slice_spacing: Annotated[Unknown | None, OnOff] = None
+    tilt: Annotated[Unknown | None, OnOff] = None
 
 
 class Elementwise(Autodiff):
@@ -94,10 +96,11 @@ class Elementwise(Autodiff):
         return self
 
     def check(self, problem: Problem) -> None:
-        """Raises BadInput for a slice spacing where there is a single slice."""
+        """Raises BadInput for what moves between slices where there is a single one."""
         super().check(problem)
-        if self.unknowns.slice_spacing and problem.model.slice_kernel is None:
-            raise BadInput("unknowns.slice_spacing has no meaning for a single slice; remove it from the stage.")
+        for name in ("slice_spacing", "tilt"):
+            if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
+                raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One update of every unknown that moves in this epoch."""

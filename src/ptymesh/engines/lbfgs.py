@@ -29,6 +29,9 @@ from ptymesh.problem import Batch, Problem
 
 Vector = dict[str, Tensor]
 
+#: Unknowns of the object's shape.
+OBJECT = ("object", "amplitude")
+
 #: Pairs whose <s, y> is below this fraction of ||s|| ||y|| say nothing about curvature.
 CURVED = 1e-8
 
@@ -55,18 +58,18 @@ class LBFGS(Autodiff):
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
         self._forget_others(x)
-        d = self._direction(problem, x, g)
-        slope = float(_dot(problem, g, d))
+        d = self._direction(problem, estimate, x, g)
+        slope = float(_dot(problem, estimate, g, d))
         if slope >= 0:
             self._forget()
-            d, slope = {name: -part for name, part in g.items()}, -float(_dot(problem, g, g))
+            d, slope = {name: -part for name, part in g.items()}, -float(_dot(problem, estimate, g, g))
         t = 1.0
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
             there = self.gradient(problem, estimate, batch, wanted, note=False)
             if float(there.value - here.value) <= self.armijo * t * slope + _rounding(here.value):
                 g_there = _scaled(there, parts)
-                self._remember(problem, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})
+                self._remember(problem, estimate, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})
                 break
             t /= 2  # a power of two: steps of different numbers of ranks differ by nothing, or visibly
         else:
@@ -80,28 +83,28 @@ class LBFGS(Autodiff):
             self.state.setdefault(f"scale.{name}", part.scale.clone())
         return {name: Part(part.slope, self.state[f"scale.{name}"]) for name, part in parts.items()}
 
-    def _direction(self, problem: Problem, x: Vector, g: Vector) -> Vector:
+    def _direction(self, problem: Problem, estimate: Estimate, x: Vector, g: Vector) -> Vector:
         pairs = [
             ({n: self._recall(f"{n}.s{i}", x[n]) for n in x}, {n: self._recall(f"{n}.y{i}", x[n]) for n in x})
             for i in range(self._pairs(x))
         ]
-        products = [_dot(problem, s, y) for s, y in pairs]
+        products = [_dot(problem, estimate, s, y) for s, y in pairs]
         q, first = dict(g), []
         for (s, y), sy in zip(reversed(pairs), reversed(products), strict=True):
-            first.append(_dot(problem, s, q) / sy)
+            first.append(_dot(problem, estimate, s, q) / sy)
             q = {n: q[n] - first[-1] * y[n] for n in q}
         if pairs:
             y = pairs[-1][1]
-            q = {n: q[n] * (products[-1] / _dot(problem, y, y)) for n in q}
+            q = {n: q[n] * (products[-1] / _dot(problem, estimate, y, y)) for n in q}
         for (s, y), sy, a in zip(pairs, products, reversed(first), strict=True):
-            b = _dot(problem, y, q) / sy
+            b = _dot(problem, estimate, y, q) / sy
             q = {n: q[n] + (a - b) * s[n] for n in q}
         return {n: -q[n] for n in q}
 
     # --- memory: `unknown.s0`, `unknown.y0` the oldest pair ---
 
-    def _remember(self, problem: Problem, x: Vector, s: Vector, y: Vector) -> None:
-        sy, ss, yy = _dot(problem, s, y), _dot(problem, s, s), _dot(problem, y, y)
+    def _remember(self, problem: Problem, estimate: Estimate, x: Vector, s: Vector, y: Vector) -> None:
+        sy, ss, yy = _dot(problem, estimate, s, y), _dot(problem, estimate, s, s), _dot(problem, estimate, y, y)
         if bool(sy <= CURVED * (ss * yy).sqrt()):
             return
         count = self._pairs(x)
@@ -136,8 +139,13 @@ def _scaled(gradient: Gradient, parts: dict[str, Part]) -> Vector:
     return {name: part.slope * parts[name].scale.sqrt() for name, part in gradient.parts.items()}
 
 
-def _dot(problem: Problem, a: Vector, b: Vector) -> Tensor:
-    return torch.stack([problem.dot(a[name], b[name]) for name in a]).sum()
+def _dot(problem: Problem, estimate: Estimate, a: Vector, b: Vector) -> Tensor:
+    """<a, b> over all unknowns; the object's pixels lie with several ranks."""
+    parts = [
+        problem.dot(a[name], b[name], estimate) if name in OBJECT else (a[name] * b[name]).sum(dtype=torch.float64)
+        for name in a
+    ]
+    return torch.stack(parts).sum()
 
 
 def _rounding(value: Tensor) -> float:

@@ -61,10 +61,10 @@ class Loss(Protocol):
         """Derivative of the summed loss with respect to I, (B, h, w); 0 where there are no data."""
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """What `summary` needs, summed over the chunk, (n,) float64."""
+        """What `summary` needs of each view, (B, n) float64."""
 
     def summary(self, sums: Tensor) -> Summary:
-        """From the sums over all chunks and ranks."""
+        """From the sums over all views, (n,)."""
 
 
 class OfFidelity:
@@ -81,7 +81,8 @@ class OfFidelity:
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Loss, sum y, sum y^2."""
-        return torch.stack((fidelity.value(self.kind, S, data).sum(), _total(data.y), _total(data.y.square())))
+        terms = (fidelity.value(self.kind, S, data), _per_view(data.y), _per_view(data.y.square()))
+        return torch.stack(terms, dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -110,7 +111,7 @@ class NRMSE:
         raised = data.y**self.power
         misfit = torch.where(data.good, data.intensity(S) ** self.power - raised, raised.new_zeros(()))
         terms = (misfit.square(), data.good.to(S.dtype), data.y, raised, raised.square())
-        return torch.stack([_total(t) for t in terms])
+        return torch.stack([_per_view(t) for t in terms], dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -139,7 +140,7 @@ class OfFunction:
         """Loss, sum y."""
         with torch.no_grad():
             terms = self._terms(data.intensity(S).clamp(min=DARK), data)
-        return torch.stack((_total(terms), _total(data.y)))
+        return torch.stack((_per_view(terms), _per_view(data.y)), dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -181,9 +182,9 @@ class WithAverage:
         return summary._replace(value=summary.value + self.misfit / summary.divisor)
 
 
-def _total(terms: Tensor) -> Tensor:
+def _per_view(terms: Tensor) -> Tensor:
     """Rows in the terms' own precision, then all in double."""
-    return terms.sum(-1).sum(dtype=torch.float64)
+    return terms.sum(-1).sum(-1, dtype=torch.float64)
 
 
 def _above_zero(sums: Tensor) -> Tensor:

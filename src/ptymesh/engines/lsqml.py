@@ -28,8 +28,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched
-from ptymesh.physics.model import Scene, inner
-from ptymesh.problem import Batch, Chunk, Problem, Sums
+from ptymesh.problem import Batch, Problem, Sums, Swept
 
 
 class Momentum(Schedule):
@@ -65,6 +64,7 @@ class LSQML(Engine):
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """kappa of all views, and where the epoch starts."""
         self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
+        self.state["kappa_max"] = problem.max(self.state["kappa"])
         if self.order == "compact":
             self.state["pending"] = torch.zeros_like(estimate.object)
         if self.momentum:
@@ -73,9 +73,9 @@ class LSQML(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Directions from one sweep, step lengths from a second one over the same views."""
         self.state["epoch"] = torch.tensor(batch.epoch)
-        sums, revised = self._sweep(problem, estimate, batch)
+        sums, swept = self._sweep(problem, estimate, batch)
         d_object, d_probe = self._directions(problem, sums, len(batch.views))
-        systems = problem.of_batch(batch, self._systems(problem, estimate, batch, d_object, d_probe, revised), 5)
+        systems = problem.of_batch(batch, self._systems(problem, estimate, d_object, d_probe, swept), 5)
         a, b = self._solve(systems)
         by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), b.mean().to(problem.real)
         if self.order == "compact":
@@ -85,17 +85,18 @@ class LSQML(Engine):
         problem.add(estimate.object, by_object * d_object)
         problem.add(estimate.probe, by_probe * d_probe)
 
-    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Tensor]]:
-        accumulator, revised = problem.accumulator(estimate, batch), []
+    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Swept]]:
+        accumulator, swept = problem.accumulator(estimate, batch), []
         for chunk in problem.chunks(estimate, batch.views):
             scene = problem.scene(estimate, chunk)
-            revised.append(problem.revise(chunk, scene))
-            accumulator.add(chunk, scene, revised[-1])
-        return accumulator.total(), revised
+            chi = problem.revise(chunk, scene)
+            accumulator.add(chunk, scene, chi)
+            swept.append(problem.keep(chunk, scene, chi))
+        return accumulator.total(), swept
 
     def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
-        floor = self.delta * self.state["kappa"].max()
+        floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
         if self.probe_direction == "mean":
             return d_object, sums.probe / views
@@ -103,35 +104,12 @@ class LSQML(Engine):
         return d_object, sums.probe / (weight + self.delta * weight.max() + torch.finfo(weight.dtype).tiny)
 
     def _systems(
-        self,
-        problem: Problem,
-        estimate: Estimate,
-        batch: Batch,
-        d_object: Touched,
-        d_probe: Tensor,
-        revised: list[Tensor],
+        self, problem: Problem, estimate: Estimate, d_object: Touched, d_probe: Tensor, swept: list[Swept]
     ) -> list[Tensor]:
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         direction = problem.spread(d_object, estimate)
-        modes = slice(None) if self.step_modes == "all" else slice(1)
-        systems = []
-        for chunk, chi in zip(problem.chunks(estimate, batch.views), revised, strict=True):
-            scene = problem.scene(estimate, chunk)
-            by_object, by_probe = self._changes(problem, chunk, scene, direction, d_probe)
-            p, o, x = (waves[:, modes] for waves in (by_object, by_probe, chi))
-            pairs = ((p, p), (o, o), (p, o), (p, x), (o, x))
-            systems.append(torch.stack([inner(a, b) for a, b in pairs], dim=1))
-        return systems
-
-    @staticmethod
-    def _changes(
-        problem: Problem, chunk: Chunk, scene: Scene, direction: Tensor, d_probe: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """P dO and dP O (through all slices), (B, M, h, w)."""
-        model = problem.model
-        windows = model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
-        probes = model.probes(d_probe, chunk.fractions, chunk.weights)
-        return model.exit_change(scene, None, windows), model.exit_change(scene, probes, None)
+        modes = None if self.step_modes == "all" else 1
+        return [problem.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
 
     def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
         """Steps a, b (B,) from (B, 5), real, not negative, shortened."""
@@ -167,13 +145,13 @@ class LSQML(Engine):
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         falling = len(errors) > memory and bool((errors.diff() < 0).all())
         if falling and len(earlier) == memory and self.momentum.active(int(state["epoch"])):
-            friction = _friction(problem, update, earlier)
+            friction = _friction(problem, estimate, update, earlier)
             if friction is None:
                 velocity *= 0.5
             else:
                 velocity.mul_(1 - friction).add_(update)
                 kappa = state["kappa"]
-                weight = kappa / (0.1 * kappa.max() + kappa)
+                weight = kappa / (0.1 * state["kappa_max"] + kappa)
                 problem.add(estimate.object, self.momentum.gain * weight * velocity)
         else:
             velocity *= 0.5
@@ -184,10 +162,10 @@ class LSQML(Engine):
         state["update1"] = update
 
 
-def _friction(problem: Problem, update: Tensor, earlier: list[Tensor]) -> float | None:
+def _friction(problem: Problem, estimate: Estimate, update: Tensor, earlier: list[Tensor]) -> float | None:
     """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
-    norm = problem.dot(update, update)
-    correlations = [problem.dot(update, u) / (norm * problem.dot(u, u)).sqrt() for u in earlier]
+    norm = problem.dot(update, update, estimate)
+    correlations = [problem.dot(update, u, estimate) / (norm * problem.dot(u, u, estimate)).sqrt() for u in earlier]
     if not all(float(c) > 0 for c in correlations):
         return None
     ages = torch.arange(len(earlier) + 1, dtype=torch.float64)

@@ -8,6 +8,8 @@ Discrete choices follow the merged positions, which are the same on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -69,40 +71,62 @@ def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
     return design @ solution.to(design.device)
 
 
-def reanchor(engine: Engine, problem: Problem, estimate: Estimate) -> None:
+def reanchor(engine: Engine, problem: Problem, estimate: Estimate, memories: Sequence[dict[str, Tensor]] = ()) -> None:
     """New anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows where windows would leave it.
 
-    The engine's tensors of the object's shape grow along (with zeros for velocities and sums, with the object for
-    copies of it); exit waves that it keeps are rolled along with their windows.
+    What follows along: exit waves that the engine keeps, with their windows; tensors of the object's shape that it
+    remembers, or that are in `memories` (with zeros for velocities and sums, with ones for copies of the object);
+    whatever is kept of views that go to another rank. Collective.
     """
     far = ((estimate.positions - estimate.anchors).abs() > HYSTERESIS).any(1)
     if bool(far.any()):
         old = estimate.anchors.clone()
         estimate.anchors[far] = torch.floor(estimate.positions[far] + 0.5).to(estimate.anchors.dtype)
         waves.roll(engine, problem, estimate.anchors - old)
-    before = [_blocks(REACH - int(estimate.anchors[:, axis].min())) for axis in (0, 1)]
-    after = [
-        _blocks(int(estimate.anchors[:, axis].max()) + estimate.window[axis] + REACH - estimate.object.shape[axis - 2])
-        for axis in (0, 1)
-    ]
-    if any(before) or any(after):
-        _grow(engine, estimate, before, after)
+    before = _grown(estimate)
+    settle(engine, problem, estimate, before, memories)
+
+
+def settle(
+    engine: Engine,
+    problem: Problem,
+    estimate: Estimate,
+    before: tuple[int, int],
+    memories: Sequence[dict[str, Tensor]] = (),
+) -> None:
+    """Ranks hold the part of the object, and the views, that are theirs now; it has grown by `before` pixels."""
+    move = problem.layout.settle(estimate, before)
+    if move is None:
+        return
+    shape = estimate.object.shape
+    for memory in {id(m): m for m in (engine.state, *memories)}.values():
+        for name, tensor in memory.items():
+            if tensor.shape == shape:
+                memory[name] = move.carry(tensor, 1.0 if name.endswith("_start") else 0.0)
+    estimate.object = move.carry(estimate.object, 1.0)
+    estimate.corner = move.new.corner
+    problem.hand_over(move)
+    for name, rows in engine.per_view.items():
+        engine.per_view[name] = move.carry_rows(rows)
+
+
+def _grown(estimate: Estimate) -> tuple[int, int]:
+    """Sides that hold all windows, in whole blocks; rows and columns that were added before the first ones."""
+    before, after = [], []
+    for axis, (side, window) in enumerate(zip(estimate.extent, estimate.window, strict=True)):
+        low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
+        before.append(_blocks(REACH - low))
+        after.append(_blocks(high + window + REACH - side))
+    if any(before):
+        offset = torch.tensor(before, device=estimate.positions.device)
+        estimate.positions += offset
+        estimate.nominal += offset
+        estimate.anchors += offset
+        estimate.origin = (estimate.origin[0] + before[0], estimate.origin[1] + before[1])
+    height, width = (b + n + a for b, n, a in zip(before, estimate.extent, after, strict=True))
+    estimate.extent = (height, width)
+    return before[0], before[1]
 
 
 def _blocks(pixels: int) -> int:
     return max(0, -(-pixels // BLOCK)) * BLOCK
-
-
-def _grow(engine: Engine, estimate: Estimate, before: list[int], after: list[int]) -> None:
-    old = estimate.object.shape
-    sides = (before[1], after[1], before[0], after[0])
-    estimate.object = torch.nn.functional.pad(estimate.object, sides, value=1.0)
-    for name, tensor in engine.state.items():
-        if tensor.shape == old:
-            value = 1.0 if name.endswith("_start") else 0.0
-            engine.state[name] = torch.nn.functional.pad(tensor, sides, value=value)
-    offset = torch.tensor(before, device=estimate.positions.device)
-    estimate.positions += offset
-    estimate.nominal += offset
-    estimate.anchors += offset
-    estimate.origin = (estimate.origin[0] + before[0], estimate.origin[1] + before[1])

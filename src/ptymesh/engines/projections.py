@@ -35,7 +35,7 @@ from ptymesh.engines.base import Engine
 from ptymesh.engines.pie import blend
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import Scene, power
+from ptymesh.physics.model import Scene
 from ptymesh.problem import Batch, Chunk, Problem
 
 
@@ -105,12 +105,6 @@ class Projections(Engine):
         return self.per_view["psi"][chunk.rows]
 
 
-def fitted(problem: Problem, chunk: Chunk, waves: Tensor) -> Tensor:
-    """Pi_A of waves (B, M, h, w)."""
-    detected = problem.detect(chunk, waves)
-    return waves + problem.model.revise(detected, power(detected), chunk.data, chunk.fractions)
-
-
 class DM(Projections):
     """Difference map; beta: relaxation.
 
@@ -125,10 +119,10 @@ class DM(Projections):
 
     def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
         """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
-        problem.note(chunk, power(problem.detect(chunk, scene.exit)))
+        problem.watch(chunk, scene.exit)
         psi = self.per_view["psi"]
         reflected = 2 * scene.exit - psi[chunk.rows]
-        psi[chunk.rows] += self.beta * (fitted(problem, chunk, reflected) - scene.exit)
+        psi[chunk.rows] += self.beta * (reflected + problem.fit(chunk, reflected) - scene.exit)
 
 
 class RAAR(Projections):
@@ -145,10 +139,10 @@ class RAAR(Projections):
 
     def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
         """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
-        problem.note(chunk, power(problem.detect(chunk, scene.exit)))
+        problem.watch(chunk, scene.exit)
         psi, nearest, beta = self.per_view["psi"], self.per_view["fitted"], self.beta
         psi[chunk.rows] = beta * (scene.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
-        nearest[chunk.rows] = fitted(problem, chunk, psi[chunk.rows])
+        nearest[chunk.rows] = psi[chunk.rows] + problem.fit(chunk, psi[chunk.rows])
 
     def wanted(self, chunk: Chunk) -> Tensor:
         """2 Pi_A psi - psi."""

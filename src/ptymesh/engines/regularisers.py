@@ -7,7 +7,8 @@ O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the l
     sparsity    |arg O|, few pixels that shift the phase
 
 Roots are rounded at ROUND, so that they have a derivative at zero. A user's own regulariser is a plain torch function
-from O to a density (L, H, W), registered by name or handed over in Python; every rank sees the whole object:
+from O to a density (L, H, W), registered by name or handed over in Python; a rank sees the part of the
+object that it holds, so that a density may look at neighbours of up to eight pixels:
 
     @regularisers.register("flat amplitude")
     def flat_amplitude(obj):
@@ -80,14 +81,16 @@ def _rounded(squared: Tensor) -> Tensor:
     return torch.sqrt(squared + ROUND**2) - ROUND
 
 
-def gradient(terms: list[tuple[Density, float]], obj: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """sum of weight x mean density over `covered` (H, W) bool: its value, and its gradient dR/dx + i dR/dy (L, H, W),
-    zero outside of `covered`."""
+def gradient(terms: list[tuple[Density, float]], obj: Tensor, counted: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """sum of weight x density over the pixels `counted` (H, W) bool, divided by a number of pixels.
+
+    Returns the terms of the sum before the division, and the gradient dR/dx + i dR/dy after it, both (L, H, W).
+    """
     leaf = obj.detach().requires_grad_()
-    pixels = covered.sum() * len(obj)
     with torch.enable_grad():
-        value = torch.zeros((), dtype=obj.real.dtype, device=obj.device)
+        densities = torch.zeros_like(obj.real)
         for density, weight in terms:
-            value = value + weight * torch.where(covered, density(leaf), 0.0).sum() / pixels
+            densities = densities + weight * torch.where(counted, density(leaf), 0.0)
+        value = densities.sum() / pixels
     (slope,) = torch.autograd.grad(value, leaf)
-    return value.detach(), slope * covered
+    return densities.detach(), slope

@@ -5,25 +5,28 @@ g_jm       slope_j . Psi_jm on the detector, D^H g at the exit;  dL/d conj(x) of
 slope      dL/dx of a real unknown; of a complex one dL/dRe x + i dL/dIm x = 2 dL/d conj(x), as pairs of reals
 scale      1 / largest Gauss-Newton curvature of the unknown: a step of -scale x slope is ePIE's for object and probe.
            The slopes of positions and weights are divided by each view's own curvature from the start
-unit       size of the unknown: rms of the probe, mean count for the background, 1 otherwise
+unit       size of the unknown: rms of the probe, mean count for the background, the tilt that moves the wave by a
+           pixel from slice to slice, 1 otherwise
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ptymesh.engines.losses import Loss, Summary
+from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import power
+from ptymesh.parallel.exact import Tally
+from ptymesh.physics.model import Scene, inner, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
 @dataclass(frozen=True)
 class Part:
-    """Slope dL/dx of one unknown, real; scale, 0-d or elementwise; unit, 0-d or 1."""
+    """Slope dL/dx of one unknown, real; scale and unit, 0-d or elementwise."""
 
     slope: Tensor
     scale: Tensor
@@ -37,28 +40,40 @@ class Sweep:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
         self.accumulator = problem.accumulator(estimate, Batch(batch.views, batch.refine, batch.epoch, vary))
-        self.terms = torch.zeros(loss.terms, dtype=torch.float64, device=problem.device)
-        self.background = torch.zeros_like(estimate.background)
-        self.spacing = torch.zeros(2, dtype=torch.float64, device=problem.device)
+        self.terms = problem.tally(loss.terms)
+        shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
+        self.tallies = {name: problem.tally(*shape) for name, shape in shapes.items() if name in wanted}
 
     def add(self, chunk: Chunk, note: bool = True) -> None:
         """Sweeps a chunk; `note`: for the running loss of the epoch."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
         scene = problem.scene(estimate, chunk)
+        if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
+            waves, sums = problem.descend(chunk, scene, note)
+            self.terms.add(sums)
+        else:
+            waves = self._descend(chunk, scene, note)
+        self.accumulator.add(chunk, scene, waves)
+        if "slice_spacing" in self.wanted:
+            stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
+            self.tallies["slice_spacing"].add(_along(stretched, waves))
+        if "tilt" in self.wanted:
+            both = [_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)]
+            self.tallies["tilt"].add(torch.stack(both, dim=2))
+
+    def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
+        """-D^H (slope Psi) of any loss, (B, M, h, w)."""
+        problem = self.problem
         detected = problem.detect(chunk, scene.exit)
         S = power(detected)
         if note:
             problem.note(chunk, S)
         slope = self.loss.slope(S, chunk.data)
-        waves = model.detect_adjoint(detected * -slope[:, None], chunk.fractions)
-        self.accumulator.add(chunk, scene, waves)
-        self.terms += self.loss.sums(S, chunk.data)
+        self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
-            self.background += slope.sum(0)
-        if "slice_spacing" in self.wanted:
-            stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
-            along = (stretched.conj() * waves).real.sum(dtype=torch.float64)
-            self.spacing += torch.stack((along, power(stretched).sum(dtype=torch.float64)))
+            self.tallies["background"].add(slope)
+        detected *= -slope[:, None]
+        return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
@@ -66,9 +81,9 @@ class Sweep:
         What the upkeep of positions and beams will read is brought to the size of Gauss-Newton steps.
         """
         problem, estimate = self.problem, self.estimate
-        others = {"loss": self.terms, **self._others()}
-        sums = self.accumulator.total(*(other.to(problem.real) for other in others.values()))
-        others = dict(zip(others, sums.others, strict=True))
+        sent: dict[str, Tally | Tensor] = {"loss": self.terms, **self.tallies, **self._rows()}
+        sums = self.accumulator.total(*sent.values())
+        others = dict(zip(sent, sums.others, strict=True))
         summary = self.loss.summary(others.pop("loss"))
         _, D, c, _ = summary
         for steps in (problem.position_steps, problem.weight_steps):
@@ -81,18 +96,14 @@ class Sweep:
                 parts[name] = Part(real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms)
         return sums, summary, parts | self._more_parts(others, summary)
 
-    def _others(self) -> dict[str, Tensor]:
-        problem, wanted = self.problem, self.wanted
-        others = {}
-        if "background" in wanted:
-            others["background"] = self.background
-        if "slice_spacing" in wanted:
-            others["slice_spacing"] = self.spacing
+    def _rows(self) -> dict[str, Tensor]:
+        """What the unknowns of views ask for, this rank's own."""
+        problem, rows = self.problem, {}
         for name, found in (("positions", problem.position_steps), ("weights", problem.weight_steps)):
-            if name in wanted:
+            if name in self.wanted:
                 width = getattr(self.estimate, name).shape[1]
-                others[name] = problem.rows(self.batch, [step for _, step in found], width)
-        return others
+                rows[name] = problem.rows(self.batch, [step for _, step in found], width)
+        return rows
 
     def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
         _, D, c, counts = summary
@@ -101,33 +112,48 @@ class Sweep:
             views = len(self.batch.views)
             mean = counts / (views * self.estimate.background.numel())
             parts["background"] = Part(others["background"] / D, 2 * mean * D / (c * views), mean)
-        if "slice_spacing" in others:
-            along, norm = others["slice_spacing"]
-            parts["slice_spacing"] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)))
+        for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
+            along, norm = others[gap]
+            unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
+            parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
         for name in [name for name in ("positions", "weights") if name in others]:
             slope = torch.zeros_like(getattr(self.estimate, name))
             slope[self.batch.views] = (others[name] / -c).to(slope.dtype)
             parts[name] = Part(slope, torch.ones_like(c))
         return parts
 
+    def _pixel_tilt(self) -> Tensor:
+        """Change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""
+        pixels, estimate = self.problem.geometry.object_pixel_m, self.estimate
+        assert pixels is not None, "slices have a pixel size"
+        pairs = zip(pixels, estimate.tilt_rad, strict=True)
+        return torch.tensor([d * math.cos(t) ** 2 / estimate.slice_spacing_m for d, t in pairs], dtype=torch.float64)
+
+
+def _along(derivative: Tensor, waves: Tensor) -> Tensor:
+    """<d psi, waves> and ||d psi||^2 of each view, (B, 2) float64."""
+    return torch.stack((inner(derivative, waves), inner(derivative, derivative)), dim=1)
+
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each; one message."""
-    sums = torch.zeros(3, *problem.window, dtype=problem.real, device=problem.device)
+    sums = problem.tally(3, *problem.window)
     for chunk in problem.chunks(estimate, batch.views):
         data = chunk.data
         I = data.intensity(power(problem.detect(chunk, problem.scene(estimate, chunk).exit)))
-        sums += torch.stack((torch.where(data.good, I, 0.0).sum(0), data.y.sum(0), data.good.sum(0)))
-    I, y, n = problem.world.sum(sums)[0]
+        sums.add(torch.stack((torch.where(data.good, I, 0.0), data.y, data.good.to(I.dtype)), dim=1))
+    I, y, n = problem.totals(sums)[0].to(problem.real)
     return I, y, n
 
 
 def covered(estimate: Estimate) -> Tensor:
-    """Object pixels (H, W) bool that lie under a window."""
+    """Pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    first = estimate.anchors
+    limit = torch.tensor((height, width), device=change.device)
+    first = estimate.here(estimate.anchors)
     last = first + torch.tensor(estimate.window, device=first.device)
+    first, last = (torch.minimum(corner.clamp(min=0), limit) for corner in (first, last))
     for y, x, sign in ((first, first, 1), (last, last, 1), (first, last, -1), (last, first, -1)):
         signs = change.new_full((len(first),), sign)
         change.index_put_((y[:, 0], x[:, 1]), signs, accumulate=True)

@@ -18,13 +18,10 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 
-#: Views that are changed at a time.
-SLAB = 64
-
 
 def rotate(engine: Engine, rotation: Tensor) -> None:
     """psi_jm <- sum_n R_mn psi_jn: the probe's modes were mixed by R (M, M)."""
-    for psi in _slabs(engine):
+    for psi in _each(engine):
         psi.copy_(torch.einsum("mn,bnhw->bmhw", rotation.to(psi.dtype), psi))
 
 
@@ -36,19 +33,20 @@ def move(engine: Engine, problem: Problem, by: Tensor) -> None:
     """
     if problem.model.subpixel == "fourier":
         return
-    for psi in _slabs(engine):
-        psi.copy_(shift(psi, by.to(psi.real.dtype).expand(len(psi), 2)))
+    for psi in _each(engine):
+        psi.copy_(shift(psi, by.to(psi.real.dtype)[None]))
 
 
 def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[float]) -> None:
     """psi_j <- exp(-i g.(p_j + (h, w)/2 - (H, W)/2)) psi_j: what a ramp exp(-i g.r) about the object's middle and its
     inverse about the probe's leave of each other, g (2,) in rad/px."""
     own = torch.as_tensor(problem.layout.own, device=problem.device)
-    positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions)[own].to(torch.float64)
-    middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.object.shape[-2:], strict=True)]
+    positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions).to(torch.float64)
+    middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.extent, strict=True)]
     g = torch.tensor(gradient, dtype=torch.float64, device=problem.device)
     phase = -((positions + torch.tensor(middle, device=problem.device)) @ g)
-    factor = torch.polar(torch.ones_like(phase), phase)[:, None, None, None]
+    # of all views, so that own ones are computed alike whatever others there are
+    factor = torch.polar(torch.ones_like(phase), phase)[own, None, None, None]
     for psi in _kept(engine):
         psi *= factor.to(psi.dtype)
 
@@ -66,6 +64,7 @@ def _kept(engine: Engine) -> list[Tensor]:
     return [rows for rows in engine.per_view.values() if rows.is_complex() and rows.dim() == 4]
 
 
-def _slabs(engine: Engine) -> Iterator[Tensor]:
+def _each(engine: Engine) -> Iterator[Tensor]:
+    """One view (1, M, h, w) at a time, so that it is computed alike whatever others there are."""
     for psi in _kept(engine):
-        yield from (slab for slab in psi.split(SLAB) if len(slab))
+        yield from (wave for wave in psi.split(1) if len(wave))

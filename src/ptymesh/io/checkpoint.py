@@ -6,6 +6,7 @@
         /views                 (n,) int64, the global indices of this rank's views
         /per_view/<name>       (n, ...) one row per own view
         /shared/<name>         any shape; in the first shard alone
+        /tiles/<name>          (..., h, w) part of an array of the object, which starts at its attribute `corner`
 
 The manifest names the only generation that counts. A save that is killed at any moment leaves the previous manifest,
 and the generation that it names, as they were; what the dead save left behind is removed by the next one.
@@ -27,10 +28,11 @@ import numpy as np
 import torch
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "ptymesh-checkpoint", 1
+FORMAT, VERSION = "ptymesh-checkpoint", 2
 
 
 #: Rows of a shard that are read at a time.
@@ -74,6 +76,41 @@ class PerView(Mapping[str, np.ndarray]):
         return out
 
 
+class Tiles(Mapping[str, list[Path]]):
+    """Arrays of the object by name, cut in tiles over the shards; parts of them are read when they are asked for."""
+
+    def __init__(self, shards: dict[str, list[Path]]) -> None:
+        self._shards = shards
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, name: str) -> list[Path]:
+        """The shards that hold a tile of the array."""
+        return self._shards[name]
+
+    def part(self, name: str, rect: Rect) -> np.ndarray:
+        """The pixels (..., h, w) of a rectangle. Raises BadInput where the tiles do not cover it."""
+        out: np.ndarray | None = None
+        missing = rect.shape[0] * rect.shape[1]
+        for path in self[name]:
+            with _shard_of(path) as file:
+                data = file["tiles"][name]
+                top, left = (int(n) for n in data.attrs["corner"])
+                common = rect & Rect(top, left, top + data.shape[-2], left + data.shape[-1])
+                if out is None:
+                    out = np.empty((*data.shape[:-2], *rect.shape), dtype=data.dtype)
+                if not common.empty:
+                    out[(..., *common.inside(rect.corner))] = data[(..., *common.inside((top, left)))]
+                    missing -= common.shape[0] * common.shape[1]
+        if out is None or missing:
+            raise BadInput(f"The checkpoint's tiles of {name} leave {missing} pixels out; copy the folder again.")
+        return out
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What was saved, whatever the number of ranks that saved it.
@@ -82,11 +119,16 @@ class Checkpoint:
         shared: arrays that every rank had alike, by name.
         per_view: (N, ...) arrays in global view order, by name.
         meta: JSON values.
+        tiles: arrays of the object, by name.
+        owner: (N,) rank that saved each view; ranks: how many there were.
     """
 
     shared: dict[str, np.ndarray]
     per_view: PerView
     meta: dict[str, Any]
+    tiles: Tiles
+    owner: np.ndarray
+    ranks: int
 
 
 def save(
@@ -97,6 +139,8 @@ def save(
     views: np.ndarray,
     per_view: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
+    tiles: Mapping[str, np.ndarray] | None = None,
+    corner: tuple[int, int] = (0, 0),
 ) -> None:
     """Write a new generation and then let go of the previous one. Collective: every rank calls it.
 
@@ -106,6 +150,7 @@ def save(
         views: (n,) global indices of this rank's views; over the ranks each of 0..N-1 occurs once.
         per_view: arrays with one row per own view, the same names on every rank.
         meta: what JSON can hold, alike on every rank.
+        tiles: (..., h, w) this rank's tile of arrays of the object, the same names on every rank; corner: of the tile.
 
     Raises PtymeshError on every rank when one of them could not write; the previous checkpoint is then intact.
     """
@@ -116,7 +161,7 @@ def save(
     try:
         generation.mkdir(parents=True, exist_ok=True)
         shard = generation / _shard(world.rank)
-        _write_shard(shard, shared if world.rank == 0 else {}, views, per_view)
+        _write_shard(shard, shared if world.rank == 0 else {}, views, per_view, tiles or {}, corner)
         sizes[world.rank] = shard.stat().st_size
     except Exception as error:
         problem = _named(error, generation / _shard(world.rank))
@@ -146,11 +191,14 @@ def load(directory: Path) -> Checkpoint:
     shared: dict[str, np.ndarray] = {}
     shards: list[tuple[Path, np.ndarray]] = []
     names: list[set[str]] = []
+    tiles: dict[str, list[Path]] = {}
     for path in paths:
         with _shard_of(path) as file:
             shared |= _read_group(file["shared"])
             shards.append((path, file["views"][()]))
             names.append(_names(file["per_view"]))
+            for name in _names(file["tiles"]):
+                tiles.setdefault(name, []).append(path)
     if odd := {name for some in names for name in some ^ names[0]}:
         raise BadInput(
             f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(odd))}); copy the folder again."
@@ -158,7 +206,11 @@ def load(directory: Path) -> Checkpoint:
     views = np.concatenate([held for _, held in shards])
     if not np.array_equal(np.sort(views), np.arange(len(views))):
         raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")
-    return Checkpoint(shared, PerView(shards, tuple(sorted(names[0]))), manifest["meta"])
+    owner = np.empty(len(views), dtype=np.int64)
+    for rank, (_, held) in enumerate(shards):
+        owner[held] = rank
+    per_view = PerView(shards, tuple(sorted(names[0])))
+    return Checkpoint(shared, per_view, manifest["meta"], Tiles(tiles), owner, len(paths))
 
 
 @contextmanager
@@ -197,7 +249,12 @@ def _next(directory: Path) -> int:
 
 
 def _write_shard(
-    path: Path, shared: Mapping[str, np.ndarray], views: np.ndarray, per_view: Mapping[str, np.ndarray]
+    path: Path,
+    shared: Mapping[str, np.ndarray],
+    views: np.ndarray,
+    per_view: Mapping[str, np.ndarray],
+    tiles: Mapping[str, np.ndarray],
+    corner: tuple[int, int],
 ) -> None:
     for name, array in per_view.items():
         if array.shape[:1] != (len(views),):
@@ -209,6 +266,9 @@ def _write_shard(
                 target = file.create_group(group)
                 for name, array in arrays.items():
                     target.create_dataset(name, data=array)
+            target = file.create_group("tiles")
+            for name, array in tiles.items():
+                target.create_dataset(name, data=array).attrs["corner"] = corner
         raw.flush()
         os.fsync(raw.fileno())
 

@@ -183,8 +183,9 @@ def _write_patterns(
     window: tuple[int, int],
     compression: str | None,
 ) -> None:
-    options = {"compression": "gzip", "compression_opts": 2, "shuffle": True} if compression == "gzip" else {}
-    data = file.create_dataset(f"{DETECTOR}/data", (count, *window), dtype=dtype, chunks=(1, *window), **options)
+    packed = {"chunks": (1, *window), "compression": "gzip", "compression_opts": 2, "shuffle": True}
+    options = packed if compression == "gzip" else {}  # as they are, one after the other
+    data = file.create_dataset(f"{DETECTOR}/data", (count, *window), dtype=dtype, **options)
     file["/entry_1/data_1/data"] = h5py.SoftLink(f"{DETECTOR}/data")
     done = 0
     for slab in patterns:

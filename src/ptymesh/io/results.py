@@ -6,7 +6,8 @@ L       object slices
 H, W    object pixels
 h, w    window pixels
 
-    /object                 (L, H, W) complex    attrs pixel_size_m [y, x] (absent in pixel units), slice_spacing_m
+    /object                 (L, H, W) complex    attrs pixel_size_m [y, x] (absent in pixel units), slice_spacing_m,
+                                                 tilt_rad [y, x] of the axis along which slices are stacked
     /probe                  (M, h, w) complex    optical axis at (h//2, w//2)
     /positions_px           (N, 2) float64 y x   window's top-left corner in object pixels
     /positions_m            (N, 2) float64 y x   when the pixel size is known
@@ -44,6 +45,14 @@ _ARRAYS = {
 }
 
 
+@dataclass(frozen=True)
+class ObjectTiles:
+    """An object that comes tile by tile: sides (H, W) of the whole, and corner (y, x) and values (L, h, w) of each."""
+
+    extent: tuple[int, int]
+    tiles: Iterator[tuple[tuple[int, int], np.ndarray]]
+
+
 @dataclass
 class Result:
     """What a reconstruction found, as numpy arrays.
@@ -55,6 +64,7 @@ class Result:
         positions_m: (N, 2) y x in metres, None in pixel units.
         pixel_size_m: object pixel (y, x), None in pixel units.
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
+        tilt_rad: (y, x) by which the axis along which they are stacked leans against the beam.
         history: one array per column, one entry per epoch: epoch, stage, loss, residual, seconds, and others.
         recipe: YAML that reproduces the run.
         attrs: numbers and strings about the run: final_residual, final_r, engine, ranks, ... ; None is not stored.
@@ -72,6 +82,7 @@ class Result:
     positions_m: np.ndarray | None = None
     pixel_size_m: tuple[float, float] | None = None
     slice_spacing_m: float = 0.0
+    tilt_rad: tuple[float, float] = (0.0, 0.0)
     history: dict[str, np.ndarray] = field(default_factory=dict)
     recipe: str = ""
     attrs: dict[str, Any] = field(default_factory=dict)
@@ -90,35 +101,42 @@ class Result:
             if positions is not None and positions.shape != (views, 2):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
         On several ranks the first one writes, and the others return when it has.
 
-        A file that was there before stays whole until that moment. Missing folders are made. Raises BadInput where
-        `path` is a folder, PtymeshError where the disk refuses.
+        A file that was there before stays whole until that moment. Missing folders are made. tiles: the object, tile by
+        tile, instead of `object`. Raises BadInput where `path` is a folder, PtymeshError where the disk refuses.
         """
         path = Path(path)
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the name of a file, such as {path / 'result.h5'}.")
-        on_first_rank(lambda: self._save(path), str(path))
+        on_first_rank(lambda: self._save(path, tiles), str(path))
 
-    def _save(self, path: Path) -> None:
+    def _save(self, path: Path, tiles: ObjectTiles | None) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _renamed_into(path) as temporary, h5py.File(temporary, "w") as file:
-                self._write(file)
+                self._write(file, tiles)
                 file.flush()
         except OSError as error:
             raise PtymeshError(
                 f"{path} could not be written ({error.strerror or error}); check the space and the permissions there."
             ) from error
 
-    def _write(self, file: h5py.File) -> None:
-        dataset = file.create_dataset("object", data=self.object)
+    def _write(self, file: h5py.File, tiles: ObjectTiles | None) -> None:
+        if tiles is None:
+            dataset = file.create_dataset("object", data=self.object)
+        else:
+            dataset = file.create_dataset("object", (len(self.object), *tiles.extent), self.object.dtype)
+            for (top, left), tile in tiles.tiles:
+                height, width = tile.shape[-2:]
+                dataset[:, top : top + height, left : left + width] = tile
         if self.pixel_size_m is not None:
             dataset.attrs["pixel_size_m"] = np.asarray(self.pixel_size_m, dtype=np.float64)
         dataset.attrs["slice_spacing_m"] = float(self.slice_spacing_m)
+        dataset.attrs["tilt_rad"] = np.asarray(self.tilt_rad, dtype=np.float64)
         file.create_dataset("probe", data=self.probe)
         file.create_dataset("positions_px", data=np.asarray(self.positions_px, dtype=np.float64))
         for name, key in _ARRAYS.items():
@@ -142,6 +160,7 @@ class Result:
         path = Path(path)
         with _opened(path) as file:
             pixel = file["object"].attrs.get("pixel_size_m") if "object" in file else None
+            tilt = file["object"].attrs.get("tilt_rad", (0.0, 0.0)) if "object" in file else (0.0, 0.0)
             history = file.get("history", {})
             if isinstance(history, h5py.Dataset):
                 raise BadInput(f"/history of {path} is a dataset, not a group; it is not a ptymesh result.")
@@ -151,6 +170,7 @@ class Result:
                 positions_px=_array(file, "positions_px"),
                 pixel_size_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
                 slice_spacing_m=float(file["object"].attrs.get("slice_spacing_m", 0.0)),
+                tilt_rad=(float(tilt[0]), float(tilt[1])),
                 history={key: _array(history, key) for key in history},
                 recipe=str(_array(file, "recipe")) if "recipe" in file else "",
                 attrs={key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.attrs.items()},

@@ -8,6 +8,7 @@ Files are opened when first read, once per process, so that sources can be hande
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 
-#: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
-CACHE_BYTES = 64 << 20
+#: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once. Where chunks hold a single
+#: frame, there is nothing to keep.
+CACHE_BYTES, LEAST_CACHE_BYTES = 64 << 20, 1 << 20
 #: What is in memory at a time when patterns are gone through.
 SLAB_BYTES = 64 << 20
 
@@ -58,6 +60,7 @@ class MappedSource:
         self._axes, self._offset = axes, offset
         self._order: Literal["F", "C"] = "F" if fortran_order else "C"
         self._pid, self._map = -1, np.empty(0)
+        self._pages: mmap.mmap | None = None
         self._shape, self.raster = _scan_shape(shape, axes)
 
     @property
@@ -72,17 +75,23 @@ class MappedSource:
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         """(len(views), rows, columns)."""
-        if self._pid != os.getpid():
-            array = np.memmap(self._path, self._on_disk, "r", self._offset, self._stored, self._order)
+        if self._pages is None or self._pid != os.getpid():
+            with self._path.open("rb") as file:
+                self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            array: np.ndarray = np.ndarray(self._stored, self._on_disk, self._pages, self._offset, order=self._order)
             order = "rcyx" if self.raster else "nyx"
             self._map, self._pid = array.transpose([self._axes.index(a) for a in order]), os.getpid()
         if self.raster:
             r, c = np.divmod(views, self.raster[1])
-            return np.asarray(self._map[r, c, rows, columns]).astype(self.dtype, copy=False)
-        return np.asarray(self._map[views, rows, columns]).astype(self.dtype, copy=False)
+            found = self._map[r, c, rows, columns]
+        else:
+            found = self._map[views, rows, columns]
+        if hasattr(self._pages, "madvise"):  # what was copied need not stay in memory
+            self._pages.madvise(mmap.MADV_DONTNEED)
+        return found.astype(self.dtype, copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pid": -1, "_map": np.empty(0)}
+        return self.__dict__ | {"_pid": -1, "_map": np.empty(0), "_pages": None}
 
 
 class Hdf5Source:
@@ -113,6 +122,8 @@ class Hdf5Source:
             packed = data.compression is not None or data.id.get_create_plist().get_nfilters() > 0
             size = int(np.prod(chunks, dtype=np.int64)) * data.dtype.itemsize
             self.huge_chunks = packed and self.frames_per_chunk > 1 and size > CACHE_BYTES
+            if not packed and size > CACHE_BYTES:
+                self._chunk = 1  # such chunks are read in part, and views of one need not be read together
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -163,7 +174,8 @@ class Hdf5Source:
 
     def _dataset(self) -> h5py.Dataset:
         if self._file is None or self._pid != os.getpid():
-            self._file, self._pid = open_hdf5(self._path), os.getpid()
+            cache = CACHE_BYTES if self.frames_per_chunk > 1 else LEAST_CACHE_BYTES
+            self._file, self._pid = open_hdf5(self._path, cache), os.getpid()
         return dataset_of(self._file, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,10 +189,10 @@ def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + step, views))
 
 
-def open_hdf5(path: Path) -> h5py.File:
+def open_hdf5(path: Path, cache: int = CACHE_BYTES) -> h5py.File:
     """Open for reading; BadInput where the file is truncated or damaged."""
     try:
-        return h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking="best-effort")
+        return h5py.File(path, "r", rdcc_nbytes=cache, locking="best-effort")
     except OSError as error:
         raise BadInput(
             f"{path} cannot be opened as HDF5 ({_first(error)}); it is truncated or damaged: copy it again."

@@ -107,7 +107,7 @@ def sliceable(source: Hdf5Source, path: Path) -> SlabSource:
         step = max(source.frames_per_chunk, 1)
         for start in range(0, count, step):
             views = np.arange(start, min(start + step, count))
-            out.write(np.ascontiguousarray(source.read(views, slice(0, height), slice(0, width))).tobytes())
+            out.write(source.read(views, slice(0, height), slice(0, width)).data)
 
     staged = _staged(path, source.name.strip("/").replace("/", "-"), copy)
     with staged.open("rb") as stream:

@@ -6,6 +6,8 @@ cuda also means AMD's (ROCm speaks through torch's CUDA interface); xpu are Inte
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -67,6 +69,27 @@ def _count(kind: str) -> int:
         return int(torch.backends.mps.is_available())
     interface: ModuleType = getattr(torch, kind)
     return interface.device_count() if interface.is_available() else 0
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nobody has taken yet."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Where threads share an array, which pixels the vector unit computes depends on their number; one thread has all.
+
+    Does nothing unless `wanted`.
+    """
+    threads = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(threads)
 
 
 def is_slice(device: torch.device) -> bool:

@@ -5,74 +5,129 @@ L, H, W  slices, object pixels;  b = BLOCK, side of a block
 
 A *touched field* holds values on the blocks that a batch covers. Which blocks those are follows from the anchors of
 the whole batch, which every rank knows: no message is needed to agree on them.
+
+Every layout answers the same questions. `Replicated`: the whole object on every rank; `Tiled` (tiled.py): a part.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import BLOCK, REACH
+from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.parallel.exact import ExactSum
+from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate, top_of
 
 
-@dataclass(frozen=True)
+def _alone(values: Tensor) -> Tensor:
+    return values
+
+
 class Touched:
     """Values (L, n, b, b) on n blocks of the object, with the arithmetic an engine needs; maxima are global.
 
-    `rows`, `columns` (n,): block coordinates.
+    What an engine writes is an expression (physics/blocks.py), worked out where its values go.
+
+    `rows`, `columns` (n,): block coordinates in this rank's part of the object; `over_ranks`: maximum over ranks.
     """
 
-    values: Tensor
-    rows: Tensor
-    columns: Tensor
+    def __init__(
+        self,
+        values: Tensor | Expression,
+        rows: Tensor,
+        columns: Tensor,
+        over_ranks: Callable[[Tensor], Tensor] = _alone,
+    ) -> None:
+        self.expression = Leaf(rows, columns, values=values) if isinstance(values, Tensor) else values
+        self.rows, self.columns, self.over_ranks = rows, columns, over_ranks
 
-    def _with(self, values: Tensor) -> Touched:
-        return Touched(values, self.rows, self.columns)
+    @property
+    def values(self) -> Tensor:
+        """(L, n, b, b); worked out once."""
+        if not isinstance(self.expression, Leaf):
+            self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
+        return self.expression.values
+
+    def of(self, values: Tensor | Expression) -> Touched:
+        """Other values (L, n, b, b) on the same blocks."""
+        return Touched(values, self.rows, self.columns, self.over_ranks)
+
+    def _with(self, name: Name, other: Touched | float | Tensor) -> Touched:
+        operand = other.expression if isinstance(other, Touched) else other
+        return self.of(Operation(name, self.expression, operand))
 
     def __mul__(self, other: Touched | float | Tensor) -> Touched:
-        return self._with(self.values * (other.values if isinstance(other, Touched) else other))
+        return self._with("multiply", other)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Touched | float | Tensor) -> Touched:
-        return self._with(self.values + (other.values if isinstance(other, Touched) else other))
+        return self._with("add", other)
 
     __radd__ = __add__
 
     def __truediv__(self, other: Touched | float | Tensor) -> Touched:
-        return self._with(self.values / (other.values if isinstance(other, Touched) else other))
+        return self._with("divide", other)
 
     def sqrt(self) -> Touched:
         """Elementwise square root."""
-        return self._with(self.values.sqrt())
+        return self.of(Operation("sqrt", self.expression))
 
     def max(self) -> Tensor:
-        """Largest value of each slice, (L, 1, 1, 1)."""
-        return self.values.amax((1, 2, 3), keepdim=True)
+        """Largest value of each slice, (L, 1, 1, 1); not below zero."""
+        expression = self.expression
+        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
-class Replicated:
-    """Every rank holds the whole object and the views that it owns, interleaved along a space-filling curve.
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks (n,) of this rank's part of the object that a batch covers.
+
+    mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
+    given, taken: the same of whole sums that then replace what a rank has (parallel/tiled.py).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    mine: dict[int, Tensor] = field(default_factory=dict)
+    theirs: dict[int, Tensor] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, Tensor] = field(default_factory=dict)
+
+    def none(self) -> Blocks:
+        """No block at all."""
+        return Blocks(self.rows[:0], self.columns[:0])
+
+
+class Layout:
+    """What all layouts share: who owns which view.
 
     Args:
         world: the ranks.
-        nominal: (N, 2) positions that decide ownership.
+        owner: (N,) rank of each view.
     """
 
-    name = "replicated"
+    name: str
+    #: Whether sums over pixels are exact, whoever holds them.
+    exact = False
 
-    def __init__(self, world: World, nominal: np.ndarray) -> None:
+    def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
-        self.owner = np.empty(len(nominal), dtype=np.int64)
-        self.owner[along_curve(nominal)] = np.arange(len(nominal)) % world.size
+        self.assign(owner)
+
+    def assign(self, owner: np.ndarray) -> None:
+        """Views belong to these ranks (N,) from here on."""
+        self.owner = owner
         #: Global indices of this rank's views, ascending.
-        self.own = np.flatnonzero(self.owner == world.rank)
-        self._local = np.full(len(nominal), -1, dtype=np.int64)
+        self.own = np.flatnonzero(owner == self.world.rank)
+        self._local = np.full(len(owner), -1, dtype=np.int64)
         self._local[self.own] = np.arange(len(self.own))
 
     def mine(self, views: np.ndarray) -> np.ndarray:
@@ -83,49 +138,177 @@ class Replicated:
         """Rows in this rank's storage of views that it owns."""
         return self._local[views]
 
-    def touched_blocks(self, anchors: Tensor, window: tuple[int, int], shape: Any) -> tuple[Tensor, Tensor]:
-        """Rows and columns (n,) of the blocks that windows at these anchors (B, 2) reach into."""
-        hit = torch.zeros(shape[-2] // BLOCK + 1, shape[-1] // BLOCK + 1, dtype=torch.int32)
-        first = ((anchors - REACH).clamp(min=0) // BLOCK).cpu()
-        last = ((anchors + torch.tensor(window, device=anchors.device) + (REACH - 1)) // BLOCK).cpu()
-        # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
-        for rows, columns, sign in (
-            (first[:, 0], first[:, 1], 1),
-            (last[:, 0] + 1, last[:, 1] + 1, 1),
-            (first[:, 0], last[:, 1] + 1, -1),
-            (last[:, 0] + 1, first[:, 1], -1),
-        ):
-            inside = (rows < hit.shape[0]) & (columns < hit.shape[1])
-            ones = torch.full((int(inside.sum()),), sign, dtype=torch.int32)
-            hit.index_put_((rows[inside], columns[inside]), ones, accumulate=True)
-        covered = hit.cumsum(0).cumsum(1)[:-1, :-1] > 0
-        rows, columns = covered.nonzero(as_tuple=True)
-        return rows.to(anchors.device), columns.to(anchors.device)
-
-    def reduce(self, fields: list[Tensor], blocks: tuple[Tensor, Tensor], *others: Tensor) -> list[Any]:
-        """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
-        gathered = [blocked(f)[:, blocks[0], blocks[1]] for f in fields]
-        summed = self.world.sum(*gathered, *others)
-        return [Touched(values, *blocks) for values in summed[: len(fields)]] + summed[len(fields) :]
-
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
-        """Re sum conj(a) b over pixels, 0-d float64: every rank holds them all."""
-        a, b = (x.values if isinstance(x, Touched) else x for x in (a, b))
-        products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
-        return products.sum(dtype=torch.float64)
-
     def merge(self, rows: Tensor) -> Tensor:
         """Per-view values (N, ...) in which every row is its owner's."""
         mine = torch.zeros_like(rows)
         own = torch.as_tensor(self.own, device=rows.device)
-        mine[own] = rows[own]
+        mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over the pixels that it owns."""
+        raise NotImplementedError
 
-def blocked(field: Tensor) -> Tensor:
-    """View (L, H/b, W/b, b, b) of a field (L, H, W)."""
-    slices, height, width = field.shape
-    return field.view(slices, height // BLOCK, BLOCK, width // BLOCK, BLOCK).permute(0, 1, 3, 2, 4)
+    def totals(self, *terms: Tensor) -> Tensor:
+        """Sums (n,) float64 of all elements of n real tensors, which hold what each rank has of its own pixels."""
+        if not self.exact:
+            return self.sum_owned(torch.stack([t.sum(dtype=torch.float64) for t in terms]))
+        sums = [ExactSum((), t.device) for t in terms]
+        for total, t in zip(sums, terms, strict=True):
+            total.add(t.reshape(-1))
+        return ExactSum.value(self.sum_owned(torch.stack([total.local for total in sums], dim=1)))
+
+
+class Replicated(Layout):
+    """Every rank holds the whole object and the views that it owns, interleaved along a space-filling curve.
+
+    Args:
+        world: the ranks.
+        nominal: (N, 2) positions that decide ownership.
+    """
+
+    name = "replicated"
+
+    def __init__(self, world: World, nominal: np.ndarray) -> None:
+        owner = np.empty(len(nominal), dtype=np.int64)
+        owner[along_curve(nominal)] = np.arange(len(nominal)) % world.size
+        super().__init__(world, owner)
+
+    def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
+        """The part of an object of `extent` pixels that this rank holds: all of it."""
+        return Rect(0, 0, *extent)
+
+    def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Replicated:
+        """The layout of the same views on coarser pixels."""
+        return self
+
+    def tile(self, estimate: Estimate) -> Rect:
+        """The pixels that this rank writes into a file: all are the first rank's."""
+        return Rect(0, 0, *estimate.extent) if self.world.rank == 0 else Rect(0, 0, 0, 0)
+
+    def blocks(self, estimate: Estimate, anchors: Tensor, views: np.ndarray) -> Blocks:
+        """Blocks that windows at these of all anchors (N, 2) reach into."""
+        covered = covered_blocks(anchors[torch.as_tensor(views)], estimate.window, estimate.object.shape)
+        rows, columns = covered.nonzero(as_tuple=True)
+        device = estimate.object.device
+        return Blocks(rows.to(device), columns.to(device))
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        if self.world.size == 1:  # the accumulators themselves hold the sums
+            own: list[Any] = [
+                Touched(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns) for f in fields
+            ]
+            return own + self.world.sum(*others)
+        gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
+        summed = self.world.sum(*gathered, *others)
+        return [Touched(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[
+            len(fields) :
+        ]
+
+    def sum_field(self, partial: Tensor) -> Tensor:
+        """Sum over ranks of what each has added up over its part of the object (..., H, W)."""
+        return self.world.sum(partial)[0]
+
+    def sum_known(self, partial: Tensor) -> Tensor:
+        """The same of what every rank has computed from the object that it holds: whole already."""
+        return partial
+
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over `owned` pixels; every rank has done all."""
+        return values
+
+    def owned(self, estimate: Estimate) -> Tensor:
+        """Pixels (H, W) bool, broadcastable, that this rank counts: all."""
+        return torch.ones(1, 1, dtype=torch.bool, device=estimate.object.device)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over the ranks that hold other pixels: this one holds all."""
+        return values
+
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, 0-d float64."""
+        return self.totals(product(a, b))[0]
+
+    def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
+        """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
+        is: no more than all of it."""
+        return field, Rect(0, 0, *estimate.extent)
+
+    def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
+        """The field (L, H, W) of the whole object, on every rank."""
+        return field
+
+    def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
+        """On the first rank, the field (L, H, W) of the whole object piece by piece; nothing on the others, who must
+        exhaust it too."""
+        if self.world.rank == 0:
+            yield Rect(0, 0, *estimate.extent), field
+
+    def settle(self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None) -> Move | None:
+        """How arrays of the object follow after it has grown by `before` rows and columns (and others at the end)."""
+        old = estimate.object.shape[-2:]
+        if tuple(old) == tuple(estimate.extent):
+            return None
+        return Move(Rect(0, 0, *old).moved(*before), Rect(0, 0, *estimate.extent))
+
+
+class Move:
+    """From one part of the object to another, both in pixels of the object as it is now."""
+
+    def __init__(self, old: Rect, new: Rect) -> None:
+        self.old, self.new = old, new
+
+    def carry(self, field: Tensor, outside: float) -> Tensor:
+        """An array (L, h, w) of the old part on the new one, `outside` where nothing was known."""
+        out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
+        common = self.old & self.new
+        if not common.empty:
+            y, x = common.inside(self.new.corner)
+            v, u = common.inside(self.old.corner)
+            out[..., y, x] = field[..., v, u]
+        return out
+
+    def carry_rows(self, rows: Tensor) -> Tensor:
+        """What is kept of own views (n, ...), in the new order of own views."""
+        exchanged = self.exchange_rows(lambda places: rows[places])
+        if exchanged is None:
+            return rows
+        source, arrived = exchanged
+        out = rows.new_empty(len(source), *rows.shape[1:])
+        out[source >= 0] = rows[source[source >= 0]]
+        out[source < 0] = arrived
+        return out
+
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
+        return None
+
+
+def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
+    """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
+    sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
+    hit = torch.zeros(sides[0] + 1, sides[1] + 1, dtype=torch.int32)
+    anchors = anchors.cpu()
+    limit = torch.tensor(sides)
+    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor")
+    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
+    inside = ((last >= 0) & (first < limit)).all(1)
+    first, after = first[inside].clamp(min=0), torch.minimum(last[inside] + 1, limit)
+    # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
+    rows = torch.cat((first[:, 0], after[:, 0], first[:, 0], after[:, 0]))
+    columns = torch.cat((first[:, 1], after[:, 1], after[:, 1], first[:, 1]))
+    signs = torch.ones(len(rows), dtype=torch.int32)
+    signs[len(rows) // 2 :] = -1
+    hit.index_put_((rows, columns), signs, accumulate=True)
+    return hit.cumsum(0).cumsum(1)[:-1, :-1] > 0
+
+
+def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
+    """Re conj(a) b, pairs of reals kept apart."""
+    a, b = (x.values if isinstance(x, Touched) else x for x in (a, b))
+    return torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
 
 
 def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:

@@ -35,20 +35,22 @@ class Record:
     """What a step received from other ranks, to be given to it again should it have to start anew.
 
     began: collectives of the world when it began; keep: whether results are kept; noted: collectives that it knows of;
-    calls: how often something was asked for.
+    calls: how often something was asked for; posted: whether something came from a single rank, which is not kept.
     """
 
     began: int
     keep: bool = True
     noted: int = 0
     calls: int = 0
+    posted: bool = False
     place: int = 0
     results: list[list[Tensor]] = field(default_factory=list)
 
     def rewind(self, collectives: int) -> bool:
         """Back to the beginning; False where that is not possible, as the world has done what is not on record."""
         self.place = 0
-        return collectives - self.began == self.noted and (self.keep or not self.calls)
+        complete = collectives - self.began == self.noted and not self.posted
+        return complete and (self.keep or not self.calls)
 
 
 class World:
@@ -63,6 +65,8 @@ class World:
         self.bytes_reduced = 0  #: payload that they carried
         self.pulse = Pulse()  #: what this rank is doing
         self.record: Record | None = None  #: of the step that is being taken
+        self.messages = 0  #: how many were sent to a single rank
+        self.bytes_sent = 0  #: payload that they carried
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum over ranks of each tensor."""
@@ -96,6 +100,14 @@ class World:
             record.results.append([t.clone() for t in found])
             record.place += 1
         return found
+
+    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end.
+
+        Tensors are contiguous and not empty, of any dtype (they travel as bytes); what one rank sends another awaits.
+        """
+        assert not sends and not receives, "a rank alone has nobody to write to"
+        return lambda: None
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Re sum conj(a) b over the elements that each rank holds and over ranks, 0-d float64."""
@@ -165,6 +177,30 @@ class Ranks(World):
         """Each tensor as rank 0 has it."""
         act = partial(dist.broadcast, group=self.group, group_src=0)
         return self._recorded(lambda: self._bucketed(tensors, act))
+
+    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end."""
+        operations = [
+            dist.P2POp(way, tensor.view(-1).view(torch.uint8), group=self.group, group_peer=rank)
+            for way, tensors in ((dist.isend, sends), (dist.irecv, receives))
+            for rank, tensor in tensors.items()
+        ]
+        self.messages += len(sends)
+        self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
+        works = dist.batch_isend_irecv(operations) if operations else []
+        if self.record:
+            self.record.posted = True
+
+        def wait(kept: Any = sends) -> None:  # what is being sent must live until it has gone
+            self.pulse.waiting = True
+            try:
+                for work in works:
+                    work.wait()
+            finally:
+                self.pulse.waiting = False
+                self.pulse.moves += 1
+
+        return wait
 
     def agree(self, flag: bool) -> bool:
         """True if any rank says True."""

@@ -9,7 +9,7 @@ psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which takes back on the detector the shift that the probe was given. H: angular spectrum over the slice spacing
-(Maiden, Humphry & Rodenburg 2012).
+(Maiden, Humphry & Rodenburg 2012), times exp(i z (K_y tan t_y + K_x tan t_x)) for slices stacked along a tilted axis.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.fidelity import Data, Fidelity
 from ptymesh.physics.propagate import (
+    Pair,
     angular_spectrum_kernel,
     apply_kernel,
     apply_kernel_adjoint,
@@ -32,6 +33,7 @@ from ptymesh.physics.propagate import (
     fresnel_kernel,
     ifft,
     phase_rate,
+    tilt_rates,
 )
 
 Subpixel = Literal["fourier", "bilinear", "none"]
@@ -56,6 +58,7 @@ class Model:
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
         slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
+        tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w); tilt_rad: the tilt (y, x).
     """
 
     subpixel: Subpixel = "fourier"
@@ -64,6 +67,8 @@ class Model:
     slice_kernel: Tensor | None = None
     slice_rate: Tensor | None = None
     slice_spacing_m: float = 0.0
+    tilt_rates: tuple[Tensor, Tensor] | None = None
+    tilt_rad: Pair = (0.0, 0.0)
 
     @classmethod
     def for_geometry(
@@ -74,6 +79,7 @@ class Model:
         fidelity: Fidelity = "amplitude",
         slices: int = 1,
         slice_spacing_m: float = 0.0,
+        tilt_rad: Pair = (0.0, 0.0),
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
     ) -> Model:
@@ -86,13 +92,24 @@ class Model:
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
         model = cls(subpixel, fidelity, kernel)
-        return model.spaced(geometry, slice_spacing_m, dtype, device) if slices > 1 else model
+        return model.spaced(geometry, slice_spacing_m, tilt_rad, dtype, device) if slices > 1 else model
 
-    def spaced(self, geometry: Geometry, spacing_m: float, dtype: torch.dtype, device: torch.device | str) -> Model:
-        """The same model with slices `spacing_m` apart."""
-        kernel = angular_spectrum_kernel(geometry.shape, *_optics(geometry), spacing_m).to(device, dtype)
-        rate = phase_rate(geometry.shape, *_optics(geometry)).to(device, kernel.real.dtype)
-        return replace(self, slice_kernel=kernel, slice_rate=rate, slice_spacing_m=spacing_m)
+    def spaced(
+        self, geometry: Geometry, spacing_m: float, tilt_rad: Pair, dtype: torch.dtype, device: torch.device | str
+    ) -> Model:
+        """The same model with slices `spacing_m` apart along an axis tilted by `tilt_rad` (y, x)."""
+        shape, optics = geometry.shape, _optics(geometry)
+        kernel = angular_spectrum_kernel(shape, *optics, spacing_m, tilt_rad).to(device, dtype)
+        rate = phase_rate(shape, *optics, tilt_rad).to(device, kernel.real.dtype)
+        y, x = (r.to(device, kernel.real.dtype) for r in tilt_rates(shape, optics[0], spacing_m, tilt_rad))
+        return replace(
+            self,
+            slice_kernel=kernel,
+            slice_rate=rate,
+            slice_spacing_m=spacing_m,
+            tilt_rates=(y, x),
+            tilt_rad=tilt_rad,
+        )
 
     # --- forward ---
 
@@ -101,8 +118,11 @@ class Model:
         fourier = self.subpixel == "fourier"
         modes = (fft(probe) if fourier else probe) * weights[:, :1, None, None]
         if opr is not None and len(opr):
-            variable = torch.einsum("bk,khw->bhw", weights[:, 1:].to(opr.dtype), fft(opr) if fourier else opr)
-            modes = torch.cat((modes[:, :1] + variable[:, None], modes[:, 1:]), dim=1)
+            # one after the other: a matrix product rounds a view's sum differently when the view is alone
+            first = modes[:, 0]
+            for share, mode in zip(weights[:, 1:].unbind(1), fft(opr) if fourier else opr, strict=True):
+                first = first + share[:, None, None] * mode
+            modes = torch.cat((first[:, None], modes[:, 1:]), dim=1)
         return ifft(modes * views.ramps(fractions, _window(probe))[:, None]) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
@@ -183,8 +203,18 @@ class Model:
         return torch.stack(parts, dim=1)
 
     def _unshifted_sum(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        return self.unshifted(self.unshifted_terms(waves, fractions, weights).sum(0))
+
+    def unshifted_terms(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        """Terms (B, M, h, w) whose sum over views `unshifted` makes sum_j w_j T_{-f_j} waves_j; weights (B,)."""
         weighted = waves * weights[:, None, None, None]
-        return views.shift_adjoint(weighted, fractions) if self.subpixel == "fourier" else weighted.sum(0)
+        if self.subpixel != "fourier":
+            return weighted
+        return fft(weighted) * views.ramps(fractions, _window(waves)).conj()[:, None]
+
+    def unshifted(self, total: Tensor) -> Tensor:
+        """The sum of `unshifted_terms` (M, h, w) as a probe."""
+        return ifft(total) if self.subpixel == "fourier" and len(total) else total
 
     def windows_adjoint(self, out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
         """Adds (B, L, h, w) back into out (L, H, W), the adjoint of `windows`."""
@@ -192,6 +222,12 @@ class Model:
             views.add_back_bilinear(out, windows, anchors, fractions)
         else:
             views.add_back(out, windows, anchors)
+
+    def placed(self, windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+        """What `windows_adjoint` adds, (B, L, h', w'), and the object pixels (B, 2) under its corners."""
+        if self.subpixel == "bilinear":
+            return views.spread_bilinear(windows, anchors, fractions)
+        return windows, anchors
 
     def position_derivative(self, obj: Tensor, anchors: Tensor, fractions: Tensor, scene: Scene, axis: int) -> Tensor:
         """d psi / d p_a at the exit of the last slice, (B, M, h, w).
@@ -220,15 +256,21 @@ class Model:
         return d_incoming
 
     def spacing_derivative(self, scene: Scene) -> Tensor:
-        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours.
-
-        Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band).
-        """
+        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours."""
         assert self.slice_rate is not None, "several slices need a slice kernel"
+        return self._gaps_derivative(scene, self.slice_rate)
+
+    def tilt_derivative(self, scene: Scene, axis: int) -> Tensor:
+        """d psi / d t_a at the exit of the last slice, (B, M, h, w) per radian; axis 0 = y, 1 = x."""
+        assert self.tilt_rates is not None, "several slices need a slice kernel"
+        return self._gaps_derivative(scene, self.tilt_rates[axis])
+
+    def _gaps_derivative(self, scene: Scene, rate: Tensor) -> Tensor:
+        """Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
         changed = torch.zeros_like(scene.incoming[0])
         for index, incoming in enumerate(scene.incoming[1:]):
             carried = self._to_next(changed * scene.windows[:, index, None])
-            changed = carried + apply_kernel(incoming, 1j * self.slice_rate)
+            changed = carried + apply_kernel(incoming, 1j * rate)
         return changed * scene.windows[:, -1, None]
 
     def _to_next(self, waves: Tensor) -> Tensor:
@@ -253,8 +295,9 @@ def power(waves: Tensor) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Re <a_j, b_j> of each view: two stacks of waves (B, ...) -> (B,) float64."""
+    # not by a matrix product, which rounds a view's sum differently when the view is alone
     a, b = (torch.view_as_real(t.resolve_conj()).flatten(1) for t in (a, b))
-    return torch.einsum("bn,bn->b", a, b).to(torch.float64)
+    return (a * b).sum(1).to(torch.float64)
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

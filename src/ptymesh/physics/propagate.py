@@ -51,7 +51,7 @@ def angular_spectrum_kernel(
     ky, kx = frequencies(shape, pixel_m)
     k2 = ky**2 + kx**2
     inverse = 1.0 / wavelength_m
-    phase = distance_m * phase_rate(shape, pixel_m, wavelength_m) + _tilt(ky, kx, distance_m, tilt_rad)
+    phase = distance_m * phase_rate(shape, pixel_m, wavelength_m, tilt_rad)
     inside = k2 < inverse**2
     for k, n, d in ((ky, shape[0], pixel_m[0]), (kx, shape[1], pixel_m[1])):
         limit = inverse / math.sqrt((2 * distance_m / (n * d)) ** 2 + 1)
@@ -59,13 +59,27 @@ def angular_spectrum_kernel(
     return torch.polar(inside.to(torch.float64), phase)
 
 
-def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> Tensor:
-    """2 pi (k_z - 1/lambda), (h, w) float64 in rad/m: the angular spectrum is exp(i z phase_rate) within its band."""
+def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, tilt_rad: Pair = (0.0, 0.0)) -> Tensor:
+    """2 pi (k_z - 1/lambda + k_y tan t_y + k_x tan t_x), (h, w) float64 in rad/m.
+
+    The angular spectrum is exp(i z phase_rate) within its band.
+    """
     ky, kx = frequencies(shape, pixel_m)
     k2 = ky**2 + kx**2
     inverse = 1.0 / wavelength_m
     longitudinal = torch.sqrt(torch.clamp(inverse**2 - k2, min=0.0))
-    return -2 * math.pi * k2 / (longitudinal + inverse)  # k_z - 1/lambda without cancellation
+    straight = -2 * math.pi * k2 / (longitudinal + inverse)  # k_z - 1/lambda without cancellation
+    return straight + _tilt(ky, kx, 1.0, tilt_rad)
+
+
+def tilt_rates(shape: tuple[int, int], pixel_m: Pair, distance_m: float, tilt_rad: Pair) -> tuple[Tensor, Tensor]:
+    """Phase of a tilted transfer function per radian of tilt along y, (h, 1), and x, (1, w), float64.
+
+    2 pi z k_a / cos^2 t_a, for the derivative of tan t_a is 1 / cos^2 t_a.
+    """
+    ky, kx = frequencies(shape, pixel_m)
+    y, x = (2 * math.pi * distance_m / math.cos(t) ** 2 for t in tilt_rad)
+    return y * ky, x * kx
 
 
 def fresnel_kernel(

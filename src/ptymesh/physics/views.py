@@ -111,6 +111,11 @@ def cut_bilinear(
 
 def add_back_bilinear(out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
     """Adjoint of `cut_bilinear`, added into out (L, H, W) in place."""
+    add_back(out, *spread_bilinear(windows, anchors, fractions))
+
+
+def spread_bilinear(windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+    """What `add_back_bilinear` adds, (B, L, h + 1, w + 1), and the object pixels (B, 2) under its corners."""
     corner, t = _corners(anchors, fractions)
     weights = _bilinear_weights(t)
     b, slices, h, w = windows.shape
@@ -118,7 +123,7 @@ def add_back_bilinear(out: Tensor, windows: Tensor, anchors: Tensor, fractions: 
     for dy in (0, 1):
         for dx in (0, 1):
             spread[..., dy : dy + h, dx : dx + w] += weights[:, dy, dx, None, None, None] * windows
-    add_back(out, spread, corner)
+    return spread, corner
 
 
 def cut_bilinear_derivative(

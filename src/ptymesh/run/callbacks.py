@@ -52,6 +52,12 @@ def summary(run: RunInfo) -> str:
     )
 
 
+def opening(run: RunInfo) -> list[str]:
+    """What a run begins with: its size, its stages, the object's layout, and where the patterns are kept."""
+    layout = [f"Object: {run.layout}"] if run.layout else []
+    return [summary(run), plan(run), *layout, *([run.patterns] if run.patterns else [])]
+
+
 def plan(run: RunInfo) -> str:
     """One line about the stages of a run."""
     stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
@@ -119,7 +125,7 @@ class Display(Watcher):
         self._console = Console(file=stream)
         self._run, self._clock = run, Clock(run)
         self._last_line = -math.inf
-        self._print(summary(run), plan(run))
+        self._print(*opening(run))
         if stream.isatty() and not self._console.is_dumb_terminal:
             self._live = _Bars(self._console)
             self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
@@ -209,7 +215,7 @@ class LogFile(Watcher):
         if not run.resumed:
             path.unlink(missing_ok=True)
         self._file = path.open("a", encoding="utf-8")  # ranks that fail append their tracebacks
-        for line in (*environment(run), summary(run), plan(run)):
+        for line in (*environment(run), *opening(run)):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:

@@ -27,6 +27,7 @@ from ptymesh.io.results import Result
 from ptymesh.io.source import open_hdf5, read_dataset
 from ptymesh.io.staging import read_member
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.tiles import Rect
 from ptymesh.physics import probes
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 
@@ -36,11 +37,16 @@ SAME_PIXEL = 1e-6
 SAME_SCAN_PX = 20.0
 
 
+#: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
+Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
+
+
 class ObjectOptions(Options):
     """Recipe key `object`: where the object starts.
 
     Fields:
-        slices: L; slice_spacing_m: distance between neighbours, needed for more than one.
+        slices: L; slice_spacing_m: distance between neighbours, needed for more than one; tilt_rad: (y, x) by which the
+            axis along which they are stacked leans against the beam, default 0 or, with a result, the result's.
         initial: `ones`; or an earlier result (.h5), moved and resampled onto this scan's pixels (a single slice is
             split evenly over several); or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W), whose centre
             is put on the scan's and which is surrounded by ones or cropped.
@@ -49,6 +55,7 @@ class ObjectOptions(Options):
 
     slices: int = Field(1, ge=1)
     slice_spacing_m: Positive | None = None
+    tilt_rad: tuple[Tilt, Tilt] | None = None
     initial: str = "ones"
     result_positions: bool = False
 
@@ -58,6 +65,8 @@ class ObjectOptions(Options):
             raise ValueError(f"{self.slices} slices need slice_spacing_m, the distance between neighbours in metres")
         if self.slices == 1 and self.slice_spacing_m is not None:
             raise ValueError("slice_spacing_m has no meaning for a single slice; ask for slices: 2 or more")
+        if self.slices == 1 and self.tilt_rad is not None:
+            raise ValueError("tilt_rad has no meaning for a single slice; ask for slices: 2 or more")
         if self.result_positions and not self.from_result:
             raise ValueError(f"result_positions needs an earlier result as initial, not {self.initial!r}")
         return self
@@ -199,8 +208,9 @@ def initial_estimate(
     device: torch.device | str,
     margin_px: int,
     seed: int,
+    place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
 ) -> Estimate:
-    """The estimate from which a reconstruction starts; the same on every rank.
+    """The estimate from which a reconstruction starts; the same on every rank, but for the part of the object.
 
     Args:
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
@@ -209,6 +219,8 @@ def initial_estimate(
         precision, device: of the tensors (positions are float64 always).
         margin_px: object pixels kept free around the outermost windows, for positions that move; at least 2 are.
         seed: of the probe modes that are made.
+        place: from the object's sides, its origin and the anchors (N, 2), the part of it that this rank holds; all of
+            it unless given.
 
     Raises:
         BadInput: a start that the geometry, the window or a file does not allow.
@@ -219,7 +231,7 @@ def initial_estimate(
     if earlier is not None and object.result_positions:
         scan_px = earlier.positions
     margin = max(margin_px, REACH)
-    origin, sides = _frame(scan_px, geometry.shape, margin)
+    origin, sides = frame(scan_px, geometry.shape, margin)
     if earlier is not None:
         # whole pixels between the two frames: equal grids are then copied, not interpolated
         origin = origin + (earlier.offset - np.round(earlier.offset))
@@ -229,17 +241,23 @@ def initial_estimate(
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
     first = _probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
+    anchors = torch.floor(positions + 0.5).to(torch.int64)
+    zero = (float(origin[0]), float(origin[1]))
+    part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     return Estimate(
-        object=torch.from_numpy(_object(object, earlier, scan_px, origin, sides, geometry.shape)).to(device, dtype),
+        object=_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
         probe=first,
         positions=positions,
-        anchors=torch.floor(positions + 0.5).to(torch.int64),
+        anchors=anchors,
         nominal=positions.clone(),
         weights=torch.from_numpy(np.concatenate((weights[:, None], shares), axis=1)).to(device, real),
         background=torch.from_numpy(np.ascontiguousarray(background)).to(device, real),
         slice_spacing_m=object.slice_spacing_m or 0.0,
-        origin=(float(origin[0]), float(origin[1])),
+        origin=zero,
+        tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
         opr=_opr(first, probe.opr_modes, seed),
+        corner=part.corner,
+        extent=sides,
     )
 
 
@@ -252,7 +270,7 @@ def _opr(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     return (made / norms * torch.linalg.vector_norm(probe[0])).to(probe.device, probe.dtype)
 
 
-def _frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
+def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Origin (2,), whole pixels, and the object's sides."""
     low, high = np.floor(scan_px.min(axis=0)), np.ceil(scan_px.max(axis=0))
     needed = high - low + np.array(window) + 2 * margin
@@ -269,19 +287,21 @@ def _object(
     earlier: _Earlier | None,
     scan_px: np.ndarray,
     origin: np.ndarray,
-    sides: tuple[int, int],
+    part: Rect,
     window: tuple[int, int],
-) -> np.ndarray:
-    """(L, H, W) complex128."""
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The part of the object, (L, h, w) complex."""
     if options.initial == "ones":
-        return np.ones((options.slices, *sides), np.complex128)
+        return torch.ones((options.slices, *part.shape), dtype=dtype)
+    moved = origin - np.array(part.corner)
     if earlier is not None:
         found = _sliced(earlier.result.object, options.slices, earlier.path)
-        return _resampled(found, earlier.ratio, origin - earlier.offset, sides, outside=1.0)
+        return torch.from_numpy(_resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
     found = _sliced(_complex_array(options.initial), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
-    corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2)
-    return _resampled(found, np.ones(2), corner, sides, outside=1.0)
+    corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
+    return torch.from_numpy(_resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
 def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:

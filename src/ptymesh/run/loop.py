@@ -10,14 +10,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
+from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
-from ptymesh.run.reports import BatchReport, Callback, EpochReport
+from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
@@ -28,13 +30,13 @@ class Loop:
     """Runs stages on a problem, from wherever the state stands.
 
     Args:
-        problem, state: what is solved, and how far it is.
+        problem, state: what is solved, and how far it is; in a coarse stage, `self.problem` is the coarse one.
         stages: engines, one per stage; their memory is taken from and left in the state.
         seed: of the batches, and of the views held out.
         hold_out: fraction of the views that no update sees; their residual is in the history.
         callbacks: watchers (rank 0's).
         stop: asked before each batch whether to stop; any rank's yes stops all.
-        save: writes a checkpoint (collective), or None.
+        save: writes a checkpoint of the state and `self.problem` (collective), or None.
         due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
     """
 
@@ -56,6 +58,7 @@ class Loop:
         self.held_out = batches.hold_out(problem.scan, hold_out, seed)
         self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         self.total_epochs = sum(engine.epochs for engine in self.stages)
+        self.traffic = Traffic()
         self._fine = problem
         self._warm: Engine | None = None
         for engine in self.stages:
@@ -69,12 +72,17 @@ class Loop:
             engine.state.update(state.engines.get(state.stage, {}))
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
-            self._choose_resolution(engine)
+            with self.problem.arithmetic():
+                self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             while state.epoch < engine.epochs:
-                yield self._epoch(engine)
+                with self.problem.arithmetic():
+                    report = self._epoch(engine)
+                yield report
             if engine.coarsen > 1:
-                state.estimate, self.problem = resolution.refined(state.estimate, engine), self._fine
+                with self.problem.arithmetic():
+                    state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
+                self.problem = self._fine
             state.stage, state.epoch = state.stage + 1, 0
 
     def _choose_resolution(self, engine: Engine) -> None:
@@ -82,10 +90,10 @@ class Loop:
         state, c = self.state, engine.coarsen
         if c == 1:
             return
-        if state.epoch == 0 and state.batch == 0:
-            state.estimate = resolution.coarsened(state.estimate, engine)
-        estimate = state.estimate
-        self.problem = resolution.coarse_problem(self._fine, c, len(estimate.object), estimate.slice_spacing_m)
+        coarse = resolution.coarse_problem(self._fine, c, state.estimate)
+        change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
+        state.estimate = change(state.estimate, engine, self._fine, coarse)
+        self.problem = coarse
 
     def _recall_views(self, engine: Engine) -> None:
         """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""
@@ -150,13 +158,15 @@ class Loop:
         drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
         views = sum(len(batch) for batch in drawn[: state.batch])
         pulse = problem.world.pulse
-        for batch in drawn[state.batch :]:
+        for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.stop_requested = self.stop()
+            problem.coming, problem.stop_requested = coming, self.stop()
+            before = _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
             with pulse.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, Batch(batch, refine is not None, epoch, vary), first=first)
+            self._count(before)
             if refine:
                 positions.after_batch(engine, problem, state.estimate, state.start)
             if vary:
@@ -172,6 +182,14 @@ class Loop:
             if float(problem.stop_agreed) > 0:
                 self._interrupt()
 
+    def _count(self, before: tuple[int, int, int, int]) -> None:
+        traffic, now = self.traffic, _counted(self.problem.world)
+        traffic.batches += 1
+        traffic.reductions += now[0] - before[0]
+        traffic.bytes_reduced += now[1] - before[1]
+        traffic.messages += now[2] - before[2]
+        traffic.bytes_sent += now[3] - before[3]
+
     def _upkeep(self, engine: Engine) -> None:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
@@ -181,7 +199,8 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
-        positions.reanchor(engine, problem, state.estimate)
+        others = [memory for memory in state.engines.values() if memory is not engine.state]
+        positions.reanchor(engine, problem, state.estimate, others)
 
     def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
         row = (self.state.epoch, self.state.stage, loss, residual, seconds, math.nan if held_out is None else held_out)
@@ -211,3 +230,7 @@ class Loop:
             self._save()
             raise Interrupted("Stopped after a checkpoint; `ptymesh resume` continues from here.")
         raise Interrupted("Stopped between two batches.")
+
+
+def _counted(world: World) -> tuple[int, int, int, int]:
+    return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent

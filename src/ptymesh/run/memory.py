@@ -36,7 +36,7 @@ class Snapshot:
 
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
-        self.spacing = estimate.slice_spacing_m
+        self.slices = estimate.slice_spacing_m, estimate.tilt_rad
         self.tensors = {name: _copy(getattr(estimate, name)) for name in _MOVING}
         self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
         self.seen = _copy(problem.seen)
@@ -48,7 +48,7 @@ class Snapshot:
         """Everything is as it was."""
         for name, tensor in self.tensors.items():
             getattr(self.estimate, name).copy_(tensor)
-        self.estimate.slice_spacing_m = self.spacing
+        self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
         for memory, kept in zip(self._memories(), self.memories, strict=True):
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()
@@ -105,11 +105,13 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
 
 def needed(problem: Problem, estimate: Estimate) -> str:
     """A sentence with what this rank needs, roughly, and has."""
-    wave = estimate.probe.numel() * estimate.probe.element_size()
+    wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
+    frame = problem.window[0] * problem.window[1]
+    patterns = views * frame * problem.patterns.dtype.itemsize if problem.patterns.kind == "device" else 0
     parts = {
-        f"the patterns of its {len(problem.counts)} views": problem.counts.numel() * problem.counts.element_size(),
+        f"the patterns of its {views} views": patterns,
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
-        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * len(problem.counts))),
+        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
     }
     said = ", ".join(f"{_size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (

@@ -10,7 +10,8 @@
       - {engine: rpie, epochs: 50, batch: 64}
     output:    {dir: out}
 
-Paths of data are relative to the recipe, paths given on the command line and `output.dir` to the working folder.
+Paths of data are relative to the recipe, paths given on the command line, `output.dir` and `scratch` to the working
+folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -75,14 +77,22 @@ class OutputOptions(BaseModel):
 
 
 class Recipe(BaseModel):
-    """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options."""
+    """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
+
+    layout: whether ranks hold the whole object or tiles of it (Reconstruction).
+    memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (patterns.Room).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
+    deterministic: bool = False
     hold_out: float = Field(0.0, ge=0, lt=0.5)
+    layout: Literal["auto", "replicated", "tiled"] = "auto"
+    memory_budget: ByteSize | None = Field(None, gt=0)
+    scratch: Path | None = None
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
@@ -110,9 +120,12 @@ class Recipe(BaseModel):
             raise BadInput(sentence(error, raw, cls)) from error
 
     @classmethod
-    def from_yaml(cls, text: str) -> Recipe:
-        """The recipe that `to_yaml` wrote. Raises BadInput."""
-        return cls.parse(_mapping(text, "The recipe"))
+    def from_yaml(cls, text: str, overrides: Sequence[str] = ()) -> Recipe:
+        """The recipe that `to_yaml` wrote, with `key.path=VALUE` overrides. Raises BadInput."""
+        raw = _mapping(text, "The recipe")
+        for override in overrides:
+            _override(raw, override)
+        return cls.parse(raw)
 
     def to_yaml(self) -> str:
         """YAML that reproduces the run: every key, defaults included, so that later defaults do not change it."""

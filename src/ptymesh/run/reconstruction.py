@@ -17,24 +17,28 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.engines import RPIE, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.results import Result
+from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.place import world
 from ptymesh.parallel.program import on_first_rank
+from ptymesh.parallel.room import Room
+from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
 from ptymesh.run.loop import Loop
-from ptymesh.run.reports import EpochReport
+from ptymesh.run.plan import decide, scan_of
+from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence
 from ptymesh.run.state import RunState
 
@@ -51,8 +55,13 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
+        deterministic: the same bits on any number of ranks (docs/deterministic.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
+        layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
+            what fits, and what is expected to be faster, for the engine `planned` (default rPIE).
+        memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
+            they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from.
 
     Raises BadInput where options and scan do not fit.
@@ -67,8 +76,13 @@ class Reconstruction:
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         precision: Literal["single", "double"] = "single",
+        deterministic: bool = False,
         seed: int = 0,
         device: str | World = "auto",
+        layout: Literal["auto", "replicated", "tiled"] = "auto",
+        planned: Engine | None = None,
+        memory_budget: int | str | None = None,
+        scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
     ) -> None:
         if precision not in ("single", "double"):
@@ -80,6 +94,11 @@ class Reconstruction:
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
+        self.layout_why = "asked for"
+        #: What this rank has handed over within the batches of the last loop that was noted here.
+        self.traffic = Traffic()
+        #: What a run has measured of its ranks, for the result's attributes.
+        self.measured: dict[str, list[float]] = {}
         self.started = datetime.now(UTC)
         dtype = torch.complex64 if precision == "single" else torch.complex128
         model = Model.for_geometry(
@@ -87,40 +106,52 @@ class Reconstruction:
             subpixel=subpixel,
             slices=object_options.slices,
             slice_spacing_m=object_options.slice_spacing_m or 0.0,
+            tilt_rad=object_options.tilt_rad or (0.0, 0.0),
             dtype=dtype,
             device=self.world.device,
         )
-        with self.world.pulse.doing("read"):
-            self._begin(scan, model, dtype, object_options, probe_options, saved)
-
-    def _begin(
-        self,
-        scan: Measurement,
-        model: Model,
-        dtype: torch.dtype,
-        object_options: ObjectOptions,
-        probe_options: ProbeOptions,
-        saved: Checkpoint | None,
-    ) -> None:
-        """The problem, and the estimate with which it starts or goes on."""
-        self.problem = self._everywhere(lambda: Problem(model, scan, Replicated(self.world, scan.positions), dtype))
-        if saved is not None:
-            self.state = RunState.load(saved, self.problem)
-            return
-        mean = self.problem.mean_pattern()
-        estimate = self._everywhere(
-            lambda: initial_estimate(
-                scan,
-                mean,
-                object=object_options,
-                probe=probe_options,
-                precision=self.precision,
-                device=self.world.device,
-                margin_px=MARGIN_PX,
-                seed=self.seed,
+        if layout == "auto" and saved is not None and self.world.size > 1:
+            layout, self.layout_why = saved.meta["run"]["layout"], "as before"
+        if layout == "auto":
+            frame = scan_of(scan, object_options, probe_options, precision, MARGIN_PX)
+            layout, self.layout_why = decide(self.world, frame, planned or RPIE(), seed)
+        owners = self._layout(layout, saved)
+        room = _room(memory_budget, scratch)
+        with one_thread(deterministic):
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
+            if saved is not None:
+                self.state = RunState.load(saved, self.problem)
+                return
+            mean = self.problem.mean_pattern()
+            estimate = self._everywhere(
+                lambda: initial_estimate(
+                    scan,
+                    mean,
+                    object=object_options,
+                    probe=probe_options,
+                    precision=precision,
+                    device=self.world.device,
+                    margin_px=MARGIN_PX,
+                    seed=seed,
+                    place=owners.place,
+                )
             )
-        )
         self.state = RunState(estimate)
+
+    def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
+        scan = self.scan
+        if name not in ("replicated", "tiled"):
+            raise BadInput(f"layout is {name!r}; give auto, replicated or tiled.")
+        if name == "replicated":
+            return Replicated(self.world, scan.positions)
+        made = Tiled(self.world, scan.positions, scan.window)
+        if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
+            made.assign(saved.owner)  # where views had gone to
+        return made
+
+    def close(self) -> None:
+        """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
+        self.problem.patterns.close()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""
@@ -154,7 +185,7 @@ class Reconstruction:
 
     @property
     def object(self) -> np.ndarray:
-        """Object as it is now, (L, H, W) complex."""
+        """Object as it is now, (L, H, W) complex; with tiles, the part that this rank holds."""
         return self.state.estimate.object.cpu().numpy()
 
     @property
@@ -163,18 +194,48 @@ class Reconstruction:
         return self.state.estimate.probe.cpu().numpy()
 
     def result(self, recipe: str = "") -> Result:
-        """The result with its final (frozen) residual: one pass over all views. Collective."""
+        """The result with its final (frozen) residual: one pass over all views. Collective.
+
+        Every rank gets the whole object; `save` writes it without that.
+        """
+        estimate = self.state.estimate
+        return self._result(self.problem.layout.whole(estimate.object, estimate).cpu().numpy(), recipe)
+
+    def save(self, path: str | Path, recipe: str = "") -> Result:
+        """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
+
+        Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on every rank where
+        the disk refuses.
+        """
+        estimate = self.state.estimate
+        found = self._result(estimate.object.cpu().numpy(), recipe)
+        stream = self.problem.layout.stream(estimate.object, estimate)
+        failure = None
+        try:
+            if self.world.rank == 0:
+                pieces = ((rect.corner, tile.cpu().numpy()) for rect, tile in stream)
+                found.save(path, ObjectTiles(estimate.extent, pieces))
+        except Exception as error:
+            failure = error
+        for _ in stream:  # the others wait until theirs has been taken
+            pass
+        self.world.all_well(failure, "saving the result")
+        return found
+
+    def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r = self.problem.residual(estimate)
+        with self.problem.arithmetic():
+            residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
-            object=self.object,
+            object=obj,
             probe=self.probe,
             positions_px=positions,
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
+            tilt_rad=estimate.tilt_rad,
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={
@@ -186,8 +247,12 @@ class Reconstruction:
                 "engine": "+".join(stage.name for stage in stages),
                 "ranks": self.world.size,
                 "layout": self.problem.layout.name,
+                **self._traffic(),
+                **self.measured,
+                "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
+                "deterministic": self.problem.exact,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -199,6 +264,15 @@ class Reconstruction:
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
         )
+
+    def _traffic(self) -> dict[str, float]:
+        """Bytes and messages per batch of the busiest rank, where there are several. Collective."""
+        if self.world.size == 1:
+            return {}
+        t = self.traffic
+        mine = torch.tensor([t.bytes_sent + t.bytes_reduced, t.messages + t.reductions], dtype=torch.float64)
+        sent, messages = (self.world.max(mine.to(self.world.device))[0] / max(1, t.batches)).tolist()
+        return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Figure of the object as it is now; also written to `path` if one is given.
@@ -214,6 +288,14 @@ class Reconstruction:
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
+
+
+def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
+    try:
+        found = TypeAdapter(ByteSize | None).validate_python(budget)
+    except ValidationError as error:
+        raise BadInput(f"memory_budget is {budget!r}; give a size, such as 500MB or 4GB.") from error
+    return Room(found, None if scratch is None else Path(scratch))
 
 
 Group = TypeVar("Group", bound=BaseModel)

@@ -14,7 +14,8 @@ class RunInfo:
     """What is going to be done.
 
     stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
-    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on.
+    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
+    patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why.
     """
 
     stages: list[tuple[str, int, int]]
@@ -28,6 +29,8 @@ class RunInfo:
     out: Path | None
     resumed: bool
     done_epochs: int
+    patterns: str = ""
+    layout: str = ""
 
     @property
     def total_epochs(self) -> int:
@@ -45,6 +48,17 @@ class BatchReport:
     batches: int
     views: int
     seconds: float
+
+
+@dataclass
+class Traffic:
+    """What this rank has handed over within batches: all-reduces and messages to single ranks, with their bytes."""
+
+    batches: int = 0
+    reductions: int = 0
+    bytes_reduced: int = 0
+    messages: int = 0
+    bytes_sent: int = 0
 
 
 @dataclass(frozen=True)

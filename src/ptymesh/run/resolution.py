@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
@@ -33,7 +34,7 @@ def check(engine: Engine, problem: Problem) -> None:
         raise BadInput(f"coarsen: {c} leaves only masked pixels of the detector; coarsen less.")
 
 
-def coarse_problem(problem: Problem, c: int, slices: int, slice_spacing_m: float) -> Problem:
+def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     """The problem of the inner 1/c of the detector; it shares owners, world and running values with the fine one."""
     made = copy(problem)
     made.window = (problem.window[0] // c, problem.window[1] // c)
@@ -41,25 +42,32 @@ def coarse_problem(problem: Problem, c: int, slices: int, slice_spacing_m: float
     made.model = Model.for_geometry(
         made.geometry,
         subpixel=problem.model.subpixel,
-        slices=slices,
-        slice_spacing_m=slice_spacing_m,
+        slices=len(estimate.object),
+        slice_spacing_m=estimate.slice_spacing_m,
+        tilt_rad=estimate.tilt_rad,
         dtype=problem.dtype,
         device=problem.device,
     )
-    made.counts, made.mask = corner_crop(problem.counts, c), corner_crop(problem.mask, c)
+    made.layout = problem.layout.coarse(problem.scan / c, made.window)
+    made.patterns, made.mask = problem.patterns.cropped(c), corner_crop(problem.mask, c)
     made.forget_buffers()
     return made
 
 
-def coarsened(estimate: Estimate, engine: Engine) -> Estimate:
-    """The estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks."""
+def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
+    """The estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
+
+    The filter sees the whole object: ranks that hold parts of it gather it for this. Collective.
+    """
     c = engine.coarsen
-    pads = [-n % (c * BLOCK) for n in estimate.object.shape[-2:]]
-    padded = torch.nn.functional.pad(estimate.object, (0, pads[1], 0, pads[0]), value=1.0)
+    pads = [-n % (c * BLOCK) for n in estimate.extent]
+    whole = fine.layout.whole(estimate.object, estimate)
+    padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=1.0)
     probe = coarser(estimate.probe, c)
     engine.state["beyond_probe"] = estimate.probe - finer(probe, c)
     engine.state["fine_background"] = estimate.background.clone()
     return _moved(
+        coarse,
         replace(
             estimate,
             object=coarser(padded, c) / c,
@@ -71,17 +79,23 @@ def coarsened(estimate: Estimate, engine: Engine) -> Estimate:
     )
 
 
-def refined(estimate: Estimate, engine: Engine) -> Estimate:
-    """The estimate back on the fine pixels."""
+def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) -> Estimate:
+    """The estimate back on the fine pixels; what the engine remembers of coarse ones is forgotten. Collective."""
     c = engine.coarsen
+    coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape == estimate.object.shape}
+    groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)  # an optimiser's of one unknown
+    for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
+        del engine.state[name]
+    whole = coarse.layout.whole(estimate.object, estimate)
     background = engine.state.pop("fine_background")
     rows, columns = (inner(c, n, background.device) for n in background.shape)
     background[rows[:, None], columns] = estimate.background
     probe = finer(estimate.probe, c) + engine.state.pop("beyond_probe")
     return _moved(
+        fine,
         replace(
             estimate,
-            object=finer(estimate.object, c) * c,
+            object=finer(whole, c) * c,
             probe=probe,
             opr=finer(estimate.opr, c) if len(estimate.opr) else probe[:0].clone(),
             background=background,
@@ -90,12 +104,32 @@ def refined(estimate: Estimate, engine: Engine) -> Estimate:
     )
 
 
-def _moved(estimate: Estimate, factor: float) -> Estimate:
+def resumed(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
+    """An estimate on coarse pixels that was read from a checkpoint by the fine problem. Collective."""
+    shape = estimate.object.shape
+    for name, tensor in engine.state.items():
+        if tensor.shape == shape:
+            engine.state[name] = _part(coarse, estimate, fine.layout.whole(tensor, estimate))[0]
+    obj, corner = _part(coarse, estimate, fine.layout.whole(estimate.object, estimate))
+    return replace(estimate, object=obj, corner=corner)
+
+
+def _moved(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
+    """On pixels 1/factor times as large; the whole object becomes this rank's part."""
     positions = estimate.positions * factor
-    return replace(
+    height, width = estimate.object.shape[-2:]
+    scaled = replace(
         estimate,
         positions=positions,
         nominal=estimate.nominal * factor,
         anchors=torch.floor(positions + 0.5).to(estimate.anchors.dtype),
         origin=(estimate.origin[0] * factor, estimate.origin[1] * factor),
+        extent=(height, width),
     )
+    scaled.object, scaled.corner = _part(problem, scaled, scaled.object)
+    return scaled
+
+
+def _part(problem: Problem, estimate: Estimate, whole: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    part = problem.layout.place(estimate.extent, estimate.origin, estimate.anchors.cpu().numpy())
+    return whole[(slice(None), *part.inside((0, 0)))].clone(), part.corner

@@ -22,6 +22,8 @@ _PLAIN = {
     "bool_parsing": "true or false",
     "string_type": "text",
     "path_type": "a path",
+    "byte_size": "a size, such as 500MB or 4GB",
+    "byte_size_unit": "a size, such as 500MB or 4GB",
     "tuple_type": "a list",
     "list_type": "a list (each item on a line that begins with a dash, or all of them in [ ])",
     "dict_type": "a group of keys",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,14 +24,18 @@ from ptymesh.run.signals import StopSignal
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: the result (on every rank) and where it was written."""
+    """What came of a run: the result (its object as far as this rank holds it) and where it was written."""
 
     result: Result
     path: Path
 
 
 def run_recipe(
-    recipe: Recipe, *, device: str = "auto", resume: bool = False, callbacks: Sequence[Callback] = ()
+    recipe: Recipe,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
@@ -47,16 +51,23 @@ def run_recipe(
 
 def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback], stop: StopSignal) -> Outcome:
     out = Path(recipe.output.dir)
-    folder = out / "checkpoint"
     with world.pulse.doing("read"):
-        recon = _reconstruction(recipe, world, folder if resume else None)
-        info = _info(recipe, recon, out, resume)
-        _on_first_rank(world, lambda: _start(callbacks, info), "starting the run")
+        recon = _reconstruction(recipe, world, out / "checkpoint" if resume else None)
+    with closing(recon):
+        return _carry_out(recipe, recon, out, resume, callbacks, stop)
+
+
+def _carry_out(
+    recipe: Recipe, recon: Reconstruction, out: Path, resume: bool, callbacks: Sequence[Callback], stop: StopSignal
+) -> Outcome:
+    world, folder = recon.world, out / "checkpoint"
+    with world.pulse.doing("report"):
+        _start(world, callbacks, _info(recipe, recon, out, resume))
     if resume:
         _tell_checkpoint(recon, out)
 
     def save() -> None:
-        recon.state.save(folder, recon.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
         _tell_checkpoint(recon, out)
         for callback in callbacks:
             callback.saved(folder)
@@ -64,17 +75,19 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
     waited = world.pulse.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     try:
-        recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due).run()
+        loop = recon.loop(
+            hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due
+        )
+        loop.run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
     path = out / "result.h5"
+    recon.traffic = loop.traffic
     with world.pulse.doing("save"):
-        measured = _measured(world, world.pulse.waited_s - waited)
-        result = recon.result(recipe.to_yaml())
-        result.attrs |= measured
-        _on_first_rank(world, lambda: result.save(path), "saving the result")
+        recon.measured = _measured(world, world.pulse.waited_s - waited)
+        result = recon.save(path, recipe.to_yaml())
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")
@@ -89,9 +102,14 @@ def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
     return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
 
 
-def _start(callbacks: Sequence[Callback], info: RunInfo) -> None:
-    for callback in callbacks:
-        callback.start(info)
+def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
+    failure = None
+    try:
+        for callback in callbacks:
+            callback.start(info)
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "starting the run")
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
@@ -117,22 +135,32 @@ def _reconstruction(recipe: Recipe, world: World, folder: Path | None) -> Recons
         probe=recipe.probe,
         subpixel=recipe.positions.subpixel,
         precision=recipe.precision,
+        deterministic=recipe.deterministic,
         seed=recipe.seed,
         device=world,
+        layout=recipe.layout,
+        planned=recipe.stages[0],
+        memory_budget=recipe.memory_budget,
+        scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
 
 
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists: what is staged has no name, and needs no folder made."""
+    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
+
+
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
-    slices, height, width = estimate.object.shape
+    height, width = estimate.extent
     return RunInfo(
         stages=[(s.name, s.epochs, len(draw(scan.positions, s.batch, recipe.seed, 0))) for s in recon.stages],
         views=scan.views,
         window=scan.window,
-        object_shape=(slices, height, width),
+        object_shape=(len(estimate.object), height, width),
         modes=len(estimate.probe),
         ranks=recon.world.size,
         device=str(recon.world.device),
@@ -140,17 +168,9 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         out=out,
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
+        layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
+        patterns=recon.problem.patterns.where(),
     )
-
-
-def _on_first_rank(world: World, act: Callable[[], Any], doing: str) -> None:
-    failure = None
-    if world.rank == 0:
-        try:
-            act()
-        except Exception as error:
-            failure = error
-    world.all_well(failure, doing)
 
 
 class _Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from ptymesh.simulate import Simulation, Truth, patterns, truth
 SUFFIXES = (".cxi", ".h5", ".hdf5")
 
 
-def write(options: Simulation, path: str | Path, *, force: bool = False) -> tuple[Path, Path]:
+def write(
+    options: Simulation, path: str | Path, *, force: bool = False, compression: Literal["gzip"] | None = "gzip"
+) -> tuple[Path, Path]:
     """Simulate into a CXI file, a few views at a time, and write the truth beside it.
 
     The data set is CXI whatever its name's ending (CXI is HDF5). The truth (`scan.cxi` -> `scan.truth.h5`) is a result
@@ -25,6 +28,7 @@ def write(options: Simulation, path: str | Path, *, force: bool = False) -> tupl
         options: what to simulate.
         path: of the data set: .cxi, .h5 or .hdf5.
         force: replace files that exist.
+        compression: None stores the patterns as they are, so that any of them is read at the disk's speed.
 
     Returns:
         Paths of the data set and of the truth.
@@ -51,6 +55,7 @@ def write(options: Simulation, path: str | Path, *, force: bool = False) -> tupl
         probe=made.guess(),
         background=_shifted(made, made.background) if options.background_counts else None,
         attributes={"simulation": options.model_dump_json()},
+        compression=compression,
     )
     truth_result(made).save(beside)
     return path, beside
@@ -66,6 +71,7 @@ def truth_result(made: Truth) -> Result:
         positions_m=(made.positions - np.array(made.origin)) * np.array(pixel),
         pixel_size_m=pixel,
         slice_spacing_m=made.slice_spacing_m,
+        tilt_rad=made.options.tilt_rad,
         attrs={"engine": "simulate", "subpixel": "fourier", "propagation": made.geometry.propagation},
         nominal_px=made.nominal,
         background=made.background if made.options.background_counts else None,

@@ -22,7 +22,7 @@ from ptymesh.problem import Problem
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
 
-_SHARED = ("object", "probe", "anchors", "nominal", "background", "opr")
+_SHARED = ("probe", "anchors", "nominal", "background", "opr")
 _PER_VIEW = ("positions", "weights")
 
 
@@ -63,8 +63,15 @@ class RunState:
         """Checkpoint into `directory`; collective."""
         estimate, own = self.estimate, problem.layout.own
         shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
+        tile = problem.layout.tile(estimate)
+        here = (slice(None), *tile.inside(estimate.corner))
+        tiles = {"object": _numpy(estimate.object[here])}
         for stage, memory in self.engines.items():
-            shared |= {f"engine/{stage}/{name}": _numpy(tensor) for name, tensor in memory.items()}
+            for name, tensor in memory.items():
+                if tensor.shape == estimate.object.shape:
+                    tiles[f"engine/{stage}/{name}"] = _numpy(tensor[here])
+                else:
+                    shared[f"engine/{stage}/{name}"] = _numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen)}
@@ -76,10 +83,20 @@ class RunState:
             "batch": self.batch,
             "epoch_seconds": self.epoch_seconds,
             "origin": list(estimate.origin),
+            "extent": list(estimate.extent),
+            "layout": problem.layout.name,
             "slice_spacing_m": estimate.slice_spacing_m,
+            "tilt_rad": list(estimate.tilt_rad),
         }
         checkpoint.save(
-            directory, problem.world, shared=shared, views=own, per_view=per_view, meta={**meta, "run": counters}
+            directory,
+            problem.world,
+            shared=shared,
+            views=own,
+            per_view=per_view,
+            meta={**meta, "run": counters},
+            tiles=tiles,
+            corner=tile.corner,
         )
 
     @classmethod
@@ -94,7 +111,18 @@ class RunState:
             )
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
-        estimate = Estimate(**arrays, slice_spacing_m=run["slice_spacing_m"], origin=tuple(run["origin"]))
+        origin, extent = (run["origin"][0], run["origin"][1]), (run["extent"][0], run["extent"][1])
+        part = problem.layout.place(extent, origin, saved.shared["anchors"])
+        of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
+        estimate = Estimate(
+            of_object.pop("object"),
+            **arrays,
+            slice_spacing_m=run["slice_spacing_m"],
+            tilt_rad=tuple(run["tilt_rad"]),
+            origin=origin,
+            corner=part.corner,
+            extent=extent,
+        )
         own = problem.layout.own
         problem.seen.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
@@ -104,14 +132,14 @@ class RunState:
             run["epoch"],
             run["batch"],
             torch.as_tensor(saved.per_view["start"], device=device),
-            _memories(saved.shared, device),
+            _memories({**saved.shared, **of_object}, device),
             {name: saved.shared[f"history/{name}"].tolist() for name in HISTORY},
             run["epoch_seconds"],
             _memories(of_views, device),
         )
 
 
-def _memories(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[int, dict[str, Tensor]]:
+def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
     """What engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():

@@ -9,11 +9,15 @@ Edges are one pixel soft, so that an object is about as sharp as its sampling al
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from scipy import ndimage
 
 Range = tuple[float, float]
+
+#: Rows of an object that are computed together.
+BAND = 256
 
 
 def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Range, phase_rad: Range) -> np.ndarray:
@@ -22,9 +26,14 @@ def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Ran
     The most absorbing pixel has amplitude[0], the least amplitude[1]; the thickest has phase_rad[0], the thinnest
     phase_rad[1] (refractive index below one, as for X-rays).
     """
-    modulus = amplitude[1] - (amplitude[1] - amplitude[0]) * _stretched(absorption)
-    phase = phase_rad[1] - (phase_rad[1] - phase_rad[0]) * _stretched(thickness)
-    return np.asarray(modulus * np.exp(1j * phase))
+    absorption, thickness = np.broadcast_arrays(absorption, thickness)
+    absorbed, thick = _range(absorption), _range(thickness)
+    made: np.ndarray = np.empty(absorption.shape, np.complex128)
+    for rows in _bands(absorption.shape[-2]):
+        modulus = amplitude[1] - (amplitude[1] - amplitude[0]) * _stretched(absorption[..., rows, :], *absorbed)
+        phase = phase_rad[1] - (phase_rad[1] - phase_rad[0]) * _stretched(thickness[..., rows, :], *thick)
+        made[..., rows, :] = modulus * np.exp(1j * phase)
+    return made
 
 
 def chart(
@@ -50,8 +59,12 @@ def chart(
             rng = np.random.default_rng([seed, 2, i, j])
             _draw_cell(part, 36 if rows * columns == 1 else int(rng.choice([24, 36, 48])), rng)
     grain = grains(shape, seed)
-    thickness = metal + 0.12 * grain + 0.5 * _smooth(shape, seed)
-    return complex_object(0.45 * metal + 0.55 * grain, thickness, amplitude, phase_rad)[None]
+    thickness = _smooth(shape, seed)
+    for band in _bands(shape[0]):
+        thickness[band] = metal[band] + 0.12 * grain[band] + 0.5 * thickness[band]
+        metal[band] = 0.45 * metal[band] + 0.55 * grain[band]
+    del grain, inner  # these arrays are as large as the object
+    return complex_object(metal, thickness, amplitude, phase_rad)[None]
 
 
 def powder(shape: tuple[int, int], seed: int, amplitude: Range, phase_rad: Range) -> np.ndarray:
@@ -183,8 +196,13 @@ def _smooth(shape: tuple[int, int], seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 6])
     coarse = rng.standard_normal((7, 7))
     y, x = (np.linspace(1, 5, n) for n in shape)
-    surface = ndimage.map_coordinates(ndimage.gaussian_filter(coarse, 0.6), np.meshgrid(y, x, indexing="ij"), order=3)
-    return _stretched(surface)
+    coarse, surface = ndimage.gaussian_filter(coarse, 0.6), np.empty(shape)
+    for rows in _bands(shape[0]):
+        surface[rows] = ndimage.map_coordinates(coarse, np.meshgrid(y[rows], x, indexing="ij"), order=3)
+    low, span = _range(surface)
+    for rows in _bands(shape[0]):
+        surface[rows] = _stretched(surface[rows], low, span)
+    return surface
 
 
 def _blob(shape: tuple[int, int], rng: np.random.Generator, share: float) -> np.ndarray:
@@ -224,7 +242,18 @@ def _add_atoms(
     image += padded[reach + 1 : -reach - 1, reach + 1 : -reach - 1]
 
 
-def _stretched(values: np.ndarray) -> np.ndarray:
-    """Values mapped onto [0, 1]; a constant becomes 0."""
-    low, span = values.min(), np.ptp(values)
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """Smallest value, and how far the largest is above it."""
+    low = values.min()
+    return low, values.max() - low
+
+
+def _stretched(values: np.ndarray, low: float, span: float) -> np.ndarray:
+    """Values of this range mapped onto [0, 1]; a constant becomes 0."""
     return np.asarray((values - low) / (span or 1.0))
+
+
+def _bands(height: int) -> Iterator[slice]:
+    """Rows, a few at a time: what is computed on the way to a large object is small."""
+    for start in range(0, height, BAND):
+        yield slice(start, start + BAND)

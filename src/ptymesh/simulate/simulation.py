@@ -32,6 +32,7 @@ from ptymesh.simulate import phantoms, scans
 Kind = Literal["xray", "near", "electron"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Range = tuple[float, float]
+Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
 
 #: Views whose intensities are computed together.
 CHUNK = 16
@@ -47,12 +48,14 @@ class Simulation(BaseModel):
             `electron` (far field, aberrated lens, multislice crystal).
         views, window: N; window side in pixels.
         scan, overlap, density_ratio: see `scans.scan`; step = (1 - overlap) * width of the beam.
+        object_px: instead of overlap: the scan covers an object of this side (to a whole number of blocks).
         photons_per_view: incident photons or electrons.  noise: Poisson; without it patterns are float32 intensities.
         position_error_px: true positions differ from the nominal ones by up to this, uniformly, on either axis.
         modes, mode_powers: incoherent probe modes (partial coherence), and their fractions of the power.
         background_counts: added to every pixel of every view; known to the reconstruction.
         defect: what is wrong with the detector, and masked: a beamstop over the centre, a dead module, or hot pixels.
         slices, slice_spacing_m: object slices.
+        tilt_rad: (y, x) by which the axis along which they are stacked leans against the beam.
         amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
             not absorbed, and every slice has phase (0, 0.6).
         energy_eV: of the photons or electrons.  pixel_m: object pixel.  detector_pixel_m: detector pixel.
@@ -69,6 +72,7 @@ class Simulation(BaseModel):
     window: int = Field(default=128, ge=16)
     scan: scans.Scan = "fermat"
     overlap: float | None = Field(default=None, ge=0, lt=1)
+    object_px: int | None = Field(default=None, ge=1)
     density_ratio: Positive = 1.0
     photons_per_view: Positive | None = None
     noise: bool = True
@@ -79,6 +83,7 @@ class Simulation(BaseModel):
     defect: Literal["none", "beamstop", "module", "hot"] = "none"
     slices: int | None = Field(default=None, ge=1)
     slice_spacing_m: Positive | None = None
+    tilt_rad: tuple[Tilt, Tilt] = (0.0, 0.0)
     amplitude: Range | None = None
     phase_rad: Range | None = None
     energy_eV: Positive | None = None
@@ -180,6 +185,7 @@ class Truth:
             weights=torch.ones((len(positions), 1), dtype=real, device=device),
             background=torch.from_numpy(self.background).to(device, real),
             slice_spacing_m=self.slice_spacing_m,
+            tilt_rad=self.options.tilt_rad,
             origin=self.origin,
         )
 
@@ -228,16 +234,11 @@ def truth(options: Simulation) -> Truth:
     spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or _default_spacing_m(geometry)
     if slices == 1 and options.slice_spacing_m is not None:
         raise BadInput(f"slice_spacing_m is {options.slice_spacing_m} for a single slice; ask for slices=2 or more.")
+    if slices == 1 and options.tilt_rad != (0.0, 0.0):
+        raise BadInput(f"tilt_rad is {options.tilt_rad} for a single slice; ask for slices=2 or more.")
     width_px = _DEFAULTS[options.kind].width * options.window
-    overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
-    centred = scans.scan(
-        options.scan,
-        options.views,
-        (1 - overlap) * width_px,
-        density_ratio=options.density_ratio,
-        seed=options.seed,
-    )
     margin = MARGIN_PX + math.ceil(options.position_error_px)
+    centred = _scan(options, width_px, margin)
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
@@ -259,6 +260,32 @@ def truth(options: Simulation) -> Truth:
     )
 
 
+def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
+    """Positions (N, 2) about the scan's centre, for a beam of this width and windows this far from the border."""
+
+    def steps(step_px: float) -> np.ndarray:
+        return scans.scan(options.scan, options.views, step_px, density_ratio=options.density_ratio, seed=options.seed)
+
+    if options.object_px is None:
+        overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
+        return steps((1 - overlap) * width_px)
+    if options.overlap is not None:
+        raise BadInput(f"overlap is {options.overlap} and object_px {options.object_px}; give one of the two.")
+    room = options.object_px - options.window - 2 * margin - 2
+    if room <= 0:
+        raise BadInput(
+            f"object_px is {options.object_px}, which leaves no room to move a window of {options.window}; give at "
+            f"least {options.window + 2 * margin + 3}."
+        )
+    step_px = room / max(float(np.ptp(steps(1.0), axis=0).max()), 1e-9)
+    if options.views > 1 and step_px > width_px:
+        raise BadInput(
+            f"{options.views} views over an object of {options.object_px} px lie {step_px:.3g} px apart, and the beam "
+            f"is {width_px:.3g} px wide; give more views or a smaller object."
+        )
+    return steps(step_px)
+
+
 def patterns(made: Truth) -> Iterator[np.ndarray]:
     """Counts, up to CHUNK views (n, h, w) at a time in scan order, laid out as `Measurement` has them."""
     options, estimate = made.options, made.estimate()
@@ -266,6 +293,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
         made.geometry,
         slices=len(made.object),
         slice_spacing_m=made.slice_spacing_m,
+        tilt_rad=options.tilt_rad,
         dtype=torch.complex128,
     )
     for start in range(0, options.views, CHUNK):

@@ -1,0 +1,126 @@
+"""ptymesh plan: memory, messages and time on so many ranks, without running."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.run.plan import Cost, Machine
+
+#: Quantities that options may carry, and what one of their unit is.
+UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What would be done with which data.")],
+    ranks: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of ranks.")] = "1,2,4,8,16,64",
+    stage: Annotated[int, typer.Option(metavar="N", help="Stage of the recipe, the first is 1.")] = 1,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a rank, e.g. 80GB: marks what does not fit.")
+    ] = None,
+    link: Annotated[str, typer.Option(metavar="SPEED", help="Bandwidth of a rank's link, e.g. 50GB/s.")] = "10GB/s",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Of a message between ranks, e.g. 10us.")] = "20us",
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="View-modes a second of one rank; else from this machine's Fourier transforms."),
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Memory, messages and time on so many ranks, for both layouts of the object, without running."""
+    from ptymesh.errors import BadInput
+    from ptymesh.io import load_measurement
+    from ptymesh.run.plan import Machine, choose, costs, measured_rate, scan_of
+    from ptymesh.run.recipe import load_recipe
+    from ptymesh.run.reconstruction import MARGIN_PX
+
+    loaded = load_recipe(recipe, set_ or ())
+    if not 1 <= stage <= len(loaded.stages):
+        raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
+    measurement = load_measurement(loaded.data, loaded.positions)
+    scan = scan_of(measurement, loaded.object, loaded.probe, loaded.precision, MARGIN_PX)
+    machine = Machine(
+        quantity("--link", link.removesuffix("/s")),
+        quantity("--latency", latency),
+        measured_rate(scan.window) if rate is None else rate,
+        None if device_memory is None else quantity("--device-memory", device_memory),
+    )
+    engine = loaded.stages[stage - 1]
+    found = [costs(scan, engine, loaded.seed, count, machine) for count in counts(ranks)]
+    rows = [cost for both in found for cost in both.values()]
+    if as_json:
+        typer.echo(json.dumps({"machine": asdict(machine), "costs": [asdict(cost) for cost in rows]}, indent=1))
+        return
+    height, width = scan.extent
+    batch = engine.batch or "all views"
+    typer.echo(
+        f"{len(scan.positions)} views of {scan.window[0]} x {scan.window[1]}, "
+        f"object {scan.slices} x {height} x {width}, "
+        f"{engine.name}, batch {batch}"
+    )
+    typer.echo(f"{machine.rate:,.0f} view-modes/s per rank, link {link}, latency {latency}")
+    _print(rows, machine)
+    for both in found:
+        name, why = choose(both, machine)
+        typer.echo(f"{both['tiled'].ranks} ranks: {name}; {why}.")
+
+
+def counts(ranks: str) -> list[int]:
+    """Numbers of ranks out of "1,8,64". Raises BadInput."""
+    from ptymesh.errors import BadInput
+
+    try:
+        found = [int(part) for part in ranks.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise BadInput(f"--ranks is {ranks!r}; give numbers from 1 on with commas between them, such as 1,8,64.")
+    return found
+
+
+def quantity(option: str, text: str) -> float:
+    """A number with a unit of UNITS, above zero. Raises BadInput."""
+    from ptymesh.errors import BadInput
+
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    try:
+        value = float(number) * UNITS[text[len(number) :].strip()]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not value > 0:
+        raise BadInput(f"{option} is {text!r}; give a number with a unit, such as 80GB, 50GB/s or 10us.")
+    return value
+
+
+def _print(rows: list[Cost], machine: Machine) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    from ptymesh.run.plan import size
+
+    table = Table("ranks", "object", "memory", "patterns", "a batch", "messages", "s/epoch", "used", box=SIMPLE)
+    for column in table.columns[2:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for cost in rows:
+        over = " !" if machine.memory is not None and cost.memory > machine.memory else ""
+        table.add_row(
+            str(cost.ranks),
+            cost.layout,
+            size(cost.memory) + over,
+            size(cost.patterns),
+            size(cost.bytes_per_batch),
+            f"{cost.messages + cost.reductions:.1f}",
+            f"{cost.epoch_s:.3g}",
+            f"{100 * cost.efficiency:.0f} %",
+        )
+    Console().print(table)
+    typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over.")
+    if machine.memory is not None and any(cost.memory > machine.memory for cost in rows):
+        typer.echo("! is more than the memory of a device; give --memory-budget to the run, or take more ranks.")

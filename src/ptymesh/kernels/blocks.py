@@ -1,0 +1,143 @@
+"""Expressions on an object's blocks (physics/blocks.py) turned into programs for compiled_blocks.py.
+
+A program works on registers like a pocket calculator: operands are loaded, an operation replaces the last two by its
+result. It is run block by block, so that what lies between is never written to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.estimate import BLOCK
+from ptymesh.kernels import compiled_blocks as c
+from ptymesh.physics.blocks import Expression, Leaf, Operation
+
+assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
+
+
+class TooMuchError(Exception):
+    """What the registers do not hold, or no operation does."""
+
+
+@dataclass
+class Program:
+    """Steps, the numbers that they use (one per slice), and the fields that they load."""
+
+    slices: int
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    numbers: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    complex_fields: list[Leaf] = field(default_factory=list)
+    real_fields: list[Leaf] = field(default_factory=list)
+
+    def add(self, expression: Expression, complex_at: int = 0, real_at: int = 0) -> bool:
+        """Leaves the expression in the first free register of its kind; whether that is a complex one."""
+        if max(complex_at, real_at) >= c.REGISTERS:
+            raise TooMuchError
+        if isinstance(expression, Leaf):
+            return self._load(expression, complex_at, real_at)
+        first, second = expression.first, expression.second
+        if isinstance(second, Leaf | Operation) and second.is_complex and not first.is_complex:
+            if expression.name == "divide":
+                raise TooMuchError
+            first, second = second, first
+        is_complex = self.add(first, complex_at, real_at)
+        if expression.name == "sqrt":
+            if is_complex:
+                raise TooMuchError
+            self._append(c.ROOT_R, real_at, 0)
+        elif isinstance(second, Leaf | Operation):
+            by_complex = self.add(second, complex_at + is_complex, real_at + (not is_complex))
+            self._combine(expression.name, is_complex, by_complex, complex_at, real_at)
+        else:
+            assert second is not None
+            self._number(expression.name, is_complex, second, complex_at, real_at)
+        return is_complex
+
+    def _load(self, leaf: Leaf, complex_at: int, real_at: int) -> bool:
+        fields, most = (self.complex_fields, c.COMPLEX_FIELDS) if leaf.is_complex else (self.real_fields, c.REAL_FIELDS)
+        if leaf not in fields:
+            fields.append(leaf)
+        if len(fields) > most:
+            raise TooMuchError
+        place = fields.index(leaf)
+        self._append(c.LOAD_C, complex_at, place) if leaf.is_complex else self._append(c.LOAD_R, real_at, place)
+        return leaf.is_complex
+
+    def _combine(self, name: str, is_complex: bool, by_complex: bool, complex_at: int, real_at: int) -> None:
+        ops = {
+            ("add", True, True): c.C_AND_C,
+            ("add", False, False): c.R_AND_R,
+            ("multiply", False, False): c.R_BY_R,
+            ("divide", False, False): c.R_OVER_R,
+            ("multiply", True, False): c.C_BY_R,
+            ("divide", True, False): c.C_OVER_R,
+        }
+        op = ops.get((name, is_complex, by_complex))
+        if op is None:
+            raise TooMuchError
+        first = complex_at if is_complex else real_at
+        second = complex_at + 1 if by_complex else real_at + (not is_complex)
+        self._append(op, first, second, 1.0)
+
+    def _number(self, name: str, is_complex: bool, number: float | Tensor, complex_at: int, real_at: int) -> None:
+        if isinstance(number, Tensor):
+            if number.is_complex() or number.numel() not in (1, self.slices):
+                raise TooMuchError
+            values = number.detach().reshape(-1).to(torch.float64).numpy()
+        else:
+            values = np.array([float(number)])
+        at = complex_at if is_complex else real_at
+        if name == "add":
+            if is_complex:
+                raise TooMuchError
+            self._append(c.R_AND_NUMBER, at, 0, values)
+        else:
+            op = c.C_BY_NUMBER if is_complex else c.R_BY_NUMBER
+            self._append(op, at, 0, 1 / values if name == "divide" else values)
+
+    def _append(self, op: int, first: int, second: int, number: Any = 0.0) -> None:
+        self.steps.append((op, first, second))
+        self.numbers.append(np.broadcast_to(np.asarray(number, dtype=np.float64), self.slices))
+
+
+def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool) -> bool:
+    """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it."""
+    if not target.is_complex() or not target.is_contiguous() or target.is_conj():
+        return False
+    program = Program(len(target))
+    try:
+        if not program.add(expression):
+            return False
+    except TooMuchError:
+        return False
+    fields, places = [], []
+    real = target.real.dtype
+    found = [*_filled(program.complex_fields, c.COMPLEX_FIELDS), *_filled(program.real_fields, c.REAL_FIELDS)]
+    for leaf, dtype in zip(found, [target.dtype] * c.COMPLEX_FIELDS + [real] * c.REAL_FIELDS, strict=True):
+        array, y, x = (target.new_empty((0, 0, 0), dtype=dtype), rows, columns) if leaf is None else _field(leaf)
+        if array.dtype != dtype or not array.is_contiguous():
+            return False
+        fields.append(array.numpy())
+        places.append(torch.stack((y, x)))
+    places.append(torch.stack((rows, columns)))
+    steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers).astype(fields[-1].dtype)
+    c.write(steps, numbers, *fields, torch.stack(places).numpy(), add, target.numpy())
+    return True
+
+
+def _field(leaf: Leaf) -> tuple[Tensor, Tensor, Tensor]:
+    """The array (L, H', W') that holds the leaf, and its blocks there."""
+    if leaf.whole is not None:
+        return leaf.whole, leaf.rows, leaf.columns
+    values = leaf.values.contiguous()
+    slices, n = values.shape[:2]
+    return values.view(slices, n * BLOCK, BLOCK), torch.arange(n), torch.zeros(n, dtype=torch.int64)
+
+
+def _filled(leaves: list[Leaf], most: int) -> list[Leaf | None]:
+    return [*leaves, *[None] * (most - len(leaves))]

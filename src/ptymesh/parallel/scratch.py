@@ -1,0 +1,149 @@
+"""A file of frames on a local disk: written once, read in any order, without a name.
+
+frame   bytes of one pattern;  slot: its place in the file
+
+The file has no name (or loses it when the process ends, where files cannot go without): however a run ends, its room
+is given back. It is read at given places, not mapped, and what was read does not stay in the system's page cache, so
+that memory stays within a budget, and the file's use can be measured.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ptymesh.errors import BadInput, PtymeshError
+
+#: Bytes that may wait to be written; then they are flushed, so that they can leave the page cache.
+FLUSH_BYTES = 64 << 20
+#: Frames that one system call reads at most (IOV_MAX is 1024 on Linux, macOS and the BSDs).
+MOST_FRAMES = 512
+PAGE = 4096
+#: What file systems answer on which room cannot be reserved; there a disk that is too small says so in `write`.
+CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+class Scratch:
+    """`count` frames of `frame` bytes in a file in `folder` (None: the system's folder for temporary files).
+
+    Raises BadInput where there is no such folder, or no room.
+    """
+
+    def __init__(self, folder: Path | None, count: int, frame: int) -> None:
+        self.folder, self.frame = Path(tempfile.gettempdir()) if folder is None else folder, frame
+        self._count, self._unflushed, self._lock = count, 0, threading.Lock()
+        if not self.folder.is_dir():
+            raise BadInput(f"scratch is {self.folder}, which is not a folder; make it, or name another with --scratch.")
+        try:
+            self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - open as long as this is
+        except OSError as error:
+            raise self._refusal(error) from error
+        self._number = self._file.fileno()
+        try:
+            self.grow(count)
+        except BaseException:
+            self.close()
+            raise
+        self._advise("RANDOM", 0, 0)
+
+    def grow(self, count: int) -> None:
+        """Room for so many frames, all of it at once: a disk that is too small says so here. Raises BadInput."""
+        self._count, wanted = count, count * self.frame
+        if not wanted or not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(self._number, 0, wanted)
+        except OSError as error:
+            if error.errno not in CANNOT_RESERVE:
+                raise self._refusal(error) from error
+
+    def write(self, slots: np.ndarray, frames: np.ndarray) -> None:
+        """Frames (B, frame) of bytes into slots (B,). Raises BadInput where the disk refuses."""
+        try:
+            for part, offset in self._runs(slots, np.arange(len(slots))):
+                self._write_all(frames[part[0] : part[-1] + 1].reshape(-1), offset)
+            self._unflushed += frames.nbytes
+            if self._unflushed >= FLUSH_BYTES:
+                self.flush()
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def flush(self) -> None:
+        """What was written is on the disk, and no longer in memory."""
+        getattr(os, "fdatasync", os.fsync)(self._number)
+        self._advise("DONTNEED", 0, 0)
+        self._unflushed = 0
+
+    def read(self, slots: np.ndarray, out: np.ndarray) -> None:
+        """Frames in slots (B,) into `out` (B, frame) of bytes. Raises PtymeshError where the disk fails."""
+        order = np.argsort(slots, kind="stable")
+        runs = list(self._runs(slots, order))
+        try:
+            for part, offset in runs:  # all of them are asked for before the first is waited for
+                self._advise("WILLNEED", offset, len(part) * self.frame)
+            for part, offset in runs:
+                self._read_run([out[i].data for i in part], offset)
+                self._advise("DONTNEED", offset, len(part) * self.frame)
+        except OSError as error:
+            raise PtymeshError(
+                f"The patterns staged in {self.folder} cannot be read ({error.strerror or error}); name a folder on a "
+                f"sound disk with --scratch, and `ptymesh resume`."
+            ) from error
+
+    def close(self) -> None:
+        """The disk's room is given back; may be called again."""
+        self._file.close()
+
+    def _runs(self, slots: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Frames that lie side by side, as indices in `order`, and where they start in the file."""
+        along = slots[order]
+        cuts = np.flatnonzero(np.diff(along) != 1) + 1
+        for run in np.split(order, cuts) if len(order) else ():
+            for start in range(0, len(run), MOST_FRAMES):
+                part = run[start : start + MOST_FRAMES]
+                yield part, int(slots[part[0]]) * self.frame
+
+    def _read_run(self, frames: list[memoryview], offset: int) -> None:
+        if hasattr(os, "preadv") and os.preadv(self._number, frames, offset) == len(frames) * self.frame:
+            return
+        for k, frame in enumerate(frames):  # where a call reads less than it was asked for, or cannot read so
+            done = 0
+            while done < self.frame:
+                with self._lock:
+                    self._file.seek(offset + k * self.frame + done)
+                    read = self._file.readinto(frame[done:])
+                if not read:
+                    raise OSError(f"it ends {self.frame - done} bytes too early")
+                done += read
+
+    def _write_all(self, content: np.ndarray, offset: int) -> None:
+        with self._lock:
+            self._file.seek(offset)
+            rest = content.data
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def _advise(self, advice: str, offset: int, length: int) -> None:
+        """Tells the system how the file is used, in whole pages; systems that cannot be told do as they like."""
+        if hasattr(os, "posix_fadvise"):
+            start = offset // PAGE * PAGE
+            length = length and -(-(offset + length - start) // PAGE) * PAGE
+            os.posix_fadvise(self._number, start, length, getattr(os, f"POSIX_FADV_{advice}"))
+
+    def _refusal(self, error: OSError) -> BadInput:
+        try:
+            left = f"; {shutil.disk_usage(self.folder).free / 1e9:.3g} GB are free there"
+        except OSError:
+            left = ""
+        return BadInput(
+            f"{self._count * self.frame / 1e9:.3g} GB of patterns cannot be staged in {self.folder} "
+            f"({error.strerror or error}{left}); name a folder with room with --scratch, or give a larger "
+            f"--memory-budget."
+        )

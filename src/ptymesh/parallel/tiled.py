@@ -1,0 +1,391 @@
+"""The object in tiles: each rank holds a part of it, and only borders travel.
+
+N, R       views, ranks;  L, H, W  slices, object pixels;  b = BLOCK, side of a block
+tile       pixels that a rank owns;  part: its tile and the windows of its views, with a margin (tiles.py)
+ghosts     pixels of a part that are another rank's
+
+    share      E:    ghosts are filled from their owners                     (`fill`)
+    its adjoint E^H: ghosts are added into their owners, then forgotten      (`add`)
+
+Sums over a batch need E E^H of what each rank has added up: the owner's total, on all parts that hold the pixel. Every
+rank whose part holds a pixel gets the others' shares of it directly, and adds them in the order of ranks, so that all
+have the same bits: one round of messages instead of two. Where windows are much larger than tiles, so that a pixel is
+held by many ranks, sums are relayed instead: every block has a keeper, who adds them and gives back the whole, with the
+same bits. Elementwise arithmetic on such sums keeps ghosts what their owners are, so that nothing has to be filled
+before windows are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, covered_blocks, product
+from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
+from ptymesh.parallel.world import World
+from ptymesh.physics.blocks import blocked
+
+#: Sums are relayed by keepers where that takes less than this fraction of the bytes; ranks that are looked at for it.
+LESS, SAMPLE = 0.75, 64
+#: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
+STRAY = 2
+
+
+class Tiled(Layout):
+    """Each rank holds the part of the object that its views see: views whose window has its middle in the rank's tile.
+
+    Args:
+        world: the ranks.
+        nominal: (N, 2) positions that decide ownership at first.
+        window: (h, w).
+        owner: (N,) who owns which view instead, for good: on the coarse pixels of a problem that has owners.
+    """
+
+    name = "tiled"
+
+    def __init__(
+        self, world: World, nominal: np.ndarray, window: tuple[int, int], owner: np.ndarray | None = None
+    ) -> None:
+        self.window, self.migrates = window, owner is None
+        cut, self.cells = bisect(nominal + np.array(window) / 2, world.size)
+        super().__init__(world, cut if owner is None else owner)
+        #: Of every rank, in pixels of the object as it is now; known once the object has been placed.
+        self.tiles: list[Rect] = []
+        self.parts: list[Rect] = []
+
+    def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
+        """The part of an object of `extent` pixels that this rank is to hold; anchors (N, 2)."""
+        tiles = tiles_of(self.cells, origin, extent)
+        self.settled(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
+        return self.parts[self.world.rank]
+
+    def settled(self, tiles: list[Rect], parts: list[Rect]) -> None:
+        """These are the tiles and the parts from here on."""
+        me = self.world.rank
+        self.tiles, self.parts = tiles, parts
+        self._neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
+        self.relayed = relayed_is_less(tiles, parts)
+        self._keepers = _keepers(tiles, parts[me])
+
+    def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Tiled:
+        """The layout of the same views on coarser pixels; they keep their owners."""
+        return Tiled(self.world, nominal, window, self.owner)
+
+    def tile(self, estimate: Estimate) -> Rect:
+        """The pixels that this rank writes into a file."""
+        return self.tiles[self.world.rank]
+
+    # --- sums over a batch ---
+
+    def blocks(self, estimate: Estimate, anchors: Tensor, views: np.ndarray) -> Blocks:
+        """Blocks of the part that windows at these of all anchors (N, 2) reach into, and what travels of their sums."""
+        me, here, shape = self.world.rank, estimate.here(anchors.cpu()), estimate.object.shape
+        owner, device = self.owner[views], estimate.object.device
+
+        def covered(rank: int | None) -> Tensor:
+            some = views if rank is None else views[owner == rank]
+            return covered_blocks(here[torch.as_tensor(some)], estimate.window, shape)
+
+        whole = covered(None)
+        rows, columns = whole.nonzero(as_tuple=True)
+
+        def places(mask: Tensor) -> Tensor:
+            return mask[rows, columns].nonzero()[:, 0].to(device)
+
+        found = Blocks(rows.to(device), columns.to(device))
+        own = covered(me)
+        keeper = self._keepers if self.relayed else None
+        for rank in self._neighbours:
+            common = self._common(rank)
+            found.mine[rank] = places(own & (common if keeper is None else keeper == rank))
+            found.theirs[rank] = places(covered(rank) & (common if keeper is None else common & (keeper == me)))
+            if keeper is not None:
+                found.given[rank] = places(whole & common & (keeper == me))
+                found.taken[rank] = places(whole & (keeper == rank))
+        for travels in (found.mine, found.theirs, found.given, found.taken):
+            for rank in [rank for rank, some in travels.items() if not len(some)]:
+                del travels[rank]
+        return found
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums: of touched blocks of accumulators (L, H, W), whose borders travel, and of other tensors."""
+        gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
+        arrived, wait = self._post_blocks(gathered, blocks.mine, blocks.theirs)
+        summed = self.world.sum(*others) if others else []
+        wait()
+        totals = [torch.zeros_like(own) for own in gathered]
+        for rank in sorted({self.world.rank, *blocks.theirs}):
+            if rank == self.world.rank:
+                for total, own in zip(totals, gathered, strict=True):
+                    total += own
+            else:
+                for total, values in zip(totals, arrived[rank], strict=True):
+                    total[:, blocks.theirs[rank]] += values
+        arrived, wait = self._post_blocks(totals, blocks.given, blocks.taken)
+        wait()
+        for rank, places in blocks.taken.items():
+            for total, values in zip(totals, arrived[rank], strict=True):
+                total[:, places] = values
+        return [Touched(total, blocks.rows, blocks.columns, self.max) for total in totals] + summed
+
+    def _post_blocks(
+        self, fields: list[Tensor], mine: dict[int, Tensor], theirs: dict[int, Tensor]
+    ) -> tuple[dict[int, list[Tensor]], Callable[[], None]]:
+        """Starts an exchange of values (L, n, b, b); the arrays, one per field, by rank, are there when it is over."""
+        sends = {
+            rank: torch.cat([_real(values[:, places]).reshape(-1) for values in fields])
+            for rank, places in mine.items()
+        }
+        receives, arrived = {}, {}
+        for rank, places in theirs.items():
+            shapes = [(len(f), len(places), *_real(f).shape[2:]) for f in fields]
+            flat = receives[rank] = _real(fields[0]).new_empty(sum(math.prod(shape) for shape in shapes))
+            parts = flat.split([math.prod(shape) for shape in shapes])
+            arrived[rank] = [
+                _complex_like(part.view(shape), field) for part, shape, field in zip(parts, shapes, fields, strict=True)
+            ]
+        return arrived, self.world.post(sends, receives)
+
+    # --- whole fields ---
+
+    def fill(self, field: Tensor) -> Tensor:
+        """E: the field (..., H, W) of the part, ghosts as their owners have them."""
+        return self._copied(field, self.parts, self.parts[self.world.rank], torch.zeros_like(field))
+
+    def add(self, partial: Tensor) -> Tensor:
+        """E^H: sums over ranks (..., H, W) on the tile, ghosts 0."""
+        return self._summed(partial, self.tiles)
+
+    def sum_field(self, partial: Tensor) -> Tensor:
+        """E E^H: sum over ranks of what each has added up over its part of the object (..., H, W)."""
+        return self.fill(self.add(partial)) if self.relayed else self._summed(partial, self.parts)
+
+    def sum_known(self, partial: Tensor) -> Tensor:
+        """The same of what a rank has computed for the pixels that it owns."""
+        return self.sum_field(partial)
+
+    def _summed(self, partial: Tensor, into: list[Rect]) -> Tensor:
+        """Each rank's shares of the pixels of all parts, added on those of `into` in the order of ranks."""
+        me = self.world.rank
+        corner = self.parts[me].corner
+        sends = {r: self.parts[me] & into[r] for r in range(self.world.size) if r != me}
+        receives = {r: self.parts[r] & into[me] for r in range(self.world.size) if r != me}
+        arrived = self._exchange(partial, corner, sends, receives)
+        total = torch.zeros_like(partial)
+        for rank in range(self.world.size):
+            if rank == me:
+                y, x = into[me].inside(corner)
+                total[..., y, x] += partial[..., y, x]
+            elif rank in arrived:
+                y, x = receives[rank].inside(corner)
+                total[..., y, x] += arrived[rank]
+        return total
+
+    def _copied(self, field: Tensor, wanted: list[Rect], mine: Rect, out: Tensor, shift: Any = (0, 0)) -> Tensor:
+        """`out` of the rectangle `mine`, filled from the owners of its pixels, who hold `field` on their parts."""
+        me = self.world.rank
+        corner = self.parts[me].moved(*shift).corner
+        tiles = [tile.moved(*shift) for tile in self.tiles]
+        sends = {r: tiles[me] & wanted[r] for r in range(self.world.size) if r != me}
+        receives = {r: tiles[r] & mine for r in range(self.world.size) if r != me}
+        arrived = self._exchange(field, corner, sends, receives)
+        own = tiles[me] & mine
+        if not own.empty:
+            arrived[me], receives[me] = field[(..., *own.inside(corner))], own
+        for rank, values in arrived.items():
+            out[(..., *receives[rank].inside(mine.corner))] = values
+        return out
+
+    def _exchange(
+        self, field: Tensor, corner: tuple[int, int], sends: dict[int, Rect], receives: dict[int, Rect]
+    ) -> dict[int, Tensor]:
+        """What other ranks have sent of their fields, by rank: (..., h, w) of the rectangles in `receives`."""
+        out = {r: field[(..., *rect.inside(corner))].contiguous() for r, rect in sends.items() if not rect.empty}
+        arrived = {
+            r: field.new_empty((*field.shape[:-2], *rect.shape)) for r, rect in receives.items() if not rect.empty
+        }
+        self.world.post(out, arrived)()
+        return arrived
+
+    def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
+        """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
+        is."""
+        whole = Rect(0, 0, *estimate.extent)
+        wanted = [part.grown(reach) & whole for part in self.parts]
+        mine = wanted[self.world.rank]
+        return self._copied(field, wanted, mine, field.new_empty((*field.shape[:-2], *mine.shape))), mine
+
+    def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
+        """The field (L, H, W) of the whole object, on every rank."""
+        whole = Rect(0, 0, *estimate.extent)
+        out = field.new_empty((*field.shape[:-2], *whole.shape))
+        return self._copied(field, [whole] * self.world.size, whole, out)
+
+    def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
+        """On the first rank, the field (L, H, W) of the whole object tile by tile, of which it holds one at a time;
+        nothing on the others, who must exhaust it too."""
+        me = self.world.rank
+        own = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
+        if me:
+            self.world.post({0: own} if own.numel() else {}, {})()
+            return
+        yield self.tiles[0], own
+        for rank in range(1, self.world.size):
+            if not self.tiles[rank].empty:
+                tile = own.new_empty((*own.shape[:-2], *self.tiles[rank].shape))
+                self.world.post({}, {rank: tile})()
+                yield self.tiles[rank], tile
+
+    # --- scalars ---
+
+    def owned(self, estimate: Estimate) -> Tensor:
+        """Pixels (H, W) bool that this rank counts: those of its tile."""
+        mask = torch.zeros(estimate.object.shape[-2:], dtype=torch.bool, device=estimate.object.device)
+        mask[self.tiles[self.world.rank].inside(estimate.corner)] = True
+        return mask
+
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over `owned` pixels."""
+        return self.world.sum(values)[0]
+
+    def max(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over ranks."""
+        return self.world.max(values)[0]
+
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each counted by its owner, 0-d float64."""
+        values, owned = product(a, b), self.owned(estimate)
+        if isinstance(a, Touched):
+            owned = blocked(owned[None])[:, a.rows, a.columns]
+        extra = values.dim() - (4 if isinstance(a, Touched) else 3)
+        owned = owned.reshape(*(owned.shape if isinstance(a, Touched) else (1, *owned.shape)), *(1,) * extra)
+        return self.totals(torch.where(owned, values, values.new_zeros(())))[0]
+
+    # --- between epochs ---
+
+    def settle(
+        self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
+    ) -> TiledMove | None:
+        """How arrays follow after views have moved and the object has grown by `before` rows and columns.
+
+        Views that have left their tile go to the tile that they are in. None where all stays as it is.
+        """
+        anchors = estimate.anchors.cpu().numpy()
+        old = TiledMove(self, before)
+        tiles = tiles_of(self.cells, estimate.origin, estimate.extent)
+        owner = self._strayed(anchors, tiles) if self.migrates else self.owner
+        needed = parts_of(tiles, owner, anchors, self.window, estimate.extent)
+        kept = [part.moved(*before) for part in self.parts]
+        enough = [rect if rect.holds(need) else need for rect, need in zip(kept, needed, strict=True)]
+        same = enough == self.parts and tiles == self.tiles and not any(before)
+        if same and np.array_equal(owner, self.owner):
+            return None
+        old.to(tiles, enough, owner)
+        return old
+
+    def _strayed(self, anchors: np.ndarray, tiles: list[Rect]) -> np.ndarray:
+        middle = anchors + np.array(self.window) // 2
+        edges = np.array(tiles)
+        own = edges[self.owner]
+        away = ((middle < own[:, :2] - STRAY) | (middle >= own[:, 2:] + STRAY)).any(1)
+        owner = self.owner.copy()
+        for view in np.flatnonzero(away):
+            at = ((middle[view] >= edges[:, :2]) & (middle[view] < edges[:, 2:])).all(1)
+            owner[view] = int(np.flatnonzero(at)[0])
+        return owner
+
+    def _common(self, rank: int) -> Tensor:
+        """Blocks (H/b, W/b) bool of the part that the other rank holds too."""
+        part = self.parts[self.world.rank]
+        mask = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)
+        y, x = (part & self.parts[rank]).inside(part.corner)
+        mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
+        return mask
+
+
+class TiledMove(Move):
+    """From the parts and owners that were to those that are now; every rank takes part."""
+
+    def __init__(self, layout: Tiled, before: tuple[int, int]) -> None:
+        self.layout, self.before = layout, before
+
+    def to(self, tiles: list[Rect], parts: list[Rect], owner: np.ndarray) -> None:
+        """Where all goes; from here on the layout is the new one."""
+        layout = self.layout
+        self._old = Tiled.__new__(Tiled)
+        self._old.world, self._old.tiles, self._old.parts = layout.world, layout.tiles, layout.parts
+        self._owner, self._rows = layout.owner, layout.own
+        self.new, self._parts = parts[layout.world.rank], parts
+        layout.settled(tiles, parts)
+        if not np.array_equal(owner, layout.owner):
+            layout.assign(owner)
+
+    def carry(self, field: Tensor, outside: float) -> Tensor:
+        """An array (L, h, w) of the old part on the new one, `outside` where the object has grown."""
+        out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
+        return self._old._copied(field, self._parts, self.new, out, self.before)
+
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay, on all ranks. take: old rows (k,) as a tensor (k, ...) on the device."""
+        owner, me = self.layout.owner, self.layout.world.rank
+        if np.array_equal(owner, self._owner):
+            return None
+        moving = np.flatnonzero(owner != self._owner)
+        leaving = {r: moving[(self._owner[moving] == me) & (owner[moving] == r)] for r in np.unique(owner[moving])}
+        joining = {
+            r: moving[(owner[moving] == me) & (self._owner[moving] == r)] for r in np.unique(self._owner[moving])
+        }
+        sends = {int(r): take(self._places(views)).contiguous() for r, views in leaving.items() if len(views)}
+        like = take(self._places(self._rows[:0]))
+        arrived = {int(r): like.new_empty(len(v), *like.shape[1:]) for r, v in joining.items() if len(v)}
+        self.layout.world.post(sends, arrived)()
+        own = self.layout.own
+        stayed = np.isin(own, self._rows)
+        source = np.full(len(own), -1, dtype=np.int64)
+        source[stayed] = np.searchsorted(self._rows, own[stayed])
+        came = np.concatenate([joining[r] for r in arrived]) if arrived else own[:0]
+        values = torch.cat(list(arrived.values())) if arrived else like
+        order = torch.as_tensor(np.argsort(came, kind="stable"), device=values.device)
+        return torch.as_tensor(source), values.index_select(0, order)
+
+    def _places(self, views: np.ndarray) -> Tensor:
+        return torch.as_tensor(np.searchsorted(self._rows, views))
+
+
+def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
+    """Whether sums that go to one keeper and come back whole are fewer bytes than sums that go to everybody."""
+    sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
+    edges = np.array(parts)
+    directly, relayed = 0, 0
+    for rank in sample:
+        sides = np.minimum(edges[:, 2:], edges[rank, 2:]) - np.maximum(edges[:, :2], edges[rank, :2])
+        own = parts[rank].shape[0] * parts[rank].shape[1]
+        directly += int(sides.clip(min=0).prod(1).sum()) - own
+        relayed += 2 * (own - tiles[rank].shape[0] * tiles[rank].shape[1])
+    return relayed < LESS * directly
+
+
+def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
+    """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
+    keeper = torch.full([n // BLOCK for n in part.shape], -1)
+    for rank, tile in enumerate(tiles):
+        y, x = (tile & part).inside(part.corner)
+        if not (tile & part).empty:
+            rows, columns = (slice(*(-((BLOCK // 2 - n) // BLOCK) for n in (s.start, s.stop))) for s in (y, x))
+            keeper[rows, columns] = rank
+    return keeper
+
+
+def _real(values: Tensor) -> Tensor:
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
+def _complex_like(values: Tensor, like: Tensor) -> Tensor:
+    return torch.view_as_complex(values) if like.is_complex() else values

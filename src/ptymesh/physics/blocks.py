@@ -1,0 +1,100 @@
+"""Arithmetic on the blocks of an object that a batch touches: written down first, done in one go when it is needed.
+
+L, H, W     slices, object pixels;  b = BLOCK, side of a block
+n           blocks
+
+An expression is a tree of fields, numbers and a few operations. Where its values go decides how it is worked out:
+block by block while a block is in the cache (`ptymesh.kernels`), or with torch's operations over all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ptymesh.estimate import BLOCK
+
+Name = Literal["add", "multiply", "divide", "sqrt"]
+
+
+def blocked(field: Tensor) -> Tensor:
+    """View (L, H/b, W/b, b, b) of a field (L, H, W)."""
+    slices, height, width = field.shape
+    return field.view(slices, height // BLOCK, BLOCK, width // BLOCK, BLOCK).permute(0, 1, 3, 2, 4)
+
+
+class Leaf:
+    """Values of a field on n blocks: gathered, (L, n, b, b), or still where they are, in an array (L, H, W).
+
+    rows, columns (n,): block coordinates in the array.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor, *, whole: Tensor | None = None, values: Tensor | None = None):
+        assert (whole is None) != (values is None)
+        self.rows, self.columns, self.whole, self._values = rows, columns, whole, values
+        #: How its largest value is found.
+        self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
+
+    @property
+    def values(self) -> Tensor:
+        """(L, n, b, b)."""
+        if self._values is None:
+            assert self.whole is not None
+            self._values = blocked(self.whole)[:, self.rows, self.columns]
+        return self._values
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is."""
+        kept = self.whole if self._values is None else self._values
+        assert kept is not None
+        return kept.is_complex()
+
+    def leave(self) -> None:
+        """Keeps values of its own: the array is about to be used for something else."""
+        assert self.values is not None
+        self.whole = None
+
+
+def top_of(values: Tensor) -> Tensor:
+    """The largest of values (L, n, b, b) in each slice, (L, 1, 1, 1); not below zero, which it is of no values."""
+    if values.numel():
+        return values.amax((1, 2, 3), keepdim=True).clamp(min=0)
+    return values.new_zeros((len(values), 1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on expressions; the second operand may be a number, or one number (L, 1, 1, 1) for each slice."""
+
+    name: Name
+    first: Expression
+    second: Expression | float | Tensor | None = None
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether its values are."""
+        second = self.second
+        by_second = isinstance(second, Leaf | Operation) and second.is_complex
+        return self.first.is_complex or by_second or (isinstance(second, Tensor) and second.is_complex())
+
+
+Expression = Leaf | Operation
+
+
+def evaluate(expression: Expression) -> Tensor:
+    """Values (L, n, b, b)."""
+    if isinstance(expression, Leaf):
+        return expression.values
+    first = evaluate(expression.first)
+    if expression.name == "sqrt":
+        return first.sqrt()
+    second = expression.second
+    assert second is not None
+    other = evaluate(second) if isinstance(second, Leaf | Operation) else second
+    if expression.name == "add":
+        return first + other
+    return first * other if expression.name == "multiply" else first / other

@@ -1,0 +1,183 @@
+"""The passes over a chunk of views that a reconstruction spends its time in, in plain torch.
+
+B, L, M      views of the chunk, slices, modes
+psi, Psi     exit waves, waves on the detector;  chi  change of an exit wave
+dO, dP       directions of object and probe
+
+This is the truth: `ptymesh.kernels` has twins of the same signatures, fused for a kind of device, and the problem
+chooses. Whoever calls a pass must not count on what a scene holds beyond `windows`, `incoming` and `exit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics import fidelity, views
+from ptymesh.physics.blocks import Expression, Leaf, blocked, evaluate, top_of
+from ptymesh.physics.fidelity import Data
+from ptymesh.physics.model import Model, Scene, inner, power
+
+#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
+#: image of a constant object stays where it is when the beam moves.
+INSENSITIVE = 1e-3
+#: Columns of what `revise` and `descend` return.
+LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Views of this rank that are swept together; `views` are global indices, `rows` those of this rank's storage.
+
+    anchors, fractions (B, 2); weights (B, 1 + K); counts (B, h, w) in the detector's dtype; mask (h, w) bool;
+    background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
+    stays as it is while a batch is swept, by name, for a pass to fill.
+    """
+
+    views: Tensor
+    rows: Tensor
+    anchors: Tensor
+    fractions: Tensor
+    weights: Tensor
+    counts: Tensor
+    mask: Tensor
+    background: Tensor
+    whole: bool = False
+    sweep: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> Data:
+        """The counts as floats, and which of them are to be believed."""
+        return Data.of(self.counts, self.mask, self.background, self.background.dtype)
+
+
+@dataclass
+class Adjoints:
+    """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
+
+    object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
+    spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`.
+    """
+
+    object: Tensor | None
+    object_weight: Tensor | None
+    probe: Tensor | None
+    probe_weight: Tensor
+    opr: Tensor
+    opr_weight: Tensor
+    spectrum: Tensor | None = None
+
+
+class Passes:
+    """The passes, for any model and device."""
+
+    def scene(self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None) -> Scene:
+        """Windows, incoming and exit waves: obj (L, H, W), probe (M, h, w), opr (K, h, w)."""
+        window = (probe.shape[-2], probe.shape[-1])
+        windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
+        return model.scene(windows, model.probes(probe, chunk.fractions, chunk.weights, opr))
+
+    def kept(self, scene: Scene) -> Scene | None:
+        """The scene without what a later pass can do without; None where it is to be made again instead."""
+        return None
+
+    def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """Psi (B, M, h, w) becomes Psi' - Psi, in place; returns (B, 6) float64.
+
+        Columns: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2.
+        """
+        S = power(detected)
+        detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
+        return terms(model, chunk, S)
+
+    def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """Psi (B, M, h, w) becomes -dL/dI Psi, in place; returns what `revise` returns."""
+        S = power(detected)
+        detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
+        return terms(model, chunk, S)
+
+    def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """What `revise` returns; Psi stays."""
+        return terms(model, chunk, power(detected))
+
+    def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
+        """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
+        to_windows, to_probes = model.scene_adjoint(scene, waves)
+        if into.object is not None and into.object_weight is not None:
+            model.windows_adjoint(into.object, to_windows, chunk.anchors, chunk.fractions)
+            illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
+            model.windows_adjoint(into.object_weight, illumination, chunk.anchors, chunk.fractions)
+        if into.probe is not None:
+            into.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
+            into.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
+            if len(into.opr):
+                into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
+                squares = chunk.weights[:, 1:].T ** 2
+                into.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
+        """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""
+        many = light * chunk.weights[:, :1, None] ** 2
+        views.add_back(out[None], many[:, None], chunk.anchors)
+
+    # --- blocks of the object ---
+
+    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
+        for array in (field, weight):
+            blocked(array)[:, rows, columns] = 0
+
+    def largest(self, leaf: Leaf) -> Tensor:
+        """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
+        return top_of(leaf.values)
+
+    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
+        """target (L, H, W) = or += the expression on these blocks (n,)."""
+        values = evaluate(expression).to(target.dtype)
+        if add:
+            blocked(target)[:, rows, columns] += values
+        else:
+            blocked(target)[:, rows, columns] = values
+
+    # --- after the last chunk ---
+
+    def finish(self, into: Adjoints) -> None:
+        """Completes the sums after the last chunk."""
+
+    def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
+        """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64."""
+        steps = []
+        for axis in (0, 1):
+            moved = model.position_derivative(obj, chunk.anchors, chunk.fractions, scene, axis)
+            steps.append(step_along(inner(moved, chi), inner(moved, moved), inner(scene.exit, scene.exit), chi))
+        return torch.stack(steps, dim=1)
+
+    def systems(
+        self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
+    ) -> Tensor:
+        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the modes that chi (B, m, h, w) has.
+        """
+        windows = model.windows(d_object, chunk.anchors, chunk.fractions, (chi.shape[-2], chi.shape[-1]))
+        probes = model.probes(d_probe, chunk.fractions, chunk.weights)
+        by_object, by_probe = model.exit_change(scene, None, windows), model.exit_change(scene, probes, None)
+        p, o = by_object[:, : chi.shape[1]], by_probe[:, : chi.shape[1]]
+        return torch.stack([inner(a, b) for a, b in ((p, p), (o, o), (p, o), (p, chi), (o, chi))], dim=1)
+
+
+def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
+    """Loss, the four sums of the residual, and sum y^2 of each view, (B, 6) float64."""
+    residual = fidelity.residual_terms(S, chunk.data)
+    loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)
+    squares = chunk.data.y.square().sum(-1).sum(-1, dtype=torch.float64)
+    return torch.cat((loss[:, None], residual, squares[:, None]), dim=1)
+
+
+def step_along(along: Tensor, norm: Tensor, exit_norm: Tensor, like: Tensor) -> Tensor:
+    """<d, chi> / ||d||^2, (B,), with ||d|| kept above what says anything about an exit wave of this norm."""
+    floor = INSENSITIVE**2 * exit_norm + torch.finfo(like.real.dtype).tiny
+    return along / torch.maximum(norm, floor)

@@ -1,0 +1,373 @@
+"""What a run will need on so many ranks: memory, messages, time, for both layouts; and which layout to take.
+
+N, B, R    views, views of a batch, ranks
+L, M       slices, modes;  h, w  window;  b = BLOCK
+
+Owners, parts and batches are those of a real run, so what travels is counted, not estimated: per batch and rank,
+Replicated   an all-reduce of the blocks that the batch touches (object's sum and weight), and of the probe's sums
+Tiled        the touched blocks that two ranks hold, to each neighbour; an all-reduce of the probe's sums
+
+Times are a model: views of the busiest rank at a constant pace, latency and bandwidth of one link per rank, all-reduces
+as rings for their bytes and as trees for their latency.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from ptymesh.engines import Engine
+from ptymesh.engines.descent import LADDER
+from ptymesh.engines.elementwise import Elementwise
+from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.measurement import Measurement
+from ptymesh.parallel.layout import Blocks, Replicated
+from ptymesh.parallel.tiled import Tiled
+from ptymesh.parallel.tiles import Rect
+from ptymesh.parallel.world import World
+from ptymesh.problem import CHUNK_BYTES
+from ptymesh.run.batches import draw
+from ptymesh.run.initial import ObjectOptions, ProbeOptions, frame
+
+LayoutName = Literal["replicated", "tiled"]
+
+#: Batches, and ranks, that are looked at; of more, evenly chosen ones.
+BATCHES, RANKS = 8, 24
+#: Fraction of the speed of the Fourier transforms alone that is taken as a reconstruction's.
+OF_FLOOR = 0.4
+#: Working arrays of a chunk, in arrays of its waves; and bytes per view of what every rank knows of all views.
+CHUNK_ARRAYS, VIEW_BYTES = 10, 160
+#: Share of the memory of a device or host that a run may fill before another layout is taken.
+FULL = 0.8
+#: Tiled is taken for speed alone where it is expected to be faster by more than this.
+GAIN = 1.25
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a plan depends on: positions (N, 2), window, frame of the object, modes, slices, bytes of a pattern and of a
+    real number."""
+
+    positions: np.ndarray
+    window: tuple[int, int]
+    extent: tuple[int, int]
+    origin: tuple[float, float]
+    modes: int
+    slices: int
+    opr_modes: int
+    pattern_bytes: int
+    real_bytes: int
+
+    @property
+    def anchors(self) -> np.ndarray:
+        """(N, 2) int64, object pixels."""
+        return np.floor(self.positions + np.array(self.origin) + 0.5).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bandwidth (B/s) and latency (s) between ranks, view-modes that one rank works through per second, bytes of its
+    memory (None: unknown)."""
+
+    link: float
+    latency: float
+    rate: float
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layout costs on so many ranks.
+
+    memory, patterns, object: bytes of the fullest rank, all of it, and of patterns and of the object's arrays in it;
+    bytes_sent, messages: of the busiest rank, mean over batches; bytes_reduced, reductions: all-reduces per batch.
+    compute_s, epoch_s: predicted; efficiency: against one rank.
+    """
+
+    layout: LayoutName
+    ranks: int
+    memory: int
+    patterns: int
+    object: int
+    bytes_sent: float
+    messages: float
+    bytes_reduced: float
+    reductions: int
+    compute_s: float
+    epoch_s: float
+    efficiency: float
+
+    @property
+    def bytes_per_batch(self) -> float:
+        """Everything that a rank hands over per batch."""
+        return self.bytes_sent + self.bytes_reduced
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What a step of an engine does besides one sweep of its batch.
+
+    sweeps: sums over the batch, each with the probe's; maxima: of touched fields, over tiles; dots: inner products over
+    tiles; numbers, doubles: further sums in the problem's precision, and in double; per_view: doubles for each view;
+    arrays: of the object's size and precision that it keeps or needs on the way.
+    """
+
+    sweeps: int = 1
+    maxima: int = 1
+    dots: int = 0
+    numbers: int = 0
+    doubles: int = 0
+    per_view: int = 0
+    arrays: float = 0.0
+
+
+_DESCENT = _Traits(numbers=3, doubles=len(LADDER) + 1, dots=3, arrays=3)
+#: By name; a user's own engine is taken for one like rPIE, another torch optimiser for one like Adam.
+_TRAITS = {
+    "mpie": _Traits(arrays=2),
+    "lsqml": _Traits(maxima=0, per_view=5, arrays=1.5),
+    "dm": _Traits(sweeps=2),
+    "raar": _Traits(sweeps=2),
+    "ap": _Traits(sweeps=2),
+    "cg": _DESCENT,
+    "bh": replace(_DESCENT, doubles=6, dots=0),
+    "lbfgs": _Traits(sweeps=2, maxima=2, numbers=3, dots=40, arrays=24),
+}
+
+
+def _traits(engine: Engine) -> _Traits:
+    like_adam = _Traits(numbers=3, arrays=7) if isinstance(engine, Elementwise) else _Traits()
+    return _TRAITS.get(engine.name, like_adam)
+
+
+class _Rank(World):
+    """A place in a world that is only thought of."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+
+
+def scan_of(
+    measurement: Measurement, object: ObjectOptions, probe: ProbeOptions, precision: str, margin_px: int
+) -> Scan:
+    """What a plan depends on, of a data set and the recipe's keys `object` and `probe`; no pattern is read."""
+    origin, extent = frame(measurement.positions, measurement.window, max(margin_px, REACH))
+    found = 1 if measurement.probe is None else len(measurement.probe)
+    h, w = measurement.window
+    return Scan(
+        measurement.positions,
+        (h, w),
+        extent,
+        (float(origin[0]), float(origin[1])),
+        probe.modes or found,
+        object.slices,
+        probe.opr_modes,
+        np.dtype(measurement.patterns.dtype).itemsize * h * w,
+        4 if precision == "single" else 8,
+    )
+
+
+def decide(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutName, str]:
+    """The layout for these ranks, the same on all of them, and why. Collective: links are tried for some 0.1 s."""
+    if world.size == 1:
+        return "replicated", "one rank holds all of the object"
+    link, latency = measured_link(world)
+    here = torch.tensor([-measured_rate(scan.window), -memory_of(world.device)], dtype=torch.float64)
+    slowest, least = (-world.max(here.to(world.device))[0]).tolist()
+    machine = Machine(link, latency, slowest, least)
+    return choose(costs(scan, engine, seed, world.size, machine), machine)
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes that a rank may count on: its device's, or its share of what is free on this host."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def costs(scan: Scan, engine: Engine, seed: int, ranks: int, machine: Machine) -> dict[LayoutName, Cost]:
+    """Costs of both layouts on `ranks` ranks, for the first epoch of a stage."""
+    drawn = draw(scan.positions, engine.batch, seed, 0, engine.order)
+    some = _spread(len(drawn), BATCHES)
+    world = _Rank(0, ranks)
+    batches = [drawn[i] for i in some]
+    whole, tiled = Replicated(world, scan.positions), Tiled(world, scan.positions, scan.window)
+    return {
+        "replicated": _cost("replicated", whole, world, scan, engine, batches, len(drawn), machine),
+        "tiled": _cost("tiled", tiled, world, scan, engine, batches, len(drawn), machine),
+    }
+
+
+def choose(found: dict[LayoutName, Cost], machine: Machine) -> tuple[LayoutName, str]:
+    """The layout to take, and why, in words."""
+    whole, tiled = found["replicated"], found["tiled"]
+    if whole.ranks == 1:
+        return "replicated", "one rank holds all of the object"
+    limit = None if machine.memory is None else FULL * machine.memory
+    if limit is not None and whole.memory > limit:
+        return "tiled", f"the whole object would make {size(whole.memory)} per rank, tiles make {size(tiled.memory)}"
+    gain = whole.epoch_s / tiled.epoch_s
+    if gain > GAIN:
+        return "tiled", f"an epoch is expected to be {gain:.1f} times faster than with the whole object on every rank"
+    return "replicated", f"tiles would be {gain:.2f} times as fast, and the whole object fits on every rank"
+
+
+def _cost(
+    name: LayoutName,
+    layout: Replicated | Tiled,
+    world: _Rank,
+    scan: Scan,
+    engine: Engine,
+    drawn: list[np.ndarray],
+    batches: int,
+    machine: Machine,
+) -> Cost:
+    layout.place(scan.extent, scan.origin, scan.anchors)
+    looked_at = _spread(world.size, RANKS) if isinstance(layout, Tiled) else [0]
+    traffic, objects = [], []
+    for rank in looked_at:
+        world.rank = rank
+        if isinstance(layout, Tiled):
+            layout.settled(layout.tiles, layout.parts)
+        part = layout.parts[rank] if isinstance(layout, Tiled) else Rect(0, 0, *scan.extent)
+        here = [_blocks(layout, scan, part, batch) for batch in drawn]
+        traffic.append([_traffic(layout, scan, engine, blocks, len(b)) for blocks, b in zip(here, drawn, strict=True)])
+        objects.append(_object_bytes(scan, engine, part, max(len(blocks.rows) for blocks in here)))
+    world.rank = 0
+    sent, messages, reduced = np.array(traffic).mean(1).max(0)
+    owned = int(np.bincount(layout.owner, minlength=world.size).max())
+    patterns, obj = owned * scan.pattern_bytes, max(objects)
+    busiest = np.mean([np.bincount(layout.owner[b], minlength=world.size).max() for b in drawn])
+    compute = batches * busiest * scan.modes / machine.rate
+    alone = len(scan.positions) * scan.modes / machine.rate
+    reductions = _reductions(layout, engine) if world.size > 1 else 0
+    steps = math.ceil(math.log2(world.size)) if world.size > 1 else 0
+    if world.size == 1:
+        sent = messages = reduced = 0.0
+    talk = (
+        messages * machine.latency
+        + sent / machine.link
+        + reductions * 2 * steps * machine.latency
+        + 2 * (1 - 1 / world.size) * reduced / machine.link
+    )
+    epoch = compute + batches * talk
+    return Cost(
+        name,
+        world.size,
+        patterns + obj + _workspace(scan) + VIEW_BYTES * len(scan.positions),
+        patterns,
+        obj,
+        float(sent),
+        float(messages),
+        float(reduced),
+        reductions,
+        float(compute),
+        float(epoch),
+        float(alone / (world.size * epoch)),
+    )
+
+
+def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarray) -> Blocks:
+    """As the run's layout finds them, on an object of which no pixel is kept."""
+    pixel = torch.zeros((), dtype=torch.complex64).expand(scan.slices, *part.shape)
+    probe = torch.zeros((), dtype=torch.complex64).expand(scan.modes, *scan.window)
+    nothing: Tensor = torch.zeros(0, 2)
+    estimate = Estimate(
+        pixel, probe, nothing, nothing, nothing, nothing, nothing, opr=probe[:0], corner=part.corner, extent=scan.extent
+    )
+    return layout.blocks(estimate, torch.as_tensor(scan.anchors), batch)
+
+
+def _traffic(
+    layout: Replicated | Tiled, scan: Scan, engine: Engine, blocks: Blocks, views: int
+) -> tuple[float, float, float]:
+    """Bytes and messages sent to neighbours, bytes of all-reduces, of one rank and batch."""
+    block = 3 * scan.real_bytes * scan.slices * BLOCK * BLOCK  # complex sum and real weight
+    pixels = scan.window[0] * scan.window[1]
+    probe = scan.real_bytes * (pixels * (2 * scan.modes + 1 + 3 * scan.opr_modes) + 1)
+    traits = _traits(engine)
+    others = traits.sweeps * probe + traits.numbers * scan.real_bytes + 8 * (traits.doubles + traits.per_view * views)
+    if not isinstance(layout, Tiled):
+        return 0.0, 0.0, block * len(blocks.rows) + others
+    sent = block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
+    over_tiles = traits.maxima * scan.slices * scan.real_bytes + 8 * traits.dots
+    return float(sent), float(len(blocks.mine) + len(blocks.given)), others + over_tiles
+
+
+def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
+    """All-reduces per batch."""
+    traits = _traits(engine)
+    shared = traits.sweeps + bool(traits.doubles + traits.per_view)
+    return shared + (traits.maxima + traits.dots if isinstance(layout, Tiled) else 0)
+
+
+def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
+    """Estimate and accumulators, what the engine remembers, and the batch's sums in blocks."""
+    pixel = scan.slices * scan.real_bytes
+    arrays = 2 + 2 + 1 + 2 * _traits(engine).arrays
+    return int(pixel * (arrays * part.shape[0] * part.shape[1] + 6 * touched * BLOCK * BLOCK))
+
+
+def _workspace(scan: Scan) -> int:
+    wave = 2 * scan.real_bytes * scan.modes * scan.window[0] * scan.window[1]
+    return CHUNK_ARRAYS * max(CHUNK_BYTES["cpu"], wave) + 12 * wave
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, most)).round()})
+
+
+# --- what is measured at the start ---
+
+
+def measured_link(world: World) -> tuple[float, float]:
+    """Bandwidth (B/s) and latency (s) of all-reduces, the slowest rank's. Collective, takes some 0.1 s."""
+    if world.size == 1:
+        return math.inf, 0.0
+    steps = 2 * math.ceil(math.log2(world.size))
+    small, large = torch.zeros(1, device=world.device), torch.zeros(1 << 20, device=world.device)
+    seconds = []
+    for tensor, times in ((small, 8), (large, 3)):
+        world.sum(tensor)
+        began = time.perf_counter()
+        for _ in range(times):
+            float(world.sum(tensor)[0][0])
+        seconds.append((time.perf_counter() - began) / times)
+    latency, transfer = world.max(torch.tensor(seconds, dtype=torch.float64, device=world.device))[0].tolist()
+    payload = 2 * (1 - 1 / world.size) * large.numel() * large.element_size()
+    return payload / max(transfer - latency, 1e-6), latency / steps
+
+
+def measured_rate(window: tuple[int, int], device: torch.device | str = "cpu") -> float:
+    """View-modes per second that one rank can be expected to work through: a fraction of its Fourier transforms."""
+    waves = torch.zeros(max(1, (1 << 20) // (8 * window[0] * window[1])), *window, dtype=torch.complex64, device=device)
+    best = math.inf
+    for _ in range(6):
+        began = time.perf_counter()
+        float(torch.fft.ifft2(torch.fft.fft2(waves)).real[0, 0, 0])
+        best = min(best, time.perf_counter() - began)
+    return OF_FLOOR * len(waves) / best
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def table(scan: Scan, engine: Engine, seed: int, ranks: Sequence[int], machine: Machine) -> list[Cost]:
+    """Costs of both layouts on each number of ranks."""
+    return [cost for count in ranks for cost in costs(scan, engine, seed, count, machine).values()]

@@ -1,0 +1,96 @@
+"""Expressions on an object's blocks, worked out block by block and by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ptymesh.kernels import blocks
+from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.parallel.layout import Touched
+from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.physics.passes import Passes
+
+SLICES, SIDE = 2, 128
+TOLERANCE = {torch.complex128: 1e-14, torch.complex64: 1e-6}
+PER_SLICE = torch.tensor([0.5, 2.0]).reshape(2, 1, 1, 1)
+
+Make = Callable[[Touched, Touched, Touched, Touched], Touched]
+EXPRESSIONS: dict[str, Make] = {
+    "rpie": lambda s, t, w, k: 0.7 * s / (w * 0.5 + (0.5 * PER_SLICE + 1e-30)),
+    "lsqml": lambda s, t, w, k: torch.tensor(0.3) * (s / (k * k + 0.1).sqrt()),
+    "conjugate": lambda s, t, w, k: s * 0.25 + (t / (w + k)) * PER_SLICE,
+    "one": lambda s, t, w, k: s,
+    "by a real field from the left": lambda s, t, w, k: w * s + t / 4,
+    "deep": lambda s, t, w, k: s * (w + k * (w + k / 3)),
+}
+#: What registers do not hold, or no operation does.
+OTHERS: dict[str, Make] = {
+    "complex over complex": lambda s, t, w, k: s / t,
+    "three complex fields": lambda s, t, w, k: s + t + s.of((s * t).values),
+    "complex number": lambda s, t, w, k: s * torch.tensor(1j),
+    "too deep": lambda s, t, w, k: s * (w + k * (w + k * (w + k * (w + k)))),
+}
+
+
+def fields(dtype: torch.dtype, gathered: bool) -> tuple[list[Touched], Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    real = torch.empty(0, dtype=dtype).real.dtype
+    places = torch.randperm(16, generator=rng)[:7]
+    rows, columns = places // 4, places % 4
+    made = []
+    for kind in (dtype, dtype, real, real):
+        whole = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128)
+        whole = whole.to(dtype) if kind == dtype else (whole.real.abs() + 0.1).to(real)
+        leaf = Leaf(rows, columns, whole=whole)
+        made.append(Touched(leaf.values.clone() if gathered else leaf, rows, columns))
+    target = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128).to(dtype)
+    return made, rows, columns, target
+
+
+@pytest.mark.parametrize("name", [*EXPRESSIONS, *OTHERS])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None:
+    given, rows, columns, target = fields(dtype, gathered)
+    change = {**EXPRESSIONS, **OTHERS}[name](*given)
+    wanted, got = target.clone(), target.clone()
+    Passes().write(wanted, change.expression, rows, columns, add)
+    assert blocks.write(target.clone(), change.expression, rows, columns, add) == (name in EXPRESSIONS)
+    CpuPasses(dtype).write(got, change.expression, rows, columns, add)
+    assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
+    outside = torch.ones(SLICES, SIDE, SIDE, dtype=torch.bool)
+    blocked(outside)[:, rows, columns] = False
+    assert torch.equal(got[outside], target[outside]) and not torch.equal(got, target)
+
+
+def test_clear() -> None:
+    (field, _, weight, _), rows, columns, _ = fields(torch.complex64, False)
+    arrays = [f.expression.whole.clone() for f in (field, weight)]
+    CpuPasses(torch.complex64).clear(*arrays, rows, columns)
+    for array, before in zip(arrays, (field, weight), strict=True):
+        wanted = before.expression.whole.clone()
+        blocked(wanted)[:, rows, columns] = 0
+        assert torch.equal(array, wanted)
+
+
+def test_an_expression_may_write_where_it_reads() -> None:
+    (s, _, w, _), rows, columns, _ = fields(torch.complex128, False)
+    whole = s.expression.whole
+    wanted = whole.clone()
+    blocked(wanted)[:, rows, columns] = (s / w).values
+    CpuPasses(torch.complex128).write(whole, (s / w).expression, rows, columns)
+    torch.testing.assert_close(whole, wanted, rtol=1e-14, atol=0)
+
+
+def test_a_leaf_that_leaves_keeps_its_values() -> None:
+    (s, *_), _, _, _ = fields(torch.complex128, False)
+    before = s.expression.values.clone()
+    fresh = Leaf(s.rows, s.columns, whole=s.expression.whole)
+    fresh.leave()
+    s.expression.whole.zero_()
+    assert torch.equal(fresh.values, before)

@@ -1,0 +1,94 @@
+"""Engines with kernels end where engines with the torch twins end; and who decides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ptymesh.engines import ENGINES
+from ptymesh.errors import BadInput
+from ptymesh.kernels import VARIABLE, passes_for
+from ptymesh.physics.passes import Passes
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import make, relative
+
+CASES = {
+    "fourier": dict(modes=2, varying=True),
+    "none, poisson": dict(subpixel="none", fidelity="poisson", noise=True),
+    "bilinear, background": dict(subpixel="bilinear", background=2.0),
+    "near field": dict(propagation="angular_spectrum"),
+    "intensity": dict(fidelity="intensity", noise=True),
+}
+#: Sums in another order, for two epochs; gates and line searches make more of it.
+TOLERANCE = {"lbfgs": 1e-9, "bh": 1e-9, "cg": 1e-9, "lsqml": 1e-10}
+CELLS = [(engine, "fourier") for engine in ENGINES] + [
+    (engine, case) for engine in ("rpie", "lsqml", "adam", "dm") for case in CASES if case != "fourier"
+]
+
+
+def outcome(engine: str, case: str) -> tuple[RunState, float]:
+    toy = make(views=20, **CASES[case])  # type: ignore[arg-type]
+    options: dict = {"epochs": 2, "fidelity": toy.model.fidelity}
+    if ENGINES[engine].model_fields["batch"].annotation is not type(None):
+        options["batch"] = 7
+    if toy.model.subpixel != "none":
+        options["positions"] = {"gain": 1}
+    problem = toy.problem()
+    state = RunState(toy.start(position_error=0.4))
+    Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
+    return state, problem.residual(state.estimate)[0]
+
+
+@pytest.mark.parametrize(("engine", "case"), CELLS)
+def test_twins(engine: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, residual = outcome(engine, case)
+    monkeypatch.setenv(VARIABLE, "torch")
+    plain, wanted = outcome(engine, case)
+    tolerance = TOLERANCE.get(engine, 1e-11)
+    for name in ("object", "probe", "positions"):
+        assert relative(getattr(fused.estimate, name), getattr(plain.estimate, name)) <= tolerance, name
+    for column in ("loss", "residual"):
+        assert fused.history[column] == pytest.approx(plain.history[column], rel=10 * tolerance)
+    assert residual == pytest.approx(wanted, rel=10 * tolerance)
+
+
+def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert type(passes_for(cpu, torch.complex64)) is not Passes
+    assert type(passes_for(torch.device("meta"), torch.complex64)) is Passes
+    monkeypatch.setenv(VARIABLE, "torch")
+    assert type(passes_for(cpu, torch.complex64)) is Passes
+    monkeypatch.setenv(VARIABLE, "cuda")
+    with pytest.raises(BadInput, match=r"PTYMESH_KERNELS is 'cuda'; set it to auto or torch"):
+        passes_for(cpu, torch.complex64)
+
+
+def test_the_package_loads_no_compiler() -> None:
+    code = "import sys, ptymesh.kernels; print(sorted(m for m in ('numba', 'llvmlite') if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_compiled_once(tmp_path: Path) -> None:
+    """An empty cache is filled by the first process, which says so; the second reads it. A single small kernel."""
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from ptymesh.kernels import compiled, compiled_blocks, ready\n"
+        "compiled.SIGNATURES = {}\n"
+        "compiled_blocks.SIGNATURES = {compiled_blocks.clear: compiled_blocks.SIGNATURES[compiled_blocks.clear]}\n"
+        "ready.make_ready(torch.complex64)\n"
+        "assert torch.get_num_threads() == 1\n"
+    )
+
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stderr
+        for _ in range(2)
+    ]
+    assert said[0].startswith("Compiling kernels for this processor") and said[0].count("\n") == 1
+    assert said[1] == ""

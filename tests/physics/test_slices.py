@@ -1,0 +1,71 @@
+"""Spacing and tilt of slices: derivatives against central differences, and what a tilt does, in float64."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
+from toy import Toy, make, relative
+
+TILT = (8e-3, -5e-3)
+EVERY = torch.arange(4)
+
+
+def tilted(toy: Toy, spacing_m: float, tilt_rad: tuple[float, float]) -> Model:
+    return toy.model.spaced(toy.measurement.geometry, spacing_m, tilt_rad, torch.complex128, "cpu")
+
+
+def scene_of(toy: Toy, model: Model) -> Scene:
+    e, f = toy.truth, toy.truth.fractions(EVERY)
+    return model.scene(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights))
+
+
+@pytest.mark.parametrize("slices", [2, 3])
+@pytest.mark.parametrize("window", [(14, 16), (15, 13)])
+def test_derivatives(slices: int, window: tuple[int, int]) -> None:
+    toy = make(views=4, window=window, modes=2, slices=slices, subpixel="bilinear")
+    z = 2e-6
+    scene = scene_of(toy, tilted(toy, z, TILT))
+
+    def at(spacing_m: float, y: float = 0.0, x: float = 0.0) -> torch.Tensor:
+        return scene_of(toy, tilted(toy, spacing_m, (TILT[0] + y, TILT[1] + x))).exit
+
+    model, h = tilted(toy, z, TILT), 1e-6
+    assert relative(model.tilt_derivative(scene, 0), (at(z, h) - at(z, -h)) / (2 * h)) < 1e-7
+    assert relative(model.tilt_derivative(scene, 1), (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
+    step = 1e-4 * z
+    assert relative(model.spacing_derivative(scene), (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
+
+
+def test_a_tilt_is_a_displacement_of_slices_against_one_another() -> None:
+    """A tilt of a pixel over the spacing shows the second slice as if its pixels lay one further."""
+    toy = make(views=4, window=(24, 24), slices=2, subpixel="none")
+    pixel = toy.measurement.geometry.object_pixel_m
+    assert pixel is not None
+    tilt = (math.atan(2 * pixel[0] / 2e-6), math.atan(-pixel[1] / 2e-6))
+    moved = toy.truth.object.clone()
+    moved[1] = moved[1].roll((2, -1), (0, 1))
+    displaced = replace(toy, truth=replace(toy.truth, object=moved))
+    far_off, straight = scene_of(toy, tilted(toy, 2e-6, tilt)), scene_of(displaced, toy.model)
+    # the whole exit wave moves with the second slice, which the far field does not see
+    inside = (slice(None), slice(None), slice(3, -3), slice(3, -3))
+    assert relative(far_off.exit.roll((2, -1), (-2, -1))[inside], straight.exit[inside]) < 1e-3
+    assert relative(scene_of(toy, toy.model).exit[inside], straight.exit[inside]) > 0.1
+
+
+@pytest.mark.parametrize("n", [16, 17])
+def test_a_kernel_without_tilt_has_none(n: int) -> None:
+    """Frequencies off by half a bin would be a tilt of lambda / (2 n d): a point's image would not be even."""
+    point = torch.zeros(n, n, dtype=torch.complex128)
+    point[n // 2, n // 2] = 1
+
+    def unevenness(tilt_rad: tuple[float, float]) -> float:
+        wave = apply_kernel(point, angular_spectrum_kernel((n, n), (1e-7, 1e-7), 1e-9, 1e-4, tilt_rad))
+        around = wave[1 - n % 2 :, 1 - n % 2 :]  # the first row of an even window has no partner on the other side
+        return relative(around, around.flip(0, 1))
+
+    assert unevenness((0.0, 0.0)) < 1e-13
+    assert unevenness((1e-9 / (2 * n * 1e-7), 0.0)) > 0.1

@@ -1,0 +1,112 @@
+"""What a plan says of messages is what runs count; what it says of memory and time follows the scan."""
+
+import numpy as np
+import pytest
+
+from ptymesh.cli.plan import counts, quantity
+from ptymesh.engines import ENGINES
+from ptymesh.errors import BadInput
+from ptymesh.parallel.world import World
+from ptymesh.run.loop import Loop
+from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, size
+from ptymesh.run.state import RunState
+from toy import make, share
+
+MACHINE = Machine(link=1e9, latency=1e-5, rate=1e4)
+CASES = {
+    "rpie": {"batch": 7},
+    "mpie": {"batch": 7},
+    "lsqml": {"batch": 7},
+    "adam": {"batch": 7},
+    "dm": {},
+    "ap": {},
+    "cg": {},
+    "bh": {},
+}
+
+
+def engine(name: str):  # type: ignore[no-untyped-def]
+    return ENGINES[name](epochs=1, **CASES[name])
+
+
+def counted(world: World, name: str, layout: str) -> tuple[float, float, float, float]:
+    """Per batch: bytes and messages sent, bytes of all-reduces and their number."""
+    toy = make(views=45, modes=2, uneven=True)
+    problem = toy.problem(world, layout)
+    loop = Loop(problem, RunState(share(toy.start(), problem)), [engine(name)], seed=3)
+    loop.run()
+    t = loop.traffic
+    return tuple(n / t.batches for n in (t.bytes_sent, t.messages, t.bytes_reduced, t.reductions))  # type: ignore[return-value]
+
+
+def planned(name: str, ranks: int):  # type: ignore[no-untyped-def]
+    toy = make(views=45, modes=2, uneven=True)
+    e, h, w = toy.truth, *toy.truth.window
+    scan = Scan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8)
+    return costs(scan, engine(name), 3, ranks, MACHINE)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size_", [2, 4])
+def test_messages_are_those_of_a_run(ranks, name: str, layout: str, size_: int) -> None:  # type: ignore[no-untyped-def]
+    found = np.array(ranks(size_, counted, name, layout)).max(0)
+    cost = planned(name, size_)[layout]
+    assert cost.bytes_sent == found[0] and cost.messages == found[1]
+    if name in ("cg", "bh"):  # conjugate directions need more from the second step on
+        assert cost.bytes_reduced >= found[2] and cost.reductions >= found[3]
+    else:
+        assert cost.bytes_reduced == found[2] and cost.reductions == found[3]
+
+
+def big(extent: int, views: int = 3000) -> Scan:
+    positions = np.random.default_rng(0).random((views, 2)) * (extent - 150)
+    return Scan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4)
+
+
+def test_memory_falls_with_ranks() -> None:
+    few, many = costs(big(4096), engine("rpie"), 0, 1, MACHINE), costs(big(4096), engine("rpie"), 0, 16, MACHINE)
+    assert many["tiled"].object < few["tiled"].object / 8 and many["replicated"].object == few["replicated"].object
+    assert many["tiled"].patterns <= few["tiled"].patterns / 15
+    assert few["tiled"].bytes_per_batch == 0 == few["replicated"].messages
+    assert many["tiled"].bytes_per_batch < many["replicated"].bytes_per_batch / 5
+    assert few["tiled"].efficiency == pytest.approx(1, abs=0.01) and many["tiled"].efficiency < 1
+
+
+def test_choice() -> None:
+    found = costs(big(2048), engine("rpie"), 0, 8, MACHINE)
+    slow = Machine(1e8, 1e-5, 1e4)
+    assert choose(costs(big(2048), engine("rpie"), 0, 8, slow), slow)[0] == "tiled"
+    fast = Machine(1e15, 0.0, 1.0)
+    assert choose(costs(big(2048), engine("rpie"), 0, 8, fast), fast)[0] == "replicated"
+    small = Machine(1e15, 0.0, 1.0, memory=found["replicated"].memory)
+    name, why = choose(costs(big(2048), engine("rpie"), 0, 8, small), small)
+    assert name == "tiled" and "per rank" in why
+    assert choose(costs(big(2048), engine("rpie"), 0, 1, MACHINE), MACHINE)[0] == "replicated"
+
+
+def test_slower_links_and_larger_latencies_cost_time() -> None:
+    quick, slow, late = (
+        costs(big(1024), engine("rpie"), 0, 4, machine)["replicated"].epoch_s
+        for machine in (MACHINE, Machine(1e7, 1e-5, 1e4), Machine(1e9, 1e-2, 1e4))
+    )
+    assert slow > 2 * quick and late > quick
+
+
+def link(world: World) -> tuple[float, float]:
+    return measured_link(world)
+
+
+def test_links_are_tried(ranks) -> None:  # type: ignore[no-untyped-def]
+    (bandwidth, latency), other = ranks(2, link)
+    assert 1e6 < bandwidth < 1e12 and 1e-7 < latency < 1 and other == (bandwidth, latency)
+
+
+def test_quantities() -> None:
+    assert quantity("--device-memory", "80GB") == 80e9 and quantity("--latency", "10us") == pytest.approx(1e-5)
+    assert counts("1,8,64") == [1, 8, 64] and size(1.5e9) == "1.5 GB" and size(12) == "12 B"
+    for bad in ("80", "-3GB", "GB", "3 parsec"):
+        with pytest.raises(BadInput, match="--link"):
+            quantity("--link", bad)
+    with pytest.raises(BadInput, match="--ranks"):
+        counts("0,1")
