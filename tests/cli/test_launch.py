@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ptymesh.cli.main import main
 from ptymesh.io.results import Result
+from ptymesh.kernels.ready import make_ready
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 
@@ -40,6 +42,7 @@ print("world of", pm.world().size, "done", *sys.argv[2:])
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scan, the program, and its result when it runs alone."""
     folder = tmp_path_factory.mktemp("made")
+    make_ready(torch.complex128)  # kernels that are compiled here need no word about it from a rank
     write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
     (folder / "scan.truth.h5").unlink()
     (folder / "script.py").write_text(SCRIPT)

@@ -105,11 +105,13 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
 
 def needed(problem: Problem, estimate: Estimate) -> str:
     """A sentence with what this rank needs, roughly, and has."""
-    wave = estimate.probe.numel() * estimate.probe.element_size()
+    wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
+    frame = problem.window[0] * problem.window[1]
+    patterns = views * frame * problem.patterns.dtype.itemsize if problem.patterns.kind == "device" else 0
     parts = {
-        f"the patterns of its {len(problem.patterns)} views": problem.patterns.nbytes,
+        f"the patterns of its {views} views": patterns,
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
-        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * len(problem.patterns))),
+        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
     }
     said = ", ".join(f"{_size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (

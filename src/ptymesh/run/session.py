@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -57,7 +56,7 @@ def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callbac
     with closing(recon):
         with world.pulse.doing("read"):
             info = _info(recipe, recon, out, resume)
-            _on_first_rank(world, lambda: _start(callbacks, info), "starting the run")
+            _start(world, callbacks, info)
         if resume:
             _tell_checkpoint(recon, out)
         return _carry_out(recipe, recon, out, callbacks, stop)
@@ -101,9 +100,14 @@ def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
     return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
 
 
-def _start(callbacks: Sequence[Callback], info: RunInfo) -> None:
-    for callback in callbacks:
-        callback.start(info)
+def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
+    failure = None
+    try:
+        for callback in callbacks:
+            callback.start(info)
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "starting the run")
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
@@ -167,16 +171,6 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
         patterns=recon.problem.patterns.where(),
     )
-
-
-def _on_first_rank(world: World, act: Callable[[], Any], doing: str) -> None:
-    failure = None
-    if world.rank == 0:
-        try:
-            act()
-        except Exception as error:
-            failure = error
-    world.all_well(failure, doing)
 
 
 class _Clock:
