@@ -391,7 +391,7 @@ def test_ranks_of_a_resumed_run_get_its_room(
         stop_after(patch, 3)
         assert run("run", made / "recipe.yaml")[0] == 75
     calls = []
-    monkeypatch.setattr(launcher, "launch", lambda arguments, ranks, *, log_dir: calls.append(arguments) or 3)
+    monkeypatch.setattr(launcher, "launch", lambda arguments, ranks, **how: calls.append(arguments) or 3)
     run("resume", "out", "--ranks", 2, "--memory-budget", "2GiB", "--scratch", "a: b", "--device", "cpu")
     assert calls == [["resume", "out", "--device", "cpu", "--memory-budget", "2GiB", "--scratch", "a: b"]]
 

@@ -52,7 +52,7 @@ def test_collectives_a_batch(ranks, engine: str) -> None:  # type: ignore[no-unt
         ranks(2, outcome, engine, {}, {"epochs": 1, "batch": batch}, torch.complex128, "tiled")[0]["collectives"]
         for batch in (41, 5)
     )
-    assert more - few == 8 * {"rpie": 2, "lsqml": 3, "adam": 2}[engine]
+    assert more - few == 8 * {"rpie": 2, "lsqml": 2, "adam": 2}[engine]
 
 
 #: Name: how far positions are off at the start, and stages.

@@ -110,7 +110,9 @@ def test_two_nodes_find_what_one_does(nodes: list[str], folder: Path, how) -> No
 
 
 def test_a_node_that_is_lost_is_named(nodes: list[str], folder: Path) -> None:
-    settings = ["--device", "cpu", "--set", "stages.0.epochs=100000", "--batch-timeout", "8"]
+    # seldom saved: a rank that stands still while it saves has ten minutes
+    seldom = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=1000"]
+    settings = ["--device", "cpu", *seldom, "--batch-timeout", "8"]
     processes = []
     for rank, node in enumerate(nodes):
         command, environ = srun(rank)

@@ -6,11 +6,11 @@ so that a broken path between two of them is told from a broken installation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ptymesh.parallel.devices import available_backends, is_slice, memory_nodes, say_cpus
@@ -177,10 +178,11 @@ def run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) ->
         out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
     except subprocess.TimeoutExpired:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+        below = psutil.Process(process.pid).children(recursive=True)  # ranks are in sessions of their own
+        process.kill()
+        for child in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         out, err = process.communicate()
         return None, out, err
 

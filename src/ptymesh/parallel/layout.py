@@ -120,6 +120,8 @@ class Layout:
 
     def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
+        #: What each rank holds, where that is not all of the object.
+        self.parts: list[Rect] = []
         self.assign(owner)
 
     def assign(self, owner: np.ndarray) -> None:
@@ -177,6 +179,10 @@ class Replicated(Layout):
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
         """The part of an object of `extent` pixels that this rank holds: all of it."""
         return Rect(0, 0, *extent)
+
+    def hold(self, parts: list[Rect]) -> Rect:
+        """The part that this rank holds, where those of all ranks are given."""
+        return parts[self.world.rank]
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Replicated:
         """The layout of the same views on coarser pixels."""

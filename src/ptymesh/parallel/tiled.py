@@ -55,15 +55,19 @@ class Tiled(Layout):
         self.window, self.migrates = window, owner is None
         cut, self.cells = bisect(nominal + np.array(window) / 2, world.size)
         super().__init__(world, cut if owner is None else owner)
-        #: Of every rank, in pixels of the object as it is now; known once the object has been placed.
+        #: Of every rank, as its part is, in pixels of the object as it is now; known once the object has been placed.
         self.tiles: list[Rect] = []
-        self.parts: list[Rect] = []
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
         """The part of an object of `extent` pixels that this rank is to hold; anchors (N, 2)."""
         tiles = tiles_of(self.cells, origin, extent)
         self.settled(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
         return self.parts[self.world.rank]
+
+    def hold(self, parts: list[Rect]) -> Rect:
+        """The part that this rank holds where those of all ranks are given, as they were in a run that goes on."""
+        self.settled(self.tiles, parts)
+        return parts[self.world.rank]
 
     def settled(self, tiles: list[Rect], parts: list[Rect]) -> None:
         """These are the tiles and the parts from here on."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
+from ptymesh.parallel.tiles import Rect
 from ptymesh.problem import Problem
 
 #: Columns of the history, one entry per epoch.
@@ -85,6 +86,8 @@ class RunState:
             "origin": list(estimate.origin),
             "extent": list(estimate.extent),
             "layout": problem.layout.name,
+            "window": list(problem.window),
+            "parts": [list(part) for part in problem.layout.parts],
             "slice_spacing_m": estimate.slice_spacing_m,
             "tilt_rad": list(estimate.tilt_rad),
         }
@@ -113,6 +116,13 @@ class RunState:
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
         origin, extent = (run["origin"][0], run["origin"][1]), (run["extent"][0], run["extent"][1])
         part = problem.layout.place(extent, origin, saved.shared["anchors"])
+        same = (run["layout"], saved.ranks, run["window"]) == (
+            problem.layout.name,
+            problem.world.size,
+            list(problem.window),  # not those of a coarse stage, which has a layout of its own
+        )
+        if run["parts"] and same:
+            part = problem.layout.hold([Rect(*part) for part in run["parts"]])  # the same shapes, the same bits
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
         estimate = Estimate(
             of_object.pop("object"),
