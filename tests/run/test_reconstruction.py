@@ -33,9 +33,9 @@ def test_one_call_and_the_loop_are_the_same(tmp_path: Path) -> None:
 
 
 def test_the_default_is_that_of_a_recipe() -> None:
-    assert pm.RPIE() == Recipe.parse({"data": {"path": "scan.cxi"}}).stages[0]
+    assert pm.Adam(epochs=75) == Recipe.parse({"data": {"path": "scan.cxi"}}).stages[0]
     result = pm.reconstruct(scan())
-    assert result.attrs["engine"] == "rpie" and len(result.history["epoch"]) == 50
+    assert result.attrs["engine"] == "adam" and len(result.history["epoch"]) == 75
 
 
 def test_a_tilt_reaches_model_and_result() -> None:

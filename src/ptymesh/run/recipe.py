@@ -42,7 +42,7 @@ from ptymesh.run.initial import ObjectOptions, ProbeOptions
 from ptymesh.run.sentences import sentence, shown, unknown_word
 
 #: What is done when a recipe does not say.
-DEFAULT_STAGES = [{"engine": "rpie", "epochs": 50, "batch": 64}]
+DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
 
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (

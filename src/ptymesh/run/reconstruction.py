@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
-from ptymesh.engines import RPIE, Engine
+from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import Checkpoint
@@ -59,7 +59,7 @@ class Reconstruction:
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
-            what fits, and what is expected to be faster, for the engine `planned` (default rPIE).
+            what fits, and what is expected to be faster, for the engine `planned` (default Adam).
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from.
@@ -112,7 +112,7 @@ class Reconstruction:
             layout, self.layout_why = saved.meta["run"]["layout"], "as before"
         if layout == "auto":
             frame = scan_of(scan, object_options, probe_options, precision, MARGIN_PX)
-            layout, self.layout_why = decide(self.world, frame, planned or RPIE(), seed)
+            layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved)
         room = _room(memory_budget, scratch)
         with one_thread(deterministic), self.world.pulse.doing("read"):
@@ -317,8 +317,8 @@ def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any)
 
 
 def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine | None = None, **options: Any) -> Result:
-    """Runs all stages (default: rPIE, 50 epochs) and returns the result; options as in `Reconstruction`."""
-    stages = [stages] if isinstance(stages, Engine) else [RPIE()] if stages is None else list(stages)
+    """Runs all stages (default: Adam, 75 epochs) and returns the result; options as in `Reconstruction`."""
+    stages = [stages] if isinstance(stages, Engine) else [Adam(epochs=75)] if stages is None else list(stages)
     recon = Reconstruction(scan, **options)
     for stage in stages:
         for _ in recon.run(stage):
