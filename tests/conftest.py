@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "conformance")]
 
 from ranks import Pool  # noqa: E402
+
+# started in the background by a shell without job control, SIGINT is ignored, and would be by every child
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # small problems: threads that wait for each other cost more than they gain, and much more on a busy machine
 torch.set_num_threads(1)
