@@ -8,7 +8,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.parallel.world import World
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, size
+from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link
 from ptymesh.run.state import RunState
 from toy import make, share
 
@@ -104,7 +104,7 @@ def test_links_are_tried(ranks) -> None:  # type: ignore[no-untyped-def]
 
 def test_quantities() -> None:
     assert quantity("--device-memory", "80GB") == 80e9 and quantity("--latency", "10us") == pytest.approx(1e-5)
-    assert counts("1,8,64") == [1, 8, 64] and size(1.5e9) == "1.5 GB" and size(12) == "12 B"
+    assert counts("1,8,64") == [1, 8, 64]
     for bad in ("80", "-3GB", "GB", "3 parsec"):
         with pytest.raises(BadInput, match="--link"):
             quantity("--link", bad)

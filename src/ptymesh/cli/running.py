@@ -121,7 +121,7 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     attributes = outcome.result.attrs
     typer.echo(f"Final residual {attributes['final_residual']:.6f}, R {attributes['final_r']:.4f}: {outcome.path}")
     if "bytes_per_batch" in attributes:
-        from ptymesh.run.plan import size
+        from ptymesh.parallel.patterns import size
 
         sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
         typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")

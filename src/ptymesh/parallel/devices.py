@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -167,8 +168,10 @@ def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[lis
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a CUDA device that nobody has taken yet."""
-    return int(torch.cuda.mem_get_info(device)[0])
+    """Memory that nobody has taken yet, of a CUDA device or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from torch import Tensor
 from ptymesh.engines import Engine
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
+from ptymesh.parallel.devices import free_bytes
+from ptymesh.parallel.patterns import size
 from ptymesh.parallel.world import Record
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 
@@ -113,39 +115,8 @@ def needed(problem: Problem, estimate: Estimate) -> str:
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
         "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
     }
-    said = ", ".join(f"{_size(bytes_)} for {what}" for what, bytes_ in parts.items())
+    said = ", ".join(f"{size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (
-        f"It needs about {_size(sum(parts.values()))} ({said}) and has {_size(free_bytes(problem.device))} free; "
+        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free_bytes(problem.device))} free; "
         "use more ranks or fewer modes, crop or bin the patterns, or choose precision: single."
     )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that is free now, on the device or on this machine."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: on its GPU, else on the host."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,6 +30,7 @@ from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Replicated
+from ptymesh.parallel.patterns import size
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
@@ -357,17 +357,3 @@ def measured_rate(window: tuple[int, int], device: torch.device | str = "cpu") -
         float(torch.fft.ifft2(torch.fft.fft2(waves)).real[0, 0, 0])
         best = min(best, time.perf_counter() - began)
     return OF_FLOOR * len(waves) / best
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def table(scan: Scan, engine: Engine, seed: int, ranks: Sequence[int], machine: Machine) -> list[Cost]:
-    """Costs of both layouts on each number of ranks."""
-    return [cost for count in ranks for cost in costs(scan, engine, seed, count, machine).values()]

@@ -15,7 +15,7 @@ from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
 from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
-from ptymesh.run.memory import peak_bytes
+from ptymesh.run.machine import peak_bytes
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
