@@ -15,7 +15,7 @@ from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
 from ptymesh.errors import PtymeshError
 from ptymesh.parallel.world import World
 from ptymesh.problem import Batch
-from ptymesh.run import memory
+from ptymesh.run import machine, memory
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative
@@ -148,5 +148,5 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
 
 
 def test_free_and_peak() -> None:
-    assert 1 << 20 < memory.peak_bytes(torch.device("cpu")) < 1 << 45
+    assert 1 << 20 < machine.peak_bytes(torch.device("cpu")) < 1 << 45
     assert memory.free_bytes(torch.device("cpu")) > 0
