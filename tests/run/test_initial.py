@@ -16,8 +16,9 @@ from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
 from ptymesh.problem import check_room
-from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
+from ptymesh.run.initial import initial_estimate
 from ptymesh.run.simulate_file import truth_result
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.simulate import simulate
 
 PIXEL, WAVELENGTH = (20e-9, 20e-9), 1.5498024804150033e-10

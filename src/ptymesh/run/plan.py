@@ -36,7 +36,8 @@ from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import draw
-from ptymesh.run.initial import ObjectOptions, ProbeOptions, frame
+from ptymesh.run.initial import frame
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
 
 LayoutName = Literal["replicated", "tiled"]
 

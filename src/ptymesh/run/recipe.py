@@ -38,8 +38,8 @@ from ptymesh.engines import REFUSED, Engine, offered
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.samples import PREFIX
-from ptymesh.run.initial import ObjectOptions, ProbeOptions
 from ptymesh.run.sentences import sentence, shown, unknown_word
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
 
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]

@@ -35,11 +35,12 @@ from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
-from ptymesh.run.initial import ObjectOptions, ProbeOptions, initial_estimate
+from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.plan import decide, scan_of
 from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
