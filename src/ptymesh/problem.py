@@ -181,8 +181,9 @@ class Problem:
         """
         total = self.tally(4)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
-            detected = self.detect(chunk, self.scene(estimate, chunk).exit)
-            total.add(self.passes.watch(self.model, chunk, detected)[:, MISFIT : ROOTS + 1])
+            waves = self.scene(estimate, chunk).exit
+            found = self.passes.there_and_back(self.model, chunk, waves, "watch")[1]
+            total.add(found[:, MISFIT : ROOTS + 1])
         return _residuals(*self.totals(total))
 
     def running(self) -> tuple[float, float, float]:
@@ -248,7 +249,7 @@ class Problem:
             size = 1
         size = min(size, self.chunk_limit or size)
         self._largest = max(1, min(size, len(mine)))
-        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, Tensor]]()
+        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, ...]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         of_views = (
@@ -258,20 +259,29 @@ class Problem:
             estimate.fractions(every),
             estimate.weights[every],
         )
-        swept = self._patterns(mine, size) if with_counts else repeat(self.mask[None, :0])
-        for (some, row, *parts), counts in zip(
-            zip(*(v.split(size) for v in of_views), strict=True), swept, strict=False
-        ):
-            if not len(some):
-                continue
+        swept = self._patterns(mine, size) if with_counts else repeat((self.mask[None, :0], None))
+        for start, (counts, places) in zip(range(0, len(mine), size), swept, strict=False):
             self.world.pulse.moves += 1
-            anchors, fractions, weights = parts
-            yield Chunk(some, row, anchors, fractions, weights, counts, self.mask, estimate.background, whole, sweep)
+            parts = [values[start : start + size] for values in of_views]
+            some, row, anchors, fractions, weights = parts
+            yield Chunk(
+                some,
+                row,
+                anchors,
+                fractions,
+                weights,
+                counts,
+                self.mask,
+                estimate.background,
+                whole,
+                sweep,
+                places,
+            )
 
-    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[Tensor]:
+    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Those of these own views, a chunk at a time."""
         coming = self.layout.local(self.layout.mine(self.coming))
-        return self.patterns.sweep(self.layout.local(mine), size, coming)
+        return self.patterns.pieces(self.layout.local(mine), size, coming)
 
     def _follow_slices(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance and the tilt that the estimate has."""
@@ -296,37 +306,34 @@ class Problem:
 
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
-        detected = self.detect(chunk, scene.exit)
-        self._see(chunk, self.passes.revise(self.model, chunk, detected))
-        return self.model.detect_adjoint(detected, chunk.fractions)
+        waves, found = self.passes.there_and_back(self.model, chunk, scene.exit, "revise")
+        self._see(chunk, found)
+        return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
         """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
-        detected = self.detect(chunk, waves)
-        self.passes.revise(self.model, chunk, detected)
-        return self.model.detect_adjoint(detected, chunk.fractions)
+        return self.passes.there_and_back(self.model, chunk, waves, "revise")[0]
 
     def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> tuple[Tensor, Tensor]:
         """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
 
         `note`: for the running loss of the epoch.
         """
-        detected = self.detect(chunk, scene.exit)
-        seen = self.passes.descend(self.model, chunk, detected)
+        waves, seen = self.passes.there_and_back(self.model, chunk, scene.exit, "descend")
         if note:
             self._see(chunk, seen)
-        return self.model.detect_adjoint(detected, chunk.fractions), seen[:, [LOSS, COUNTS, SQUARES]]
+        return waves, seen[:, [LOSS, COUNTS, SQUARES]]
 
     def watch(self, chunk: Chunk, waves: Tensor) -> None:
         """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
-        self._see(chunk, self.passes.watch(self.model, chunk, self.detect(chunk, waves)))
+        self._see(chunk, self.passes.there_and_back(self.model, chunk, waves, "watch")[1])
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
         self._see(chunk, terms(self.model, chunk, S))
 
     def _see(self, chunk: Chunk, found: Tensor) -> None:
-        self.seen[chunk.rows] = found[:, : ROOTS + 1]
+        self.seen.index_copy_(0, chunk.rows, found[:, : ROOTS + 1])
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
@@ -426,7 +433,7 @@ class Problem:
 
     def keep(self, chunk: Chunk, scene: Scene, chi: Tensor) -> Swept:
         """What a second sweep of the same chunk needs, without its patterns."""
-        return Swept(replace(chunk, counts=chunk.counts[:0]), self.passes.kept(scene), chi)
+        return Swept(replace(chunk, counts=chunk.counts[:0], places=None), self.passes.kept(scene), chi)
 
     def systems(
         self, estimate: Estimate, swept: Swept, d_object: Tensor, d_probe: Tensor, modes: int | None = None

@@ -26,13 +26,6 @@ from numba import njit, prange
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 #: Divisions are numpy's: by zero they give infinity, not an exception.
 OPTIONS: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
-#: Fidelities as numbers.
-KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
-#: Patterns of these dtypes are read as they are, others as floats. One function reads them all: `detector` is large,
-#: and to compile it for each dtype would take a minute.
-NATIVE = ("uint8", "uint16", "uint32", "int32", "float32", "float64")
-#: What `detector` does with the waves.
-WATCH, REVISE, DESCEND = 0, 1, 2
 
 
 def parallel(function: Any) -> Any:
@@ -164,202 +157,6 @@ def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
         _interpolated(np.int64(i), obj, n, t, constants, out)
 
 
-# --- the detector ---
-
-
-@inlined
-def _load(row: Any, code: int, out: Any) -> None:
-    """Bytes of a row of counts as real numbers; code: place of the dtype in NATIVE."""
-    if code == 0:
-        _cast(row, out)
-    elif code == 1:
-        _cast(row.view(np.uint16), out)
-    elif code == 2:
-        _cast(row.view(np.uint32), out)
-    elif code == 3:
-        _cast(row.view(np.int32), out)
-    elif code == 4:
-        _cast(row.view(np.float32), out)
-    else:
-        _cast(row.view(np.float64), out)
-
-
-@inlined
-def _cast(row: Any, out: Any) -> None:
-    for c in range(len(out)):
-        out[c] = row[c]
-
-
-@inlined
-def _detector(
-    j: int,
-    waves: Any,
-    counts: Any,
-    code: int,
-    mask: Any,
-    background: Any,
-    constants: Any,
-    has_background: bool,
-    kind: int,
-    task: int,
-    terms: Any,
-) -> None:
-    M, h, w = waves.shape[1:]
-    zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
-    newton = task == 1 and kind != 0
-    S, Y, change, G = (
-        np.empty(w, background.dtype),
-        np.empty(w, background.dtype),
-        np.empty(w, background.dtype),
-        np.empty(w, np.bool_),
-    )
-    planes = np.empty((3, h if newton else 1, w), background.dtype)
-    for t in range(6):
-        terms[j, t] = 0.0
-    for r in range(h):
-        g, b = mask[r], background[r]
-        d = waves[j, 0, r]
-        for c in range(w):
-            S[c] = d[c].real * d[c].real + d[c].imag * d[c].imag
-        for m in range(1, M):
-            d = waves[j, m, r]
-            for c in range(w):
-                S[c] += d[c].real * d[c].real + d[c].imag * d[c].imag
-        _load(counts[j, r], code, Y)
-        for c in range(w):
-            good = g[c] & (Y[c] >= zero)
-            Y[c] = Y[c] if good else zero
-            G[c] = good
-        misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero
-        for c in range(w):
-            I = S[c] + b[c] if has_background else S[c]
-            root_y, root_I = np.sqrt(Y[c]), np.sqrt(I)
-            difference = root_I - root_y if G[c] else zero
-            misfit += difference * difference
-            absolute += abs(difference)
-            total += Y[c]
-            roots += root_y
-            squares += Y[c] * Y[c]
-            if kind == 0:  # 1 - sqrt(y/I), or without background the same as the projection
-                change[c] = root_y / max(root_I, dark_root) - one if G[c] else zero
-        terms[j, 1] += misfit
-        terms[j, 2] += total
-        terms[j, 3] += absolute
-        terms[j, 4] += roots
-        terms[j, 5] += squares
-        if kind == 0:
-            terms[j, 0] += misfit
-            if has_background and task == 1:
-                for c in range(w):
-                    signal = max(Y[c] - b[c], zero)
-                    change[c] = np.sqrt(signal / max(S[c], dark)) - one if G[c] else zero
-        else:
-            terms[j, 0] += _loss_row(kind, S, Y, G, b, dark, zero)
-            _slope_row(kind, S, Y, G, b, constants, newton, change)
-        if newton:
-            for c in range(w):
-                planes[0, r, c], planes[1, r, c], planes[2, r, c] = S[c], Y[c], -change[c]
-        elif task > 0:
-            for m in range(M):
-                d = waves[j, m, r]
-                for c in range(w):
-                    d[c] = d[c] * change[c]
-    if newton:
-        alpha = _newton(kind, planes, background, constants)
-        for m in range(M):
-            for r in range(h):
-                d, xi = waves[j, m, r], planes[2, r]
-                for c in range(w):
-                    d[c] = d[c] * (-alpha * xi[c])
-
-
-@parallel
-def detector(
-    waves: Any,
-    counts: Any,
-    code: int,
-    mask: Any,
-    background: Any,
-    constants: Any,
-    has_background: bool,
-    kind: int,
-    task: int,
-    terms: Any,
-) -> None:
-    """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
-
-    counts: (B, h, w times the bytes of one) uint8, what they are: code.
-    task: 0 watches, 1 makes Psi' - Psi, 2 makes -dL/dI Psi. constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO
-    and the number of Newton steps. terms: (B, 6), see Passes.revise.
-    """
-    for i in prange(len(waves)):
-        _detector(np.int64(i), waves, counts, code, mask, background, constants, has_background, kind, task, terms)
-
-
-@inlined
-def _loss_row(kind: int, S: Any, Y: Any, G: Any, b: Any, dark: float, zero: float) -> float:
-    total = zero
-    if kind == 1:
-        for c in range(len(S)):
-            I = S[c] + b[c]
-            total += I - Y[c] * np.log(max(I, dark)) if G[c] else zero
-    else:
-        for c in range(len(S)):
-            difference = S[c] + b[c] - Y[c] if G[c] else zero
-            total += difference * difference
-    return total
-
-
-@inlined
-def _slope_row(kind: int, S: Any, Y: Any, G: Any, b: Any, constants: Any, capped: bool, out: Any) -> None:
-    """-dL/dI, with y/I capped where it is to be a step's direction."""
-    zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
-    if kind == 1:
-        for c in range(len(S)):
-            ratio = Y[c] / max(S[c] + b[c], dark)
-            ratio = min(ratio, brightest) if capped else ratio
-            out[c] = ratio - one if G[c] else zero
-    else:
-        for c in range(len(S)):
-            out[c] = (Y[c] - S[c] - b[c]) * (one + one) if G[c] else zero
-
-
-@inlined
-def _newton(kind: int, planes: Any, b: Any, constants: Any) -> float:
-    """alpha of Psi' = (1 - alpha xi) Psi, from planes S, y, xi (3, h, w); see fidelity._poisson_step."""
-    zero, one, dark, steps = constants[0], constants[1], constants[2], int(constants[5])
-    two, alpha = one + one, np.empty(1, b.dtype)  # a cell, so that alpha keeps its precision
-    if kind == 2:
-        first, second = 0.0, 0.0
-        for r in range(planes.shape[1]):
-            S, xi = planes[0, r], planes[2, r]
-            row1, row2 = zero, zero
-            for c in range(len(S)):
-                row1 += two * S[c] * xi[c] * xi[c]
-                row2 += two * two * two * S[c] * S[c] * xi[c] * xi[c] + two * S[c] * xi[c] * xi[c] * xi[c]
-            first += row1
-            second += row2
-        alpha[0] = first / max(second, float(dark)) if second > 0 else 0.0
-        return alpha[0]
-    alpha[0] = one / two
-    for _ in range(steps):
-        first, second, a = 0.0, 0.0, alpha[0]
-        for r in range(planes.shape[1]):
-            S, Y, xi, dark_counts = planes[0, r], planes[1, r], planes[2, r], b[r]
-            row1, row2 = zero, zero
-            for c in range(len(S)):
-                scale = one - a * xi[c]
-                I = max(S[c] * scale * scale + dark_counts[c], dark)
-                dI, d2I = -two * S[c] * xi[c] * scale, two * S[c] * xi[c] * xi[c]
-                misfit = one - Y[c] / I
-                row1 += misfit * dI
-                row2 += Y[c] * (dI / I) * (dI / I) + misfit * d2I
-            first += row1
-            second += row2
-        alpha[0] = min(max(a - first / max(second, float(dark)), 0.0), 1.0)
-    return alpha[0]
-
-
 # --- adjoints ---
 
 
@@ -373,6 +170,19 @@ def _reach(n: Any, h: int) -> Any:
 
 
 @inlined
+def _power(beams: Any, j: int, r: int, out: Any) -> None:
+    """Row r of sum_m |beams_jm|^2."""
+    for m in range(beams.shape[1]):
+        p = beams[j, m, r]
+        if m == 0:
+            for c in range(len(out)):
+                out[c] = p[c].real * p[c].real + p[c].imag * p[c].imag
+        else:
+            for c in range(len(out)):
+                out[c] += p[c].real * p[c].real + p[c].imag * p[c].imag
+
+
+@inlined
 def _to_object(
     band: int,
     chi: Any,
@@ -380,6 +190,7 @@ def _to_object(
     t: Any,
     beams: Any,
     a: Any,
+    powers: Any,
     top: int,
     bottom: int,
     bands: int,
@@ -390,37 +201,38 @@ def _to_object(
     B, M, h, w = chi.shape
     shared = beams.shape[0] == 1
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
-    wave, light = np.empty(w, out.dtype), np.empty(w, weight.dtype)
+    own, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
     for j in range(B):
         y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
         bilinear = (ty != 0) | (tx != 0)
         f2, one = f * f, constants[1]
-        for r in range(max(0, start - y - 1), min(h, stop - y)):
+        for r in range(max(0, start - y - (1 if bilinear else 0)), min(h, stop - y)):
+            if not shared:
+                _power(beams, j, r, own)
+            power = powers[r] if shared else own
+            if not bilinear:
+                o, k = out[y + r, x : x + w], weight[y + r, x : x + w]
+                for c in range(w):
+                    k[c] += f2 * power[c]
+                for m in range(M):
+                    p, q = beams[0 if shared else j, m, r], chi[j, m, r]
+                    for c in range(w):
+                        o[c] += f * (np.conj(p[c]) * q[c])
+                continue
+            for c in range(w):
+                wave[c] = 0
             for m in range(M):
                 p, q = beams[0 if shared else j, m, r], chi[j, m, r]
-                if m == 0:
-                    for c in range(w):
-                        wave[c] = f * (np.conj(p[c]) * q[c])
-                        light[c] = f2 * (p[c].real * p[c].real + p[c].imag * p[c].imag)
-                else:
-                    for c in range(w):
-                        wave[c] += f * (np.conj(p[c]) * q[c])
-                        light[c] += f2 * (p[c].real * p[c].real + p[c].imag * p[c].imag)
-            for down in range(2 if bilinear else 1):
-                row = y + r + down
-                if row < start or row >= stop:
-                    continue
-                o, k = out[row, x : x + w], weight[row, x : x + w]
-                left = (ty if down else one - ty) * (one - tx)
                 for c in range(w):
-                    o[c] += left * wave[c]
-                    k[c] += left * light[c]
-                if bilinear:
-                    o, k = out[row, x + 1 : x + 1 + w], weight[row, x + 1 : x + 1 + w]
-                    right = (ty if down else one - ty) * tx
+                    wave[c] += f * (np.conj(p[c]) * q[c])
+            for corner in range(4):
+                row, right = y + r + corner // 2, corner % 2
+                share = (ty if corner // 2 else one - ty) * (tx if right else one - tx)
+                if start <= row < stop:
+                    o, k = out[row, x + right : x + right + w], weight[row, x + right : x + right + w]
                     for c in range(w):
-                        o[c] += right * wave[c]
-                        k[c] += right * light[c]
+                        o[c] += share * wave[c]
+                        k[c] += share * f2 * power[c]
 
 
 @parallel
@@ -440,8 +252,11 @@ def to_object(
     t (B, 2): weights of the next pixel, down and right (bilinear), or zero.
     """
     top, bottom = _reach(n, chi.shape[2])
+    powers = np.empty((chi.shape[2], chi.shape[3]), weight.dtype)  # of the first beams, in case all views have these
+    for r in range(chi.shape[2]):
+        _power(beams, 0, r, powers[r])
     for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, out, weight)
+        _to_object(np.int64(i), chi, n, t, beams, a, powers, top, bottom, bands, constants, out, weight)
 
 
 @inlined
@@ -611,7 +426,6 @@ SIGNATURES = {
     ramped: "c3 r2 r1 i c4",
     unramped: "c4 r2 i c3",
     interpolated: "c2 i2 r2 r1 c3",
-    detector: "c4 u3 i b2 r2 r1 b i i d2",
     to_object: "c4 i2 r2 c4 r1 i r1 c2 r2",
     add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 i c3 r2",

@@ -9,23 +9,26 @@ slices), the detector's pass is, and the rest is left to the torch twin.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_fixed
+from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_detector, compiled_fixed
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
+from ptymesh.physics.passes import Adjoints, Chunk, Passes, Task, step_along
 from ptymesh.physics.propagate import fft, ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
+TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
+#: Dtypes of patterns that are read as they are, by their number in the kernel.
+NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,8 @@ class CpuPasses(Passes):
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
-        numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS]
         self._nothing = torch.zeros(0, 2, dtype=self.real)
-        self.constants = np.array(numbers, dtype=_numpy_dtype(self.real))
+        self.constants = _constants(self.real, 1.0)
 
     # --- forward ---
 
@@ -167,32 +169,50 @@ class CpuPasses(Passes):
 
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled.REVISE)
+        return self._detector(model, chunk, detected, compiled_detector.REVISE)
 
     def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled.DESCEND)
+        return self._detector(model, chunk, detected, compiled_detector.DESCEND)
 
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled.WATCH)
+        return self._detector(model, chunk, detected, compiled_detector.WATCH)
 
-    def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int) -> Tensor:
+    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+        """As the twin's; in the far field, columns are transformed in the pass over the detector."""
+        columns = _columns(_window(waves), self.real)
+        if model.kernel is not None or not columns.known:
+            return super().there_and_back(model, chunk, waves, task)
+        rows = torch.fft.fft(waves)
+        found = self._detector(model, chunk, rows, TASKS[task], columns)
+        return (rows if task == "watch" else columns.rows_back(rows)), found
+
+    def _detector(
+        self, model: Model, chunk: Chunk, detected: Tensor, task: int, columns: Columns | None = None
+    ) -> Tensor:
         assert detected.is_contiguous(), "waves on the detector come from a transform"
-        kept = chunk.sweep.get("background")
+        kept = chunk.sweep.get("detector")
         if kept is None:
-            kept = chunk.sweep["background"] = (chunk.background, chunk.background.any())
-        native = str(chunk.counts.dtype).removeprefix("torch.") in compiled.NATIVE
-        counts = (chunk.counts if native else chunk.counts.to(self.real)).contiguous()
+            planes = [torch.from_numpy(compiled_detector.in_strips(p.numpy())) for p in (chunk.mask, chunk.background)]
+            kept = chunk.sweep["detector"] = (planes[0].to(self.real), planes[1], chunk.background.any())
+        counts, places = chunk.counts, chunk.places
+        if counts.dtype not in NATIVE or not counts.is_contiguous():
+            counts, places = chunk.patterns.to(self.real).contiguous(), None
+        if places is None:
+            places = torch.arange(len(counts))
         found = torch.empty((len(detected), 6), dtype=torch.float64)
-        compiled.detector(
-            *_arrays(detected, counts.view(torch.uint8)),
-            compiled.NATIVE.index(str(counts.dtype).removeprefix("torch.")),
-            *_arrays(chunk.mask, chunk.background),
-            self.constants,
-            bool(kept[1]),
-            compiled.KINDS[model.fidelity],
+        transform = columns or _untransformed(self.real)
+        compiled_detector.detector(
+            *_arrays(detected, counts.view(torch.uint8), places),
+            NATIVE.index(counts.dtype),
+            *_arrays(*kept[:2]),
+            transform.constants,
+            bool(kept[2]),
+            compiled_detector.KINDS[model.fidelity],
             task,
+            transform.stages,
+            transform.turns,
             found.numpy(),
         )
         return found
@@ -317,6 +337,50 @@ class CpuPasses(Passes):
         arrays = _arrays(chi.contiguous(), scene.object, change, scene.corners, beams, scene.beams.amplitudes)
         compiled.step_systems(*arrays, *_arrays(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How columns of windows are transformed: constants of the kernels, stages and turns (see compiled_detector)."""
+
+    constants: np.ndarray[Any, Any]
+    stages: np.ndarray[Any, Any]
+    turns: np.ndarray[Any, Any]
+
+    @property
+    def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """As the kernels take them."""
+        return self.constants, self.stages, self.turns
+
+    @property
+    def known(self) -> bool:
+        """Whether there is such a transform; if not, the kernels leave columns alone."""
+        return len(self.stages) > 0
+
+    def rows_back(self, waves: Tensor) -> Tensor:
+        """F^H of waves whose columns have been transformed, or that are still in Fourier space altogether."""
+        return torch.fft.ifft(waves, norm="forward") if self.known else ifft(waves)
+
+
+@lru_cache
+def _columns(window: tuple[int, int], real: torch.dtype) -> Columns:
+    height, width = window
+    stages = compiled_detector.stages(height)
+    if not stages:
+        return _untransformed(real)
+    angles = 2 * np.pi * np.arange(height) / height
+    turns = np.stack((np.cos(angles), -np.sin(angles))).astype(_numpy_dtype(real))
+    return Columns(_constants(real, (height * width) ** -0.5), np.array(stages), turns)
+
+
+@lru_cache
+def _untransformed(real: torch.dtype) -> Columns:
+    return Columns(_constants(real, 1.0), np.zeros(0, dtype=np.int64), np.zeros((2, 0), dtype=_numpy_dtype(real)))
+
+
+def _constants(real: torch.dtype, scale: float) -> np.ndarray[Any, Any]:
+    numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS, scale]
+    return np.array(numbers, dtype=_numpy_dtype(real))
 
 
 def _arrays(*tensors: Tensor) -> tuple[np.ndarray[Any, Any], ...]:

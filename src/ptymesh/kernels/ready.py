@@ -6,6 +6,7 @@ compiles, and the others wait and read what it has left on disk.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +17,14 @@ from typing import Any
 import numba
 import torch
 
-from ptymesh.kernels import compiled, compiled_blocks, compiled_fixed
+from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed
 
 MESSAGE = "Compiling kernels for this processor; that takes half a minute, and only the first time."
+
+#: Parameters of glibc's mallopt, by their numbers in malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+#: Arrays of fewer bytes than these (the most that glibc allows) come from the heap, which keeps so many when free.
+MAPPED_BYTES, FREE_BYTES = 32 << 20, 64 << 20
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()
@@ -32,9 +38,24 @@ def make_ready(dtype: torch.dtype) -> None:
     # Where numba was built without OpenMP it takes what it has. Nobody may fork after this; ranks are spawned.
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
     share_threads()
+    keep_memory()
     with _one_at_a_time():
         _compile(dtype)
     _ready.add(dtype)
+
+
+def keep_memory() -> None:
+    """Asks the C library not to give freed memory back at once, where that is glibc.
+
+    Waves of a chunk are megabytes, which it would map anew for every pass: the kernel then clears all pages first,
+    which takes as long as half a Fourier transform.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(M_TRIM_THRESHOLD, FREE_BYTES)
 
 
 def share_threads() -> None:
@@ -55,7 +76,8 @@ def _compile(dtype: torch.dtype) -> None:
         "b": numba.boolean,
     }
     told = False
-    kernels = {**compiled.SIGNATURES, **compiled_blocks.SIGNATURES, **compiled_fixed.SIGNATURES}
+    rooms = (compiled, compiled_detector, compiled_blocks, compiled_fixed)
+    kernels = {kernel: words for room in rooms for kernel, words in room.SIGNATURES.items()}
     for kernel, words in kernels.items():
         signature = tuple(_type(types[word[0]], word[1:]) for word in words.split())
         missed = sum(kernel.stats.cache_misses.values())

@@ -149,7 +149,7 @@ class GpuPasses(Passes):
     def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int) -> Tensor:
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == REVISE and kind != KINDS["amplitude"]
-        given = (chunk.counts.contiguous(), chunk.mask, chunk.background)
+        given = (chunk.patterns.contiguous(), chunk.mask, chunk.background)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
         parts = _parts(detected, 6)
         _by_view(kernels.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task)

@@ -295,20 +295,15 @@ class Move:
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
-    hit = torch.zeros(sides[0] + 1, sides[1] + 1, dtype=torch.int32)
-    anchors = anchors.cpu()
-    limit = torch.tensor(sides)
-    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor")
-    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
-    inside = ((last >= 0) & (first < limit)).all(1)
-    first, after = first[inside].clamp(min=0), torch.minimum(last[inside] + 1, limit)
+    at = anchors.cpu().numpy()
+    first, last = (at - REACH) // BLOCK, (at + (np.array(window) + REACH - 1)) // BLOCK
+    inside = ((last >= 0) & (first < sides)).all(1)
+    first, after = np.maximum(first[inside], 0), np.minimum(last[inside] + 1, sides)
     # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
-    rows = torch.cat((first[:, 0], after[:, 0], first[:, 0], after[:, 0]))
-    columns = torch.cat((first[:, 1], after[:, 1], after[:, 1], first[:, 1]))
-    signs = torch.ones(len(rows), dtype=torch.int32)
-    signs[len(rows) // 2 :] = -1
-    hit.index_put_((rows, columns), signs, accumulate=True)
-    return hit.cumsum(0).cumsum(1)[:-1, :-1] > 0
+    hit = np.zeros((sides[0] + 1, sides[1] + 1), dtype=np.int32)
+    for rows, columns, sign in ((first, first, 1), (after, after, 1), (first, after, -1), (after, first, -1)):
+        np.add.at(hit, (rows[:, 0], columns[:, 1]), sign)
+    return torch.from_numpy(hit.cumsum(0).cumsum(1)[:-1, :-1] > 0)
 
 
 def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:

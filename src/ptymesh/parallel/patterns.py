@@ -72,8 +72,22 @@ class Patterns(ABC):
     def prefetch(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to do where patterns are at hand
         """Says which pieces `rows` will be asked for next, in this order."""
 
+    def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same where they lie, not copied: an array (m, h, w) and the places (B,) of these rows in it.
+
+        No places: the array is the patterns.
+        """
+        return self.rows(rows), None
+
     def sweep(self, rows: np.ndarray, size: int, coming: np.ndarray | None = None) -> Iterator[Tensor]:
-        """Patterns of these rows (n,), a piece of at most `size` at a time; `coming`: rows that are swept after them.
+        """Patterns of these rows (n,), a piece of at most `size` at a time; `coming`: see `pieces`."""
+        for array, places in self.pieces(rows, size, coming):
+            yield array if places is None else array[places]
+
+    def pieces(
+        self, rows: np.ndarray, size: int, coming: np.ndarray | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """What is `lying` for these rows (n,), at most `size` of them at a time; `coming`: rows that are swept next.
 
         What comes next is on the way while a piece is being worked on.
         """
@@ -81,7 +95,7 @@ class Patterns(ABC):
         later = () if coming is None else torch.as_tensor(coming).split(size)
         for k, piece in enumerate(pieces):
             self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])
-            yield self.rows(piece)
+            yield self.lying(piece)
 
     @abstractmethod
     def cropped(self, c: int) -> Patterns:
@@ -177,6 +191,10 @@ class Resident(Slotted):
         if self.tensor.device.type == "cpu":  # numpy copies whole patterns, torch pixel by pixel
             return torch.from_numpy(self.tensor.numpy()[slots.numpy()])
         return self.tensor.index_select(0, slots)
+
+    def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `Patterns.lying`."""
+        return (self.tensor, self._slot(rows)) if self.kind == "host" else (self.rows(rows), None)
 
     def cropped(self, c: int) -> Patterns:
         """A copy of the inner 1/c of the detector."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from ptymesh.physics.model import Model, Scene, inner, power
 INSENSITIVE = 1e-3
 #: Columns of what `revise` and `descend` return.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
+#: Passes over the detector, by name.
+Task = Literal["watch", "revise", "descend"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Chunk:
 
     anchors, fractions (B, 2); weights (B, 1 + K); counts (B, h, w) in the detector's dtype; mask (h, w) bool;
     background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
-    stays as it is while a batch is swept, by name, for a pass to fill.
+    stays as it is while a batch is swept, by name, for a pass to fill. places: of the views (B,) in `counts`, where
+    that is an array (n, h, w) of more patterns than theirs.
     """
 
     views: Tensor
@@ -46,12 +50,18 @@ class Chunk:
     mask: Tensor
     background: Tensor
     whole: bool = False
-    sweep: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    sweep: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    places: Tensor | None = None
+
+    @property
+    def patterns(self) -> Tensor:
+        """Counts of the views alone, (B, h, w)."""
+        return self.counts if self.places is None else self.counts[self.places]
 
     @cached_property
     def data(self) -> Data:
         """The counts as floats, and which of them are to be believed."""
-        return Data.of(self.counts, self.mask, self.background, self.background.dtype)
+        return Data.of(self.patterns, self.mask, self.background, self.background.dtype)
 
 
 @dataclass
@@ -102,6 +112,15 @@ class Passes:
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """What `revise` returns; Psi stays."""
         return terms(model, chunk, power(detected))
+
+    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+        """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
+
+        Of "watch", what comes back means nothing.
+        """
+        detected = model.detect(waves, chunk.fractions)
+        found: Tensor = getattr(self, task)(model, chunk, detected)
+        return (detected if task == "watch" else model.detect_adjoint(detected, chunk.fractions)), found
 
     def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
