@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,19 @@ class Layout:
         own = torch.as_tensor(self.own, device=rows.device)
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
+
+    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray:
+        """Views (N,) bool, at these anchors (N, 2), without which this rank's sums are not ready to travel: all."""
+        return np.ones(len(self.owner), dtype=bool)
+
+    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+        """Called once this rank's border views have been added: what travels early does. Returns the rest of `reduce`,
+        to be called with the other tensors once all views have been added."""
+        return partial(self.reduce, fields, blocks)
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        raise NotImplementedError
 
     def sum_owned(self, values: Tensor) -> Tensor:
         """Sum over ranks of values that each has summed over the pixels that it owns."""
@@ -296,12 +310,9 @@ def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tens
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
     hit = torch.zeros(sides[0] + 1, sides[1] + 1, dtype=torch.int32)
-    anchors = anchors.cpu()
-    limit = torch.tensor(sides)
-    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor")
-    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
-    inside = ((last >= 0) & (first < limit)).all(1)
-    first, after = first[inside].clamp(min=0), torch.minimum(last[inside] + 1, limit)
+    first, after = block_boxes(anchors, window, sides)
+    inside = (first < after).all(1)
+    first, after = first[inside], after[inside]
     # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
     rows = torch.cat((first[:, 0], after[:, 0], first[:, 0], after[:, 0]))
     columns = torch.cat((first[:, 1], after[:, 1], after[:, 1], first[:, 1]))
@@ -309,6 +320,18 @@ def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tens
     signs[len(rows) // 2 :] = -1
     hit.index_put_((rows, columns), signs, accumulate=True)
     return hit.cumsum(0).cumsum(1)[:-1, :-1] > 0
+
+
+def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Of blocks (H/b, W/b), the first that windows at anchors (B, 2) reach, and the one after the last, (B, 2).
+
+    Of a window outside, one of the sides is empty.
+    """
+    anchors, limit = anchors.cpu(), torch.tensor(sides)
+    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor").clamp(min=0)
+    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
+    after = torch.minimum(last + 1, limit).clamp(min=0)
+    return torch.minimum(first, after), after
 
 
 def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:

@@ -72,13 +72,20 @@ class Patterns(ABC):
     def prefetch(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to do where patterns are at hand
         """Says which pieces `rows` will be asked for next, in this order."""
 
-    def sweep(self, rows: np.ndarray, size: int, coming: np.ndarray | None = None) -> Iterator[Tensor]:
-        """Patterns of these rows (n,), a piece of at most `size` at a time; `coming`: rows that are swept after them.
+    def sweep(
+        self,
+        rows: np.ndarray,
+        size: int | list[int],
+        coming: np.ndarray | None = None,
+        coming_sizes: list[int] | None = None,
+    ) -> Iterator[Tensor]:
+        """Patterns of these rows (n,), a piece of at most `size` at a time, or of these sizes; `coming`: rows that are
+        swept after them, likewise.
 
         What comes next is on the way while a piece is being worked on.
         """
         pieces = torch.as_tensor(rows, device=self.indexed_on).split(size)
-        later = () if coming is None else torch.as_tensor(coming).split(size)
+        later = () if coming is None else torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)
         for k, piece in enumerate(pieces):
             self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])
             yield self.rows(piece)

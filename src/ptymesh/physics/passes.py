@@ -34,7 +34,7 @@ class Chunk:
 
     anchors, fractions (B, 2); weights (B, 1 + K); counts (B, h, w) in the detector's dtype; mask (h, w) bool;
     background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
-    stays as it is while a batch is swept, by name, for a pass to fill.
+    stays as it is while a batch is swept, by name, for a pass to fill. border: whether other ranks wait for its sums.
     """
 
     views: Tensor
@@ -47,6 +47,7 @@ class Chunk:
     background: Tensor
     whole: bool = False
     sweep: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    border: bool = False
 
     @cached_property
     def data(self) -> Data:
@@ -164,7 +165,7 @@ class Passes:
         return True
 
     def finish(self, into: Adjoints) -> None:
-        """Completes the sums after the last chunk."""
+        """Completes the sums after the last chunk; not the object's, which may be travelling by then."""
 
     def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64."""
