@@ -11,7 +11,7 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -414,6 +414,10 @@ class Problem:
     def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
         """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
         return self.layout.dot(a, b, estimate)
+
+    def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
+        """The same of several pairs, (n,), in one message."""
+        return self.layout.dots(pairs, estimate)
 
     def max(self, field: Tensor) -> Tensor:
         """Largest value over all pixels of a field of the object's shape, 0-d."""

@@ -43,7 +43,7 @@ def test_regularisers(ranks, engine: str, parametrisation: str) -> None:  # type
 @pytest.mark.parametrize("engine", ["rpie", "lsqml", "bh", "dm", "adam"])
 def test_interior_views(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     """An object so large that most views touch nothing that is shared: they are swept last, whatever the batch says."""
-    unknowns = {"unknowns": {"positions": {"lr": 0.05}}} if engine == "adam" else {"positions": True}
+    unknowns = {"unknowns": {"positions": True}, "positions": {"gain": 1}} if engine == "adam" else {"positions": True}
     stage = {"batch": 21, **unknowns, "probe": {"intensity": True}}
     arguments = (engine, dict(blocks=8, uneven=True, varying=True), stage, torch.complex128)
     one = outcome(Solo(), *arguments)

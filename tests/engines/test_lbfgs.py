@@ -49,8 +49,9 @@ def test_direction_is_that_of_the_dense_update() -> None:
         V = torch.eye(n, dtype=torch.float64) - torch.outer(y, s) / (s @ y)
         H = V.T @ H @ V + torch.outer(s, s) / (s @ y)
     g = torch.randn(n, generator=rng, dtype=torch.float64)
-    found = torch.cat([part.reshape(-1) for part in engine._direction(problem, e, x, split(g)).values()])
-    assert relative(found, -H @ g) < 1e-12
+    d, slope = engine._direction(problem, e, x, split(g))
+    assert relative(torch.cat([part.reshape(-1) for part in d.values()]), -H @ g) < 1e-12
+    assert slope == pytest.approx(float(-g @ H @ g), rel=1e-12)
     engine._remember(problem, e, x, split(s), split(-y))  # no positive curvature: nothing to learn
     assert torch.equal(engine._recall("object.s2", x["object"]), split(s)["object"])
 

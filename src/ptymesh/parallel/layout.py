@@ -11,7 +11,7 @@ Every layout answers the same questions. `Replicated`: the whole object on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -167,12 +167,26 @@ class Layout:
 
     def totals(self, *terms: Tensor) -> Tensor:
         """Sums (n,) float64 of all elements of n real tensors, which hold what each rank has of its own pixels."""
+        return self.totals_of(terms)
+
+    def totals_of(self, terms: Iterable[Tensor]) -> Tensor:
+        """The same of tensors that are made one at a time."""
         if not self.exact:
             return self.sum_owned(torch.stack([t.sum(dtype=torch.float64) for t in terms]))
-        sums = [ExactSum((), t.device) for t in terms]
-        for total, t in zip(sums, terms, strict=True):
+        sums = []
+        for t in terms:
+            total = ExactSum((), t.device)
             total.add(t.reshape(-1))
-        return ExactSum.value(self.sum_owned(torch.stack([total.local for total in sums], dim=1)))
+            sums.append(total.local)
+        return ExactSum.value(self.sum_owned(torch.stack(sums, dim=1)))
+
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each once, 0-d float64."""
+        return self.dots([(a, b)], estimate)[0]
+
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """The same of several pairs (n,), in one message."""
+        raise NotImplementedError
 
 
 class Replicated(Layout):
@@ -246,9 +260,9 @@ class Replicated(Layout):
         """Elementwise maximum over the ranks that hold other pixels: this one holds all."""
         return values
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, 0-d float64."""
-        return self.totals(product(a, b))[0]
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, (n,) float64."""
+        return self.totals_of(product(a, b) for a, b in pairs)
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this

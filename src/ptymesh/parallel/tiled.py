@@ -13,12 +13,15 @@ have the same bits: one round of messages instead of two. Where windows are much
 held by many ranks, sums are relayed instead: every block has a keeper, who adds them and gives back the whole, with the
 same bits. Elementwise arithmetic on such sums keeps ghosts what their owners are, so that nothing has to be filled
 before windows are cut.
+
+Views that reach blocks which others hold too are border views. Their sums start to travel (`begin`) before the interior
+ones are added, which touch none of these blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -286,14 +289,17 @@ class Tiled(Layout):
         """Elementwise maximum over ranks."""
         return self.world.max(values)[0]
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, each counted by its owner, 0-d float64."""
-        values, owned = product(a, b), self.owned(estimate)
-        if isinstance(a, Touched):
-            owned = blocked(owned[None])[:, a.rows, a.columns]
-        extra = values.dim() - (4 if isinstance(a, Touched) else 3)
-        owned = owned.reshape(*(owned.shape if isinstance(a, Touched) else (1, *owned.shape)), *(1,) * extra)
-        return self.totals(torch.where(owned, values, values.new_zeros(())))[0]
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each counted by its owner, (n,) float64; in one message."""
+        mask = self.owned(estimate)[None]
+
+        def counted(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
+            values = product(a, b)
+            owned = blocked(mask)[:, a.rows, a.columns] if isinstance(a, Touched) else mask
+            owned = owned.reshape(*owned.shape, *(1,) * (values.dim() - owned.dim()))
+            return torch.where(owned, values, values.new_zeros(()))
+
+        return self.totals_of(counted(a, b) for a, b in pairs)
 
     # --- between epochs ---
 
