@@ -117,12 +117,14 @@ class Cost:
 class _Traits:
     """What a step of an engine does besides one sweep of its batch.
 
-    sweeps: sums over the batch, each with the probe's; maxima: of touched fields, over tiles; dots: inner products over
-    tiles, asked: in so many messages; numbers, doubles: further sums in the problem's precision, and in double;
-    per_view: doubles for each view; arrays: of the object's size and precision that it keeps or needs on the way.
+    sweeps: sums over the batch, each with the probe's; objects: how many of them have the object's; maxima: of touched
+    fields, over tiles; dots: inner products over tiles, asked: in so many messages; numbers, doubles: further sums in
+    the problem's precision, and in double; per_view: doubles for each view; arrays: of the object's size and precision
+    that it keeps or needs on the way.
     """
 
     sweeps: int = 1
+    objects: int = 1
     maxima: int = 1
     dots: int = 0
     asked: int = 0
@@ -142,7 +144,7 @@ _TRAITS = {
     "ap": _Traits(sweeps=2),
     "cg": _DESCENT,
     "bh": replace(_DESCENT, doubles=6, dots=0, asked=0),
-    "lbfgs": _Traits(sweeps=2, maxima=2, numbers=3, dots=65, asked=2, arrays=24),
+    "lbfgs": _Traits(sweeps=2, objects=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
 }
 
 
@@ -300,10 +302,10 @@ def _traffic(
     traits = _traits(engine)
     others = traits.sweeps * probe + traits.numbers * scan.real_bytes + 8 * (traits.doubles + traits.per_view * views)
     if not isinstance(layout, Tiled):
-        return 0.0, 0.0, block * len(blocks.rows) + others
-    sent = block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
+        return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
+    sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + 8 * traits.dots
-    return float(sent), float(len(blocks.mine) + len(blocks.given)), others + over_tiles
+    return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
 
 
 def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
