@@ -141,8 +141,8 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
-        #: Views (N,) bool without whose share this rank's sums are not ready to travel; they are swept before others.
-        self._border = np.ones(self.views, dtype=bool)
+        #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
+        self._border: np.ndarray | None = None
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
         #: Norm of the strongest view's exit wave, which sets the units of exact sums.
@@ -282,16 +282,16 @@ class Problem:
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
-        return views[self._places(views)]
+        return self.layout.mine(views) if self._border is None else views[self._places(views)]
 
     def bordering(self, mine: np.ndarray) -> int:
-        """How many of these own views are border views."""
-        return int(self._border[mine].sum())
+        """How many of these own views must be swept before sums can travel."""
+        return len(mine) if self._border is None else int(self._border[mine].sum())
 
     def _places(self, views: np.ndarray) -> np.ndarray:
         """Where among these views this rank's own are, in the order in which they are swept: border views first."""
         own = np.flatnonzero(self.layout.owner[views] == self.world.rank)
-        return own[np.argsort(~self._border[views[own]], kind="stable")]
+        return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
 
     def _sizes(self, mine: np.ndarray, size: int) -> list[int]:
         """Of chunks of at most `size` views; none has border views and others."""

@@ -36,6 +36,7 @@ def test_interior_views_touch_no_shared_block(ranks: int, seed: int) -> None:
         obj = torch.empty(1, *part.shape, dtype=torch.complex64)
         mine = replace(e, object=obj, corner=part.corner, extent=extent, probe=torch.empty(1, *window))
         border, blocks = layout.border(mine, anchors), layout.blocks(mine, anchors, batch)
+        assert border is not None
         travels = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)
         for places in blocks.mine.values():
             travels[blocks.rows[places], blocks.columns[places]] = True

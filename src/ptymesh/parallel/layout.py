@@ -148,9 +148,9 @@ class Layout:
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
-    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray:
-        """Views (N,) bool, at these anchors (N, 2), without which this rank's sums are not ready to travel: all."""
-        return np.ones(len(self.owner), dtype=bool)
+    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
+        """Views (N,) bool, at these anchors (N, 2), after which some of this rank's sums can travel; None: after all."""
+        return None
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """Called once this rank's border views have been added: what travels early does. Returns the rest of `reduce`,

@@ -123,11 +123,13 @@ class Tiled(Layout):
                 del travels[rank]
         return found
 
-    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray:
+    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
         """Views (N,) bool, at these anchors (N, 2), that reach blocks of this rank's part which others hold too.
 
         Own views besides these touch no block that travels; of others' views nothing is said (True).
         """
+        if not self._neighbours:
+            return None
         shared = torch.zeros([n // BLOCK for n in estimate.object.shape[-2:]], dtype=torch.bool)
         for rank in self._neighbours:
             shared |= self._common(rank)
