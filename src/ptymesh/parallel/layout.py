@@ -149,7 +149,7 @@ class Layout:
         return self.world.sum(mine)[0]
 
     def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
-        """Views (N,) bool, at these anchors (N, 2), after which some of this rank's sums can travel; None: after all."""
+        """Views (N,) bool, at these anchors (N, 2), after which sums of this rank can travel; None: after all."""
         return None
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
