@@ -117,7 +117,7 @@ class LBFGS(Autodiff):
             products[..., :-1, :-1] = self.state["products"].cpu()
         products[..., -1, :], products[..., :, -1] = new, new.transpose(0, 1)
         first = int(count == self.memory)
-        self.state["products"] = products[..., first:, first:].to(problem.device, copy=True)
+        self.state["products"] = products[..., first:, first:].clone()
         for name in x:
             for kind, newest in (("s", s[name]), ("y", y[name])):
                 if count == self.memory:
