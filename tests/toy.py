@@ -88,11 +88,12 @@ def make(
     noise: bool = False,
     dtype: torch.dtype = torch.complex128,
     seed: int = 3,
+    blocks: int = 3,
 ) -> Toy:
-    """A scan of `views` windows over an object of three blocks a side."""
+    """A scan of `views` windows over an object of three blocks a side, or more."""
     rng = np.random.default_rng(seed)
     h, w = window
-    side = 3 * BLOCK
+    side = blocks * BLOCK
     phase = 0.8 * smooth((slices, side, side), 3.0, rng)
     amplitude = 1 - 0.2 * np.abs(smooth((slices, side, side), 3.0, rng)).clip(0, 3) / 3
     obj = torch.as_tensor(amplitude * np.exp(1j * phase / slices)).to(dtype)

@@ -11,7 +11,7 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
@@ -141,6 +141,10 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
+        self._border: np.ndarray | None = None
+        #: The sums that are being added up: told when the last border view of a sweep has been added.
+        self._collecting: Accumulator | None = None
         #: Norm of the strongest view's exit wave, which sets the units of exact sums.
         self.largest_wave = largest_wave(self._counted(), self.mask, self.world) if exact else 0.0
 
@@ -158,6 +162,7 @@ class Problem:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
         self._anchors = estimate.anchors.cpu()
         check_room(estimate)
+        self._border = self.layout.border(estimate, self._anchors)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
@@ -240,15 +245,18 @@ class Problem:
     # --- the words it is made of ---
 
     def chunks(self, estimate: Estimate, views: np.ndarray, with_counts: bool = True) -> Iterator[Chunk]:
-        """Those of these views (global indices) that this rank owns, in chunks that fit the cache."""
+        """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
+        sums other ranks wait for, then those that are swept while these sums travel."""
         self._follow_slices(estimate)
-        mine = self.layout.mine(views)
+        mine = self.mine(views)
         wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
         size = min(size, self.chunk_limit or size)
-        self._largest = max(1, min(size, len(mine)))
+        sizes = self._sizes(mine, size)
+        self._largest = max(sizes, default=1)
+        border = self.bordering(mine)
         whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, ...]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
@@ -259,29 +267,40 @@ class Problem:
             estimate.fractions(every),
             estimate.weights[every],
         )
-        swept = self._patterns(mine, size) if with_counts else repeat((self.mask[None, :0], None))
-        for start, (counts, places) in zip(range(0, len(mine), size), swept, strict=False):
+        swept = self._patterns(mine, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
+        done = 0
+        for count, (counts, places) in zip(sizes, swept, strict=False):
+            if done == border and self._collecting:
+                self._collecting.begin()
+            some, row, anchors, fractions, weights = (values[done : done + count] for values in of_views)
+            fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
+            done += count
             self.world.pulse.moves += 1
-            parts = [values[start : start + size] for values in of_views]
-            some, row, anchors, fractions, weights = parts
-            yield Chunk(
-                some,
-                row,
-                anchors,
-                fractions,
-                weights,
-                counts,
-                self.mask,
-                estimate.background,
-                whole,
-                sweep,
-                places,
-            )
+            yield Chunk(some, row, anchors, fractions, weights, *fixed)
 
-    def _patterns(self, mine: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def mine(self, views: np.ndarray) -> np.ndarray:
+        """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
+        return self.layout.mine(views) if self._border is None else views[self._places(views)]
+
+    def bordering(self, mine: np.ndarray) -> int:
+        """How many of these own views must be swept before sums can travel."""
+        return len(mine) if self._border is None else int(self._border[mine].sum())
+
+    def _places(self, views: np.ndarray) -> np.ndarray:
+        """Where among these views this rank's own are, in the order in which they are swept: border views first."""
+        own = np.flatnonzero(self.layout.owner[views] == self.world.rank)
+        return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
+
+    def _sizes(self, mine: np.ndarray, size: int) -> list[int]:
+        """Of chunks of at most `size` views; none has border views and others."""
+        border = self.bordering(mine)
+        return [min(size, n - at) for n in (border, len(mine) - border) for at in range(0, n, size)]
+
+    def _patterns(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Those of these own views, a chunk at a time."""
-        coming = self.layout.local(self.layout.mine(self.coming))
-        return self.patterns.pieces(self.layout.local(mine), size, coming)
+        coming = self.mine(self.coming)
+        local = self.layout.local
+        return self.patterns.pieces(local(mine), sizes, local(coming), self._sizes(coming, size))
 
     def _follow_slices(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance and the tilt that the estimate has."""
@@ -337,7 +356,12 @@ class Problem:
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
-        return Accumulator(self, estimate, batch, only)
+        self._collecting = Accumulator(self, estimate, batch, only)
+        return self._collecting
+
+    def collected(self) -> None:
+        """Sums are complete: no sweep needs to tell anybody of its border."""
+        self._collecting = None
 
     def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
         """The blocks of this rank's part of the object that the batch covers."""
@@ -387,6 +411,10 @@ class Problem:
         """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
         return self.layout.dot(a, b, estimate)
 
+    def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
+        """The same of several pairs, (n,), in one message."""
+        return self.layout.dots(pairs, estimate)
+
     def max(self, field: Tensor) -> Tensor:
         """Largest value over all pixels of a field of the object's shape, 0-d."""
         return self.layout.max(field.max())
@@ -412,8 +440,8 @@ class Problem:
     def rows(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
-        mine = torch.as_tensor(self.layout.owner[batch.views] == self.world.rank, device=self.device)
         if parts:
+            mine = torch.as_tensor(self._places(batch.views), device=self.device)
             # no negative zeros, which a sum over ranks makes positive ones
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
@@ -491,12 +519,18 @@ class Accumulator:
                 torch.zeros_like(estimate.opr.real),
             )
         self.fields = [obj, object_weight]
+        #: Border views that the sums wait for, and views that have been added.
+        self._border, self._added = problem.bordering(problem.mine(batch.views)), 0
+        self._finish: Callable[..., list[Any]] | None = None
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem = self.problem
+        if chunk.border and self._finish:
+            raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
+        self._added += len(chunk.views)
         if self.exact:
             self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
         else:
@@ -506,9 +540,16 @@ class Accumulator:
         if self.batch.vary:
             problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
 
+    def begin(self) -> None:
+        """All border views have been swept: where they have been added, too, their sums start to travel."""
+        if self._finish is None and self._added >= self._border:
+            self._finish = self.problem.layout.begin(self.fields, self.blocks)
+
     def total(self, *others: Tally | Tensor) -> Sums:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
+        problem.collected()
+        self._finish = self._finish or problem.layout.begin(self.fields, self.blocks)
         kind = torch.int64 if self.exact else problem.real
         stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
         parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
@@ -527,15 +568,16 @@ class Accumulator:
         problem.passes.finish(sums)
         by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
         adjoints = (by_probe, sums.probe_weight, sums.opr, sums.opr_weight)
-        found = problem.layout.reduce(self.fields, self.blocks, *adjoints, *(p.to(problem.real) for p in parts))
+        assert self._finish is not None
+        found = self._finish(*adjoints, *(p.to(problem.real) for p in parts))
         return found[:6], found[6:]
 
     def _exactly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """The same in integers. Rows travel as the bits of their numbers: other ranks' zeros leave them alone."""
-        assert self.exact is not None
+        assert self.exact is not None and self._finish is not None
         own = self.exact.message()
         bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
-        obj, object_weight, *found = self.problem.layout.reduce(self.fields, self.blocks, *own, *bits)
+        obj, object_weight, *found = self._finish(*own, *bits)
         summed = self.exact.decoded(self.problem.model, [obj.values, object_weight.values, *found[: len(own)]])
         rest = [
             total if part.dtype == torch.int64 else total.view(torch.float64)

@@ -48,6 +48,7 @@ RUNS = {
         {"loss": "nrmse", "unknowns": {"weights": True}, "probe": {"opr": False}},
     ),
     "coarse to fine": ("rpie", dict(), {"coarsen": 2, **POSITIONS}),
+    "interior views": ("lsqml", dict(modes=2, blocks=8), {"batch": 21, **POSITIONS}),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
 }
 #: How a start is changed.
@@ -56,7 +57,7 @@ WITH = {"opr": with_opr}
 
 #: Regularisers of neighbouring pixels are summed at the borders of tiles in floats (docs/deterministic.md).
 REPLICATED = ("total variation",)
-WINDOWS = {"coarse to fine": [(32, 32), (24, 28)]}
+WINDOWS = {"coarse to fine": [(32, 32), (24, 28)], "interior views": [(32, 32)]}
 
 
 def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: bool) -> dict:

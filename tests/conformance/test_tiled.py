@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_ranks import UPKEEP, outcome, same
+from test_ranks import TOLERANCE, UPKEEP, outcome, same
 
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE, Adam, Engine
 from ptymesh.errors import Interrupted
@@ -38,6 +38,17 @@ def test_regularisers(ranks, engine: str, parametrisation: str) -> None:  # type
     stage = {**REGULARISED, "parametrisation": parametrisation}
     arguments = (engine, dict(uneven=True), stage, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(3, outcome, *arguments, "tiled"), 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["rpie", "lsqml", "bh", "dm", "adam"])
+def test_interior_views(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
+    """An object so large that most views touch nothing that is shared: they are swept last, whatever the batch says."""
+    unknowns = {"unknowns": {"positions": True}, "positions": {"gain": 1}} if engine == "adam" else {"positions": True}
+    stage = {"batch": 21, **unknowns, "probe": {"intensity": True}}
+    arguments = (engine, dict(blocks=8, uneven=True, varying=True), stage, torch.complex128)
+    one = outcome(Solo(), *arguments)
+    for size in (2, 4):
+        same(one, ranks(size, outcome, *arguments, "tiled"), TOLERANCE.get(engine, 1e-12))
 
 
 def test_single(ranks) -> None:  # type: ignore[no-untyped-def]

@@ -11,9 +11,11 @@ from ptymesh.engines import LBFGS, RPIE
 from ptymesh.errors import Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
+from ptymesh.parallel.world import World
+from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from toy import Toy, make, relative
+from toy import Toy, make, relative, share
 
 
 def run(toy: Toy, engine: LBFGS, start: Estimate, seed: int = 0) -> RunState:
@@ -49,10 +51,38 @@ def test_direction_is_that_of_the_dense_update() -> None:
         V = torch.eye(n, dtype=torch.float64) - torch.outer(y, s) / (s @ y)
         H = V.T @ H @ V + torch.outer(s, s) / (s @ y)
     g = torch.randn(n, generator=rng, dtype=torch.float64)
-    found = torch.cat([part.reshape(-1) for part in engine._direction(problem, e, x, split(g)).values()])
-    assert relative(found, -H @ g) < 1e-12
+    d, slope = engine._direction(problem, e, x, split(g))
+    assert relative(torch.cat([part.reshape(-1) for part in d.values()]), -H @ g) < 1e-12
+    assert slope == pytest.approx(float(-g @ H @ g), rel=1e-12)
     engine._remember(problem, e, x, split(s), split(-y))  # no positive curvature: nothing to learn
     assert torch.equal(engine._recall("object.s2", x["object"]), split(s)["object"])
+
+
+def asked(world: World) -> list[tuple[int, int]]:
+    """How often four steps ask for inner products, and how many collectives that takes."""
+    toy = make()
+    problem = toy.problem(world, "tiled")
+    e = share(toy.start(), problem)
+    problem.begin_epoch(e)
+    engine, dots, counts = LBFGS(), problem.dots, []
+
+    def counted(pairs, estimate):  # type: ignore[no-untyped-def]
+        before = world.collectives
+        found = dots(pairs, estimate)
+        counts[-1] = (counts[-1][0] + 1, counts[-1][1] + world.collectives - before)
+        return found
+
+    problem.dots = counted  # type: ignore[method-assign]
+    for _ in range(4):
+        counts.append((0, 0))
+        engine.step(problem, e, Batch(np.arange(problem.views)))
+    assert engine.state["products"].shape == (2, 2, 4, 4), "every step has taught a pair"
+    return counts
+
+
+def test_messages_do_not_grow_with_memory(ranks) -> None:  # type: ignore[no-untyped-def]
+    for counts in ranks(2, asked):
+        assert counts == [(2, 2)] * 4
 
 
 CASES = {

@@ -1,15 +1,20 @@
 """Limited-memory BFGS over object and probe together.
 
 Nocedal & Wright, Numerical Optimization, 2nd ed. (2006), algorithms 7.4 (two loops) and 3.1 (backtracking)
+Chen, Wang & Zhou, "Large-scale L-BFGS using MapReduce", NIPS 27 (2014): the loops in coefficients
 
 x, g       unknowns, and gradient of the loss, both in the metric of the unknown's scale K (sweep.py): each x over
            sqrt(K), slope times sqrt(K); K as found when the unknown first moved
 s_i, y_i   differences of x and g over one accepted step, both ends on the same batch;  rho_i = 1 / <s_i, y_i>
+m          such pairs that are remembered
 
     q <- g;   from the newest:  a_i = rho_i <s_i, q>,  q <- q - a_i y_i
     q <- (<s, y> / <y, y>) q of the newest pair
     from the oldest:  q <- q + s_i (a_i - rho_i <y_i, q>);   d = -q
     x <- x + t d,  t = 1, 1/2, 1/4 ... until  L(x + t d) <= L(x) + armijo t <g, d>
+
+q is a combination of g, s_i and y_i: the loops need their inner products alone, of which those of g are new in every
+step and those of a pair when it is remembered.
 
 Inner products and decisions are over all pixels and ranks. Meant for few, large batches: by default one of all views.
 """
@@ -58,11 +63,10 @@ class LBFGS(Autodiff):
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
         self._forget_others(x)
-        d = self._direction(problem, estimate, x, g)
-        slope = float(_dot(problem, estimate, g, d))
+        d, slope = self._direction(problem, estimate, x, g)
         if slope >= 0:
             self._forget()
-            d, slope = {name: -part for name, part in g.items()}, -float(_dot(problem, estimate, g, g))
+            d, slope = self._direction(problem, estimate, x, g)
         t = 1.0
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
@@ -83,31 +87,37 @@ class LBFGS(Autodiff):
             self.state.setdefault(f"scale.{name}", part.scale.clone())
         return {name: Part(part.slope, self.state[f"scale.{name}"]) for name, part in parts.items()}
 
-    def _direction(self, problem: Problem, estimate: Estimate, x: Vector, g: Vector) -> Vector:
-        pairs = [
-            ({n: self._recall(f"{n}.s{i}", x[n]) for n in x}, {n: self._recall(f"{n}.y{i}", x[n]) for n in x})
-            for i in range(self._pairs(x))
-        ]
-        products = [_dot(problem, estimate, s, y) for s, y in pairs]
-        q, first = dict(g), []
-        for (s, y), sy in zip(reversed(pairs), reversed(products), strict=True):
-            first.append(_dot(problem, estimate, s, q) / sy)
-            q = {n: q[n] - first[-1] * y[n] for n in q}
-        if pairs:
-            y = pairs[-1][1]
-            q = {n: q[n] * (products[-1] / _dot(problem, estimate, y, y)) for n in q}
-        for (s, y), sy, a in zip(pairs, products, reversed(first), strict=True):
-            b = _dot(problem, estimate, y, q) / sy
-            q = {n: q[n] + (a - b) * s[n] for n in q}
-        return {n: -q[n] for n in q}
+    def _direction(self, problem: Problem, estimate: Estimate, x: Vector, g: Vector) -> tuple[Vector, float]:
+        """d and <g, d>; steepest descent where nothing is remembered."""
+        pairs, m = self._remembered(x), self._pairs(x)
+        basis = [*pairs, g]
+        products = torch.zeros(2 * m + 1, 2 * m + 1, dtype=torch.float64)
+        if m:
+            products[:-1, :-1] = self.state["products"].cpu().transpose(1, 2).reshape(2 * m, 2 * m)
+        products[-1] = products[:, -1] = _dots(problem, estimate, [(g, vector) for vector in basis])
+        c = combination(products)
+        d = {n: torch.zeros_like(g[n]) for n in x}
+        for share, vector in zip(c.tolist(), basis, strict=True):
+            for n in x:
+                d[n] -= share * vector[n]
+        return d, -float(products[-1] @ c)
 
-    # --- memory: `unknown.s0`, `unknown.y0` the oldest pair ---
+    # --- memory: `unknown.s0`, `unknown.y0` the oldest pair; `products` (2, 2, m, m) <s_i, s_j>, <s_i, y_j> ... ---
 
     def _remember(self, problem: Problem, estimate: Estimate, x: Vector, s: Vector, y: Vector) -> None:
-        sy, ss, yy = _dot(problem, estimate, s, y), _dot(problem, estimate, s, s), _dot(problem, estimate, y, y)
-        if bool(sy <= CURVED * (ss * yy).sqrt()):
-            return
         count = self._pairs(x)
+        known = self._remembered(x)
+        vectors = [*known[:count], s, *known[count:], y]
+        found = _dots(problem, estimate, [(new, vector) for new in (s, y) for vector in vectors])
+        new = found.view(2, 2, count + 1)
+        if bool(new[0, 1, -1] <= CURVED * (new[0, 0, -1] * new[1, 1, -1]).sqrt()):
+            return
+        products = torch.zeros(2, 2, count + 1, count + 1, dtype=torch.float64)
+        if count:
+            products[..., :-1, :-1] = self.state["products"].cpu()
+        products[..., -1, :], products[..., :, -1] = new, new.transpose(0, 1)
+        first = int(count == self.memory)
+        self.state["products"] = products[..., first:, first:].clone()
         for name in x:
             for kind, newest in (("s", s[name]), ("y", y[name])):
                 if count == self.memory:
@@ -115,6 +125,11 @@ class LBFGS(Autodiff):
                         self.state[f"{name}.{kind}{i}"] = self.state[f"{name}.{kind}{i + 1}"]
                 place = min(count, self.memory - 1)
                 self.state[f"{name}.{kind}{place}"] = packed(newest.contiguous(), newest)
+
+    def _remembered(self, x: Vector) -> list[Vector]:
+        """s_0, s_1 ... y_0, y_1 ..."""
+        count = self._pairs(x)
+        return [{n: self._recall(f"{n}.{kind}{i}", x[n]) for n in x} for kind in "sy" for i in range(count)]
 
     def _recall(self, key: str, like: Tensor) -> Tensor:
         return unpacked(self.state[key], like)
@@ -126,12 +141,13 @@ class LBFGS(Autodiff):
     def _forget_others(self, x: Vector) -> None:
         """Pairs of other unknowns than these, on other pixels, or more than are to be remembered, are of no use."""
         known = {key.partition(".")[0] for key in self.state if ".s" in key}
-        kept = known == set(x) and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
+        kept = known == set(x) and "products" in self.state
+        kept = kept and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
         if not kept or self._pairs(x) > self.memory:
             self._forget()
 
     def _forget(self) -> None:
-        for key in [key for key in self.state if ".s" in key or ".y" in key]:
+        for key in [key for key in self.state if ".s" in key or ".y" in key or key == "products"]:
             del self.state[key]
 
 
@@ -139,13 +155,29 @@ def _scaled(gradient: Gradient, parts: dict[str, Part]) -> Vector:
     return {name: part.slope * parts[name].scale.sqrt() for name, part in gradient.parts.items()}
 
 
-def _dot(problem: Problem, estimate: Estimate, a: Vector, b: Vector) -> Tensor:
-    """<a, b> over all unknowns; the object's pixels lie with several ranks."""
-    parts = [
-        problem.dot(a[name], b[name], estimate) if name in OBJECT else (a[name] * b[name]).sum(dtype=torch.float64)
-        for name in a
-    ]
-    return torch.stack(parts).sum()
+def combination(products: Tensor) -> Tensor:
+    """H g as a combination (2m + 1,) of s_i, y_i and g, from their inner products (2m + 1, 2m + 1): the two loops."""
+    m = len(products) // 2
+    q, first = torch.zeros_like(products[0]), products.new_zeros(m)
+    q[-1] = 1
+    for i in reversed(range(m)):
+        first[i] = products[i] @ q / products[i, m + i]
+        q[m + i] -= first[i]
+    if m:
+        q *= products[m - 1, 2 * m - 1] / products[2 * m - 1, 2 * m - 1]
+    for i in range(m):
+        q[i] += first[i] - products[m + i] @ q / products[i, m + i]
+    return q
+
+
+def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector]]) -> Tensor:
+    """<a, b> over all unknowns, (n,) float64 on the host; the object's pixels lie with several ranks: one message."""
+    names = list(pairs[0][0])
+    of_object = problem.dots(((a[n], b[n]) for n in names if n in OBJECT for a, b in pairs), estimate)
+    total = of_object.view(-1, len(pairs)).sum(0)
+    for name in [n for n in names if n not in OBJECT]:
+        total = total + torch.stack([(a[name] * b[name]).sum(dtype=torch.float64) for a, b in pairs])
+    return total.cpu()
 
 
 def _rounding(value: Tensor) -> float:

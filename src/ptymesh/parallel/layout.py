@@ -11,8 +11,9 @@ Every layout answers the same questions. `Replicated`: the whole object on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -147,18 +148,45 @@ class Layout:
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
+    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
+        """Views (N,) bool, at these anchors (N, 2), after which sums of this rank can travel; None: after all."""
+        return None
+
+    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+        """Called once this rank's border views have been added: what travels early does. Returns the rest of `reduce`,
+        to be called with the other tensors once all views have been added."""
+        return partial(self.reduce, fields, blocks)
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        raise NotImplementedError
+
     def sum_owned(self, values: Tensor) -> Tensor:
         """Sum over ranks of values that each has summed over the pixels that it owns."""
         raise NotImplementedError
 
     def totals(self, *terms: Tensor) -> Tensor:
         """Sums (n,) float64 of all elements of n real tensors, which hold what each rank has of its own pixels."""
+        return self.totals_of(terms)
+
+    def totals_of(self, terms: Iterable[Tensor]) -> Tensor:
+        """The same of tensors that are made one at a time."""
         if not self.exact:
             return self.sum_owned(torch.stack([t.sum(dtype=torch.float64) for t in terms]))
-        sums = [ExactSum((), t.device) for t in terms]
-        for total, t in zip(sums, terms, strict=True):
+        sums = []
+        for t in terms:
+            total = ExactSum((), t.device)
             total.add(t.reshape(-1))
-        return ExactSum.value(self.sum_owned(torch.stack([total.local for total in sums], dim=1)))
+            sums.append(total.local)
+        return ExactSum.value(self.sum_owned(torch.stack(sums, dim=1)))
+
+    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each once, 0-d float64."""
+        return self.dots([(a, b)], estimate)[0]
+
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """The same of several pairs (n,), in one message."""
+        raise NotImplementedError
 
 
 class Replicated(Layout):
@@ -232,9 +260,9 @@ class Replicated(Layout):
         """Elementwise maximum over the ranks that hold other pixels: this one holds all."""
         return values
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, 0-d float64."""
-        return self.totals(product(a, b))[0]
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, (n,) float64."""
+        return self.totals_of(product(a, b) for a, b in pairs)
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
@@ -295,15 +323,26 @@ class Move:
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
-    at = anchors.cpu().numpy()
-    first, last = (at - REACH) // BLOCK, (at + (np.array(window) + REACH - 1)) // BLOCK
-    inside = ((last >= 0) & (first < sides)).all(1)
-    first, after = np.maximum(first[inside], 0), np.minimum(last[inside] + 1, sides)
+    first, after = (box.numpy() for box in block_boxes(anchors, window, sides))
+    inside = (first < after).all(1)
+    first, after = first[inside], after[inside]
     # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
     hit = np.zeros((sides[0] + 1, sides[1] + 1), dtype=np.int32)
     for rows, columns, sign in ((first, first, 1), (after, after, 1), (first, after, -1), (after, first, -1)):
         np.add.at(hit, (rows[:, 0], columns[:, 1]), sign)
     return torch.from_numpy(hit.cumsum(0).cumsum(1)[:-1, :-1] > 0)
+
+
+def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Of blocks (H/b, W/b), the first that windows at anchors (B, 2) reach, and the one after the last, (B, 2).
+
+    Of a window outside, one of the sides is empty.
+    """
+    anchors, limit = anchors.cpu(), torch.tensor(sides)
+    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor").clamp(min=0)
+    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
+    after = torch.minimum(last + 1, limit).clamp(min=0)
+    return torch.minimum(first, after), after
 
 
 def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:

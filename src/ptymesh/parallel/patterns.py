@@ -79,20 +79,25 @@ class Patterns(ABC):
         """
         return self.rows(rows), None
 
-    def sweep(self, rows: np.ndarray, size: int, coming: np.ndarray | None = None) -> Iterator[Tensor]:
-        """Patterns of these rows (n,), a piece of at most `size` at a time; `coming`: see `pieces`."""
+    def sweep(self, rows: np.ndarray, size: int | list[int], coming: np.ndarray | None = None) -> Iterator[Tensor]:
+        """Patterns of these rows (n,), piece by piece; see `pieces`."""
         for array, places in self.pieces(rows, size, coming):
             yield array if places is None else array[places]
 
     def pieces(
-        self, rows: np.ndarray, size: int, coming: np.ndarray | None = None
+        self,
+        rows: np.ndarray,
+        size: int | list[int],
+        coming: np.ndarray | None = None,
+        coming_sizes: list[int] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What is `lying` for these rows (n,), at most `size` of them at a time; `coming`: rows that are swept next.
+        """What is `lying` for these rows (n,), at most `size` of them at a time, or so many; `coming`: rows that are
+        swept after them, likewise.
 
         What comes next is on the way while a piece is being worked on.
         """
         pieces = torch.as_tensor(rows, device=self.indexed_on).split(size)
-        later = () if coming is None else torch.as_tensor(coming).split(size)
+        later = () if coming is None else torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)
         for k, piece in enumerate(pieces):
             self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])
             yield self.lying(piece)

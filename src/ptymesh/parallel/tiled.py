@@ -13,12 +13,16 @@ have the same bits: one round of messages instead of two. Where windows are much
 held by many ranks, sums are relayed instead: every block has a keeper, who adds them and gives back the whole, with the
 same bits. Elementwise arithmetic on such sums keeps ghosts what their owners are, so that nothing has to be filled
 before windows are cut.
+
+Views that reach blocks which others hold too are border views. Their sums start to travel (`begin`) before the interior
+ones are added, which touch none of these blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,13 +30,15 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, covered_blocks, product
+from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, block_boxes, covered_blocks, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import blocked
 
 #: Sums are relayed by keepers where that takes less than this fraction of the bytes; ranks that are looked at for it.
 LESS, SAMPLE = 0.75, 64
+#: What arrives from each rank, one array per field, and what waits for it.
+Posted = tuple[dict[int, list[Tensor]], Callable[[], None]]
 #: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
 STRAY = 2
 
@@ -117,10 +123,36 @@ class Tiled(Layout):
                 del travels[rank]
         return found
 
+    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
+        """Views (N,) bool, at these anchors (N, 2), that reach blocks of this rank's part which others hold too.
+
+        Own views besides these touch no block that travels; of others' views nothing is said (True).
+        """
+        if not self._neighbours:
+            return None
+        shared = torch.zeros([n // BLOCK for n in estimate.object.shape[-2:]], dtype=torch.bool)
+        for rank in self._neighbours:
+            shared |= self._common(rank)
+        border = np.ones(len(self.owner), dtype=bool)
+        here = estimate.here(anchors.cpu())[torch.as_tensor(self.own)]
+        border[self.own] = _reach_into(shared, here, estimate.window).numpy()
+        return border
+
+    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+        """This rank's sums on the blocks that others hold too start to travel; the other blocks may still change."""
+        sends = {
+            rank: [blocked(f)[:, blocks.rows[places], blocks.columns[places]] for f in fields]
+            for rank, places in blocks.mine.items()
+        }
+        return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.theirs))
+
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums: of touched blocks of accumulators (L, H, W), whose borders travel, and of other tensors."""
+        return self.begin(fields, blocks)(*others)
+
+    def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Any]:
+        arrived, wait = begun
         gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
-        arrived, wait = self._post_blocks(gathered, blocks.mine, blocks.theirs)
         summed = self.world.sum(*others) if others else []
         wait()
         totals = [torch.zeros_like(own) for own in gathered]
@@ -131,24 +163,21 @@ class Tiled(Layout):
             else:
                 for total, values in zip(totals, arrived[rank], strict=True):
                     total[:, blocks.theirs[rank]] += values
-        arrived, wait = self._post_blocks(totals, blocks.given, blocks.taken)
+        given = {rank: [total[:, places] for total in totals] for rank, places in blocks.given.items()}
+        arrived, wait = self._post_blocks(given, fields, blocks.taken)
         wait()
         for rank, places in blocks.taken.items():
             for total, values in zip(totals, arrived[rank], strict=True):
                 total[:, places] = values
         return [Touched(total, blocks.rows, blocks.columns, self.max) for total in totals] + summed
 
-    def _post_blocks(
-        self, fields: list[Tensor], mine: dict[int, Tensor], theirs: dict[int, Tensor]
-    ) -> tuple[dict[int, list[Tensor]], Callable[[], None]]:
-        """Starts an exchange of values (L, n, b, b); the arrays, one per field, by rank, are there when it is over."""
-        sends = {
-            rank: torch.cat([_real(values[:, places]).reshape(-1) for values in fields])
-            for rank, places in mine.items()
-        }
+    def _post_blocks(self, given: dict[int, list[Tensor]], fields: list[Tensor], theirs: dict[int, Tensor]) -> Posted:
+        """Starts an exchange of values (L, n, b, b), one array per field (L, H, W), by rank: what arrives is there when
+        it is over."""
+        sends = {rank: torch.cat([_real(v).reshape(-1) for v in values]) for rank, values in given.items()}
         receives, arrived = {}, {}
         for rank, places in theirs.items():
-            shapes = [(len(f), len(places), *_real(f).shape[2:]) for f in fields]
+            shapes = [(len(f), len(places), BLOCK, BLOCK, *_real(f).shape[3:]) for f in fields]
             flat = receives[rank] = _real(fields[0]).new_empty(sum(math.prod(shape) for shape in shapes))
             parts = flat.split([math.prod(shape) for shape in shapes])
             arrived[rank] = [
@@ -262,14 +291,17 @@ class Tiled(Layout):
         """Elementwise maximum over ranks."""
         return self.world.max(values)[0]
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, each counted by its owner, 0-d float64."""
-        values, owned = product(a, b), self.owned(estimate)
-        if isinstance(a, Touched):
-            owned = blocked(owned[None])[:, a.rows, a.columns]
-        extra = values.dim() - (4 if isinstance(a, Touched) else 3)
-        owned = owned.reshape(*(owned.shape if isinstance(a, Touched) else (1, *owned.shape)), *(1,) * extra)
-        return self.totals(torch.where(owned, values, values.new_zeros(())))[0]
+    def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each counted by its owner, (n,) float64; in one message."""
+        mask = self.owned(estimate)[None]
+
+        def counted(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
+            values = product(a, b)
+            owned = blocked(mask)[:, a.rows, a.columns] if isinstance(a, Touched) else mask
+            owned = owned.reshape(*owned.shape, *(1,) * (values.dim() - owned.dim()))
+            return torch.where(owned, values, values.new_zeros(()))
+
+        return self.totals_of(counted(a, b) for a, b in pairs)
 
     # --- between epochs ---
 
@@ -385,6 +417,16 @@ def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
             rows, columns = (slice(*(-((BLOCK // 2 - n) // BLOCK) for n in (s.start, s.stop))) for s in (y, x))
             keeper[rows, columns] = rank
     return keeper
+
+
+def _reach_into(mask: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
+    """Whether windows at anchors (B, 2) reach into a block of the mask (H/b, W/b), (B,) bool."""
+    height, width = mask.shape
+    counts = torch.zeros(height + 1, width + 1, dtype=torch.int64)
+    counts[1:, 1:] = mask.long().cumsum(0).cumsum(1)
+    (top, left), (bottom, right) = (box.unbind(1) for box in block_boxes(anchors, window, (height, width)))
+    inside = counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left]
+    return inside > 0
 
 
 def _real(values: Tensor) -> Tensor:

@@ -31,11 +31,28 @@ TIMEOUT = timedelta(hours=2)
 
 
 @dataclass
+class Flight:
+    """Messages under way; what is being sent must live until it has gone."""
+
+    works: list[Any]
+    sends: dict[int, Tensor]
+    receives: dict[int, Tensor]
+
+    def land(self) -> list[Tensor]:
+        """What has arrived, once all has."""
+        for work in self.works:
+            work.wait()
+        self.works, self.sends = [], {}
+        return list(self.receives.values())
+
+
+@dataclass
 class Record:
     """What a step received from other ranks, to be given to it again should it have to start anew.
 
     began: collectives of the world when it began; keep: whether results are kept; noted: collectives that it knows of;
-    calls: how often something was asked for.
+    calls: how often something was received. Messages that a step had sent before it starts anew are not sent again: it
+    gets what they bring.
     """
 
     began: int
@@ -43,7 +60,7 @@ class Record:
     noted: int = 0
     calls: int = 0
     place: int = 0
-    results: list[list[Tensor]] = field(default_factory=list)
+    results: list[list[Tensor] | Flight] = field(default_factory=list)
 
     def rewind(self, collectives: int) -> bool:
         """Back to the beginning; False where that is not possible, as the world has done what is not on record."""
@@ -97,7 +114,9 @@ class World:
             return act()
         if record.place < len(record.results):
             record.place += 1
-            return [t.clone() for t in record.results[record.place - 1]]
+            kept = record.results[record.place - 1]
+            assert isinstance(kept, list), "a step asks for the same things in the same order"
+            return [t.clone() for t in kept]
         before = self.collectives
         found = act()
         record.noted += self.collectives - before
@@ -186,27 +205,27 @@ class Ranks(World):
         record = self.record
         if record is not None and record.place < len(record.results):
             record.place += 1
-            for tensor, before in zip(receives.values(), record.results[record.place - 1], strict=True):
-                tensor.copy_(before)
-            return lambda: None
+            return partial(self._arrive, list(receives.values()), record.results[record.place - 1], record.place - 1)
         self.messages += len(sends)
         self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
-        works = dist.batch_isend_irecv(operations) if operations else []
-        place = len(record.results) if record is not None else 0
+        flight = Flight(dist.batch_isend_irecv(operations) if operations else [], sends, receives)
         if record is not None:
-            record.calls += 1
-            if record.keep:  # what has arrived is put there once it has
-                record.results.append([])
-                record.place += 1
+            record.results.append(flight)
+            record.place += 1
+        return partial(self._arrive, list(receives.values()), flight, 0 if record is None else record.place - 1)
 
-        def wait(kept: Any = sends) -> None:  # what is being sent must live until it has gone
+    def _arrive(self, receives: list[Tensor], came: list[Tensor] | Flight, place: int) -> None:
+        """What came is in `receives` then, and on record."""
+        record, landed = self.record, came if isinstance(came, list) else []
+        if isinstance(came, Flight):
             with self.pulse.collective():
-                for work in works:
-                    work.wait()
-            if record is not None and record.keep:
-                record.results[place] = [t.clone() for t in receives.values()]
-
-        return wait
+                landed = came.land()
+            if record is not None:
+                record.calls += 1
+                record.results[place] = [t.clone() for t in landed] if record.keep else []
+        for tensor, value in zip(receives, landed, strict=True):
+            if tensor is not value:
+                tensor.copy_(value)
 
     def agree(self, flag: bool) -> bool:
         """True if any rank says True."""

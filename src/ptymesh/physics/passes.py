@@ -38,7 +38,7 @@ class Chunk:
     anchors, fractions (B, 2); weights (B, 1 + K); counts (B, h, w) in the detector's dtype; mask (h, w) bool;
     background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
     stays as it is while a batch is swept, by name, for a pass to fill. places: of the views (B,) in `counts`, where
-    that is an array (n, h, w) of more patterns than theirs.
+    that is an array (n, h, w) of more patterns than theirs. border: whether other ranks wait for the chunk's sums.
     """
 
     views: Tensor
@@ -52,6 +52,7 @@ class Chunk:
     whole: bool = False
     sweep: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     places: Tensor | None = None
+    border: bool = False
 
     @property
     def patterns(self) -> Tensor:
@@ -183,7 +184,7 @@ class Passes:
         return True
 
     def finish(self, into: Adjoints) -> None:
-        """Completes the sums after the last chunk."""
+        """Completes the sums after the last chunk; not the object's, which may be travelling by then."""
 
     def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64."""

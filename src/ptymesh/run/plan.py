@@ -117,21 +117,24 @@ class Cost:
 class _Traits:
     """What a step of an engine does besides one sweep of its batch.
 
-    sweeps: sums over the batch, each with the probe's; maxima: of touched fields, over tiles; dots: inner products over
-    tiles; numbers, doubles: further sums in the problem's precision, and in double; per_view: doubles for each view;
-    arrays: of the object's size and precision that it keeps or needs on the way.
+    sweeps: sums over the batch, each with the probe's; objects: how many of them have the object's; maxima: of touched
+    fields, over tiles; dots: inner products over tiles, asked: in so many messages; numbers, doubles: further sums in
+    the problem's precision, and in double; per_view: doubles for each view; arrays: of the object's size and precision
+    that it keeps or needs on the way.
     """
 
     sweeps: int = 1
+    objects: int = 1
     maxima: int = 1
     dots: int = 0
+    asked: int = 0
     numbers: int = 0
     doubles: int = 0
     per_view: int = 0
     arrays: float = 0.0
 
 
-_DESCENT = _Traits(numbers=3, doubles=len(LADDER) + 1, dots=3, arrays=3)
+_DESCENT = _Traits(numbers=3, doubles=len(LADDER) + 1, dots=3, asked=3, arrays=3)
 #: By name; a user's own engine is taken for one like rPIE, another torch optimiser for one like Adam.
 _TRAITS = {
     "mpie": _Traits(arrays=2),
@@ -140,8 +143,8 @@ _TRAITS = {
     "raar": _Traits(sweeps=2),
     "ap": _Traits(sweeps=2),
     "cg": _DESCENT,
-    "bh": replace(_DESCENT, doubles=6, dots=0),
-    "lbfgs": _Traits(sweeps=2, maxima=2, numbers=3, dots=40, arrays=24),
+    "bh": replace(_DESCENT, doubles=6, dots=0, asked=0),
+    "lbfgs": _Traits(sweeps=2, objects=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
 }
 
 
@@ -299,17 +302,17 @@ def _traffic(
     traits = _traits(engine)
     others = traits.sweeps * probe + traits.numbers * scan.real_bytes + 8 * (traits.doubles + traits.per_view * views)
     if not isinstance(layout, Tiled):
-        return 0.0, 0.0, block * len(blocks.rows) + others
-    sent = block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
+        return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
+    sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + 8 * traits.dots
-    return float(sent), float(len(blocks.mine) + len(blocks.given)), others + over_tiles
+    return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
 
 
 def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
     """All-reduces per batch."""
     traits = _traits(engine)
     shared = traits.sweeps + bool(traits.doubles + traits.per_view)
-    return shared + (traits.maxima + traits.dots if isinstance(layout, Tiled) else 0)
+    return shared + (traits.maxima + traits.asked if isinstance(layout, Tiled) else 0)
 
 
 def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
