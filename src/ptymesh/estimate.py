@@ -78,7 +78,7 @@ class Estimate:
 
     def here(self, anchors: torch.Tensor) -> torch.Tensor:
         """Anchors (B, 2) counted from the first pixel of `object`."""
-        return anchors - torch.tensor(self.corner, device=anchors.device)
+        return anchors - torch.tensor(self.corner, device=anchors.device) if any(self.corner) else anchors
 
     def fractions(self, views: torch.Tensor) -> torch.Tensor:
         """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""

@@ -6,8 +6,9 @@ result. It is run block by block, so that what lies between is never written to 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class Program:
 
     slices: int
     steps: list[tuple[int, int, int]] = field(default_factory=list)
-    numbers: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    numbers: list[list[float]] = field(default_factory=list)
     complex_fields: list[Leaf] = field(default_factory=list)
     real_fields: list[Leaf] = field(default_factory=list)
 
@@ -82,15 +83,15 @@ class Program:
             raise TooMuchError
         first = complex_at if is_complex else real_at
         second = complex_at + 1 if by_complex else real_at + (not is_complex)
-        self._append(op, first, second, 1.0)
+        self._append(op, first, second, [1.0])
 
     def _number(self, name: str, is_complex: bool, number: float | Tensor, complex_at: int, real_at: int) -> None:
         if isinstance(number, Tensor):
             if number.is_complex() or number.numel() not in (1, self.slices):
                 raise TooMuchError
-            values = number.detach().reshape(-1).to(torch.float64).numpy()
+            values = number.detach().reshape(-1).tolist()
         else:
-            values = np.array([float(number)])
+            values = [float(number)]
         at = complex_at if is_complex else real_at
         if name == "add":
             if is_complex:
@@ -98,11 +99,11 @@ class Program:
             self._append(c.R_AND_NUMBER, at, 0, values)
         else:
             op = c.C_BY_NUMBER if is_complex else c.R_BY_NUMBER
-            self._append(op, at, 0, 1 / values if name == "divide" else values)
+            self._append(op, at, 0, [1 / v if v else math.inf for v in values] if name == "divide" else values)
 
-    def _append(self, op: int, first: int, second: int, number: Any = 0.0) -> None:
+    def _append(self, op: int, first: int, second: int, numbers: Sequence[float] = (0.0,)) -> None:
         self.steps.append((op, first, second))
-        self.numbers.append(np.broadcast_to(np.asarray(number, dtype=np.float64), self.slices))
+        self.numbers.append([*numbers] * (self.slices if len(numbers) == 1 else 1))
 
 
 def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool) -> bool:
@@ -125,7 +126,7 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
         fields.append(array.numpy())
         places.append(torch.stack((y, x)))
     places.append(torch.stack((rows, columns)))
-    steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers).astype(fields[-1].dtype)
+    steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
     c.write(steps, numbers, *fields, torch.stack(places).numpy(), add, target.numpy())
     return True
 

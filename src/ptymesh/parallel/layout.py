@@ -323,26 +323,25 @@ class Move:
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
-    first, after = (box.numpy() for box in block_boxes(anchors, window, sides))
+    first, after = block_boxes(anchors, window, sides)
     inside = (first < after).all(1)
-    first, after = first[inside], after[inside]
+    (top, left), (bottom, right) = first[inside].T, after[inside].T
     # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
     hit = np.zeros((sides[0] + 1, sides[1] + 1), dtype=np.int32)
-    for rows, columns, sign in ((first, first, 1), (after, after, 1), (first, after, -1), (after, first, -1)):
-        np.add.at(hit, (rows[:, 0], columns[:, 1]), sign)
+    np.add.at(hit, (np.concatenate((top, bottom)), np.concatenate((left, right))), 1)
+    np.subtract.at(hit, (np.concatenate((top, bottom)), np.concatenate((right, left))), 1)
     return torch.from_numpy(hit.cumsum(0).cumsum(1)[:-1, :-1] > 0)
 
 
-def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Of blocks (H/b, W/b), the first that windows at anchors (B, 2) reach, and the one after the last, (B, 2).
 
     Of a window outside, one of the sides is empty.
     """
-    anchors, limit = anchors.cpu(), torch.tensor(sides)
-    first = torch.div(anchors - REACH, BLOCK, rounding_mode="floor").clamp(min=0)
-    last = torch.div(anchors + torch.tensor(window) + (REACH - 1), BLOCK, rounding_mode="floor")
-    after = torch.minimum(last + 1, limit).clamp(min=0)
-    return torch.minimum(first, after), after
+    at = anchors.cpu().numpy()
+    first = np.maximum((at - REACH) // BLOCK, 0)
+    after = np.maximum(np.minimum((at + np.array(window) + (REACH - 1)) // BLOCK + 1, sides), 0)
+    return np.minimum(first, after), after
 
 
 def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:

@@ -422,11 +422,11 @@ def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
 def _reach_into(mask: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
     """Whether windows at anchors (B, 2) reach into a block of the mask (H/b, W/b), (B,) bool."""
     height, width = mask.shape
-    counts = torch.zeros(height + 1, width + 1, dtype=torch.int64)
-    counts[1:, 1:] = mask.long().cumsum(0).cumsum(1)
-    (top, left), (bottom, right) = (box.unbind(1) for box in block_boxes(anchors, window, (height, width)))
+    counts = np.zeros((height + 1, width + 1), dtype=np.int64)
+    counts[1:, 1:] = mask.numpy().astype(np.int64).cumsum(0).cumsum(1)
+    (top, left), (bottom, right) = (box.T for box in block_boxes(anchors, window, (height, width)))
     inside = counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left]
-    return inside > 0
+    return torch.from_numpy(inside > 0)
 
 
 def _real(values: Tensor) -> Tensor:

@@ -11,30 +11,31 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread
-from ptymesh.parallel.exact import ExactAdjoints, FixedSum, Tally, largest_wave
+from ptymesh.parallel.exact import FixedSum, Tally, largest_wave
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
-from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Adjoints, Chunk, terms
+from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, terms
+from ptymesh.problem.accumulator import Accumulator
+from ptymesh.problem.batch import Batch, Sums, Swept
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
@@ -44,47 +45,6 @@ SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
 #: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
 EVEN = 16
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Views (B,) of one update, global indices.
-
-    refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1.
-    """
-
-    views: np.ndarray
-    refine: bool = False
-    epoch: int = 1
-    vary: bool = False
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Global sums over a batch.
-
-    object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
-    probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);
-    For variable probes (OPR) the same with w_jk and the first mode: opr and opr_weight, (K, h, w).
-    others: what else was handed to `total`.
-    """
-
-    object: Touched
-    object_weight: Touched
-    probe: Tensor
-    probe_weight: Tensor
-    opr: Tensor
-    opr_weight: Tensor
-    others: tuple[Tensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class Swept:
-    """A chunk that was swept: its scene, where that is worth the memory, and chi (B, M, h, w)."""
-
-    chunk: Chunk
-    scene: Scene | None
-    chi: Tensor
 
 
 class Problem:
@@ -482,108 +442,6 @@ class Problem:
             along = inner(moved, chi[:, : len(modes)])
             steps.append((along / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny)).to(self.real))
         return torch.stack(steps, dim=1)
-
-
-class Accumulator:
-    """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
-
-    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks.
-    """
-
-    def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
-        self.problem, self.estimate, self.batch = problem, estimate, batch
-        with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        blocks = problem.blocks(estimate, batch)
-        self.blocks = blocks if with_object else blocks.none()
-        problem.reclaim()
-        self.exact = None
-        if problem.exact:
-            obj = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
-            object_weight = problem.buffer("exact object weight", estimate.object, torch.int64, 2)
-            for field in (obj, object_weight):
-                blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
-            scale = (problem.largest_wave, len(batch.views))
-            unknowns = (estimate.probe, estimate.opr)
-            which = (with_object, with_probe)
-            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, *which, problem.passes)
-        else:
-            obj = problem.buffer("object sum", estimate.object, problem.dtype)
-            object_weight = problem.buffer("object weight", estimate.object, problem.real)
-            problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
-            self.sums = Adjoints(
-                obj if with_object else None,
-                object_weight if with_object else None,
-                torch.zeros_like(estimate.probe) if with_probe else None,
-                torch.zeros_like(estimate.probe[0].real),
-                torch.zeros_like(estimate.opr),
-                torch.zeros_like(estimate.opr.real),
-            )
-        self.fields = [obj, object_weight]
-        #: Border views that the sums wait for, and views that have been added.
-        self._border, self._added = problem.bordering(problem.mine(batch.views)), 0
-        self._finish: Callable[..., list[Any]] | None = None
-        problem.position_steps.clear()
-        problem.weight_steps.clear()
-
-    def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
-        """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem = self.problem
-        if chunk.border and self._finish:
-            raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
-        self._added += len(chunk.views)
-        if self.exact:
-            self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
-        else:
-            problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
-        if self.batch.refine:
-            problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
-        if self.batch.vary:
-            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
-
-    def begin(self) -> None:
-        """All border views have been swept: where they have been added, too, their sums start to travel."""
-        if self._finish is None and self._added >= self._border:
-            self._finish = self.problem.layout.begin(self.fields, self.blocks)
-
-    def total(self, *others: Tally | Tensor) -> Sums:
-        """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
-        problem = self.problem
-        problem.collected()
-        self._finish = self._finish or problem.layout.begin(self.fields, self.blocks)
-        kind = torch.int64 if self.exact else problem.real
-        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
-        parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
-        found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
-        obj, object_weight, probe, probe_weight, opr, opr_weight = found
-        values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
-        problem.stop_agreed = rest[-1]
-        problem.lend(obj, object_weight)
-        in_real = tuple(value.to(problem.real) for value in values)
-        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
-        return problem.last
-
-    def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
-        """Sums over ranks of the six adjoints and of the parts, in floats."""
-        problem, sums = self.problem, self.sums
-        problem.passes.finish(sums)
-        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
-        adjoints = (by_probe, sums.probe_weight, sums.opr, sums.opr_weight)
-        assert self._finish is not None
-        found = self._finish(*adjoints, *(p.to(problem.real) for p in parts))
-        return found[:6], found[6:]
-
-    def _exactly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
-        """The same in integers. Rows travel as the bits of their numbers: other ranks' zeros leave them alone."""
-        assert self.exact is not None and self._finish is not None
-        own = self.exact.message()
-        bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
-        obj, object_weight, *found = self._finish(*own, *bits)
-        summed = self.exact.decoded(self.problem.model, [obj.values, object_weight.values, *found[: len(own)]])
-        rest = [
-            total if part.dtype == torch.int64 else total.view(torch.float64)
-            for total, part in zip(found[len(own) :], parts, strict=True)
-        ]
-        return [obj.of(summed[0]), object_weight.of(summed[1]), *summed[2:]], rest
 
 
 def check_room(estimate: Estimate) -> None:
