@@ -57,7 +57,7 @@ class Chunk:
     @property
     def patterns(self) -> Tensor:
         """Counts of the views alone, (B, h, w)."""
-        return self.counts if self.places is None else self.counts[self.places]
+        return self.counts if self.places is None else self.counts.index_select(0, self.places)
 
     @cached_property
     def data(self) -> Data:
