@@ -22,6 +22,7 @@ from ptymesh.tune import storage, workers
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.session import run_study
 from ptymesh.tune.workers import Crew, shares
+from warm import python
 
 Make = Callable[..., Tuning]
 PATIENCE_S = 250.0
@@ -29,25 +30,17 @@ pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 GAMMAS = {"stages.0.gamma_object": {"low": 0.05, "high": 2.0, "log": True}}
 
 
-Started = Callable[..., "subprocess.Popen[str]"]
+Started = Callable[..., Any]
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
     """Starts ptymesh tune in a process of its own; whatever happens, none stays behind."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Any] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "ptymesh", "tune", "tune.yaml", "--device", "cpu", *arguments],
-                cwd=tmp_path,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
+    def start(*arguments: str) -> Any:
+        command = ["-m", "ptymesh", "tune", "tune.yaml", "--device", "cpu", *arguments]
+        processes.append(python(command, tmp_path, spares=4))
         return processes[-1]
 
     yield start
@@ -78,7 +71,7 @@ def trials_of(folder: Path) -> list[Any]:
         return []
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(reached: Callable[[], bool], process: Any) -> None:
     end = time.monotonic() + PATIENCE_S
     while not reached():
         assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=PATIENCE_S)
