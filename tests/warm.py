@@ -143,7 +143,7 @@ class _Spares:
 
         def instead(process: Any, *given: Any, **named: Any) -> None:
             call = names.bind(process, *given, **named).arguments
-            if not self._waiting or list(call["args"])[:1] != [sys.executable]:
+            if not (self._waiting and _is_python(call["args"])):
                 execute(process, *given, **named)
                 return
             process.pid, pipe = self._waiting.pop(0)
@@ -151,7 +151,7 @@ class _Spares:
             streams = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
             streams = {number: own for number, own in streams.items() if own != -1}
             word = {
-                "arguments": [str(argument) for argument in call["args"][1:]],
+                "arguments": [str(argument) for argument in call["args"][1:] if argument != "-u"],
                 "folder": os.getcwd() if call["cwd"] is None else str(call["cwd"]),
                 "environment": dict(os.environ if call["env"] is None else call["env"]),
                 "session": bool(call["start_new_session"]),
@@ -163,6 +163,12 @@ class _Spares:
             process._close_pipe_fds(*(call[name] for name in PIPES))
 
         subprocess.Popen._execute_child = instead  # type: ignore[attr-defined]
+
+
+def _is_python(command: Any) -> bool:
+    """Whether this is a command that `_run` knows; streams are never held back (-u) for longer than a line."""
+    words = [str(word) for word in command if word != "-u"] if isinstance(command, (list, tuple)) else []
+    return len(words) > 1 and words[0] == sys.executable and (words[1] in ("-m", "-c") or words[1][0] != "-")
 
 
 def _serve(pipe: socket.socket) -> None:
