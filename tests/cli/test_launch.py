@@ -133,7 +133,7 @@ import ptymesh as pm
 recon = pm.Reconstruction(pm.load("scan.cxi"), seed=1)
 for report in recon.run(pm.RPIE(epochs=2, batch=7)):
     if pm.world().rank == 0 and report.epoch == 1:
-        time.sleep(5)  # somebody looks at a picture
+        time.sleep(7)  # somebody looks at a picture
 recon.result().save("slow.h5")
 """
 
@@ -141,7 +141,7 @@ recon.result().save("slow.h5")
 def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
     (tmp_path / "scan.cxi").symlink_to(made / "scan.cxi")
     (tmp_path / "slow.py").write_text(SLOW)
-    command = ["-m", "ptymesh", "launch", "--ranks", "2", "--batch-timeout", "2", "slow.py"]
+    command = ["-m", "ptymesh", "launch", "--ranks", "2", "--batch-timeout", "3", "slow.py"]
     ((status, _, err),) = together(tmp_path, [(command, {})], spares=2)
     assert (status, err) == (0, "") and (tmp_path / "slow.h5").exists()
 
