@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_passes
+from ptymesh.kernels.fused import FusedScene
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.physics.passes import Chunk, Passes
 from ptymesh.run.loop import Loop
@@ -60,7 +61,7 @@ class GpuCase(Case):
 
 def test_the_scene_is_fused() -> None:
     for subpixel in ("fourier", "bilinear", "none"):
-        assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is triton_passes.GpuScene
+        assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is FusedScene
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
