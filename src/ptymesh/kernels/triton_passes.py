@@ -120,6 +120,18 @@ class GpuPasses(FusedPasses):
         _over_views(kernels.unramped, parts, M, waves, fractions, parts, B, M, h, w)
         out += parts.sum(0)
 
+    # --- sums ---
+
+    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> Tensor:
+        """As the twin's, in one pass; whether all were within bounds stays on the device, 0-d bool."""
+        B, C, h, w, P = values.shape
+        H, W = out.shape[-2:]
+        programs = B * C * P * -(-h * w // TILE)
+        beyond = torch.empty(programs, dtype=torch.int32, device=values.device)
+        given = (values.contiguous(), corners.contiguous(), beyond, out, 2.0**exponent, 2.0**bits)
+        _launch(kernels.add_fixed, programs, *given, C, P, h * w, w, W, H * W)
+        return (beyond == 0).all()
+
     # --- sums of single views ---
 
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
