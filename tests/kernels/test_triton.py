@@ -26,7 +26,7 @@ from ptymesh.kernels.triton_passes import GpuPasses
 GPU = torch.cuda.is_available()
 on_a_gpu = pytest.mark.skipif(not GPU, reason="there is no CUDA device")
 #: What a kernel's argument is, by its letter in SIGNATURES; patterns as most detectors have them.
-TYPES = {"c": "*fp32", "d": "*fp64", "n": "*i64", "u": "*u16", "b": "*i1", "i": "i32"}
+TYPES = {"c": "*fp32", "d": "*fp64", "n": "*i64", "v": "*i32", "u": "*u16", "b": "*i1", "i": "i32", "f": "fp32"}
 #: Backend, architecture, threads of a warp, kind of assembly and what it must hold.
 TARGETS = [
     ("cuda", 80, 32, "ptx", "sm_80"),

@@ -22,7 +22,9 @@ from twins import (
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_passes
+from ptymesh.kernels.fused import FusedScene
 from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.parallel.exact import FixedSum, Grid
 from ptymesh.physics.passes import Passes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -57,7 +59,7 @@ class GpuCase(Case):
 
 def test_the_scene_is_fused() -> None:
     for subpixel in ("fourier", "bilinear", "none"):
-        assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is triton_passes.GpuScene
+        assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is FusedScene
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -97,6 +99,40 @@ def test_position_steps(subpixel: str) -> None:
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_systems(subpixel: str) -> None:
     compare_systems(GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("tile", [64, 512])
+def test_sums_in_fixed_point(dtype: torch.dtype, parts: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_passes, "TILE", tile)
+    rng = torch.Generator().manual_seed(3)
+    values = torch.randn(6, 3, 9, 13, parts, generator=rng, dtype=dtype)
+    values[0, 0, 0, :7, 0] = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -0.49999999999999994, 1e-30]) / 2**20
+    values[1] *= 2.0**29  # nearly as large as they may be: whole numbers of any float
+    corners = torch.stack((torch.randint(0, 12, (6,), generator=rng), torch.randint(0, 18, (6,), generator=rng)), 1)
+    values, corners = values.to(DEVICE), corners.to(DEVICE)
+    found = []
+    for passes in (Passes(), GpuPasses()):
+        out = torch.arange(2 * parts * 3 * 21 * 31, device=DEVICE).view(2, parts, 3, 21, 31) * 3
+        for exponent, bits in ((20, 52), (24, 56)):
+            assert passes.add_fixed(values, corners, exponent, bits, out)
+        found.append(out)
+    assert torch.equal(found[1], found[0]) and int(found[0].abs().max()) > 2**53
+
+
+def test_values_beyond_fixed_point_are_told() -> None:
+    largest = torch.full((1, 1, 3, 5, 1), 2.0**20, device=DEVICE)
+    corners = torch.zeros(1, 2, dtype=torch.int64, device=DEVICE)
+    out = torch.zeros(2, 1, 1, 8, 8, dtype=torch.int64, device=DEVICE)
+    for value, fits in ((2.0**20, True), (-(2.0**20), True), (2.0**20 + 1, False), (float("nan"), False)):
+        largest[0, 0, 1, 2, 0] = value
+        for passes in (Passes(), GpuPasses()):
+            assert bool(passes.add_fixed(largest, corners, 10, 30, out)) is fits
+        total = FixedSum(out.view(2, 8, 8), Grid(1.0, 2), GpuPasses())
+        total.grid.exponent, total.grid.bits = 10, 30
+        total.add(largest[..., 0])
+        assert int(total.spoilt) == (not fits)
 
 
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])

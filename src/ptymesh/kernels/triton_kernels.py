@@ -418,8 +418,40 @@ def step_systems(
     _part(parts, j, tile, area, 4, 5, qx, TILE)
 
 
+# --- sums in fixed point ---
+
+
+@triton.jit
+def _nearest(v):
+    """The nearest whole number, the even one of two: as torch.round."""
+    below = tl.floor(v)
+    rest = v - below
+    odd = below - 2 * tl.floor(0.5 * below) == 1
+    return below + tl.where((rest > 0.5) | ((rest == 0.5) & odd), 1.0, 0.0)
+
+
+@triton.jit
+def add_fixed(values, n, beyond, out, scale, fine, C, P, area, w, W, plane, TILE: tl.constexpr):
+    """Adds values (B, C, h, w, P) times scale at n (B, 2) into out (2, P, C, H, W) int64, plane = H W: whole numbers,
+    and fine times what is left. A program for each tile of each view and channel and part; beyond (programs,): how many
+    of its values are not within the limit, which is fine. Integers are added in any order to the same bits.
+    """
+    k, _, pixels, inside = _place(area, TILE)
+    part, channel, j = k % P, (k // P) % C, k // P // C
+    s, m = tl.cast(scale, values.dtype.element_ty), tl.cast(fine, values.dtype.element_ty)
+    v = s * tl.load(values + ((j * C + channel) * area + pixels) * P + part, mask=inside, other=0.0)
+    whole = _nearest(v)
+    rest = _nearest((v - whole) * m)
+    known = tl.abs(v) <= m
+    tl.store(beyond + tl.program_id(0), tl.sum(tl.where(known, 0, 1)))
+    whole, rest = tl.where(known, whole, 0.0), tl.where(known, rest, 0.0)
+    at = _under(n, j, pixels, w, W)
+    tl.atomic_add(out + (part * C + channel) * plane + at, whole.to(tl.int64), mask=inside, sem="relaxed")
+    tl.atomic_add(out + ((part + P) * C + channel) * plane + at, rest.to(tl.int64), mask=inside, sem="relaxed")
+
+
 #: Kernels and the types of their arguments, to compile them ahead of time: c pointer to reals (complex as pairs), d to
-#: float64, n to int64, u to counts, b to bool, i integer, 0 ... constants.
+#: float64, n to int64, v to int32, u to counts, b to bool, i integer, f float, 0 ... constants.
 SIGNATURES = {
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
@@ -433,4 +465,5 @@ SIGNATURES = {
     probe_weight: "c n c c i i i i i 512",
     along_positions: "c c n c c c c d i i i i 0 512",
     step_systems: "c c c n c c c c d i i i i 0 0 512",
+    add_fixed: "c n v n f f i 2 i i i i 512",
 }

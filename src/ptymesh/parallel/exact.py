@@ -151,7 +151,8 @@ class FixedSum:
             corners = torch.zeros(len(values), 2, dtype=torch.int64, device=values.device)
         into = self.out.view(2, pairs.shape[-1], pairs.shape[1], *self.out.shape[-2:])
         grid = self.grid
-        self.spoilt += not self.passes.add_fixed(pairs, corners, grid.exponent, grid.bits, into)
+        fits = self.passes.add_fixed(pairs, corners, grid.exponent, grid.bits, into)
+        self.spoilt += ~fits if isinstance(fits, Tensor) else not fits
 
     def decode(self, total: Tensor, spoilt: Tensor, dtype: torch.dtype) -> Tensor:
         """Sums (C, ...) of this dtype from limbs (2 x parts x C, ...) that were summed over ranks."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class Chunk:
     mask: Tensor
     background: Tensor
     whole: bool = False
-    sweep: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     places: Tensor | None = None
     border: bool = False
 
@@ -164,11 +164,11 @@ class Passes:
 
     # --- after the last chunk ---
 
-    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
+    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
         """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.
 
         values (B, C, h, w, P) of P parts each, corners (B, 2), out (2, P, C, H, W) int64. Returns whether all |a| were
-        at most 2^bits; what is in `out` means nothing if not.
+        at most 2^bits, or says so in a 0-d bool of the device; what is in `out` means nothing if not.
         """
         scaled = values * 2.0**exponent
         low, high = torch.aminmax(scaled)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ from ptymesh.problem.batch import Batch, Sums, Swept
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
-CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
@@ -217,7 +218,7 @@ class Problem:
         sizes = self._sizes(mine, size)
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
-        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Tensor, ...]]()
+        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Any, ...]]()
         every = torch.as_tensor(mine, device=self.device)
         rows = torch.as_tensor(self.layout.local(mine), device=self.device)
         of_views = (

@@ -1,0 +1,261 @@
+"""What fused passes are, whoever runs their loops: cpu.py gives them numba's kernels, triton_passes.py Triton's.
+
+B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
+
+Fused are single slices, near and far field alike, with every kind of sub-pixel position. What remains (several slices,
+arithmetic on blocks) is left to the torch twin, unless a kernel says otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics import views
+from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
+from ptymesh.physics.propagate import fft, ifft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Probes (1 or B, M, h, w) and the amplitudes (B,) that multiply them."""
+
+    waves: Tensor
+    amplitudes: Tensor
+
+    @property
+    def shared(self) -> bool:
+        """Whether all views have the same."""
+        return len(self.waves) == 1
+
+
+class FusedScene(Scene):
+    """A scene of a single slice that computes what it is asked for.
+
+    `object` (H', W') and `corners` (B, 2) say where each window is: in the object itself or, with bilinear positions,
+    in a column of interpolated windows.
+    """
+
+    def __init__(
+        self, passes: FusedPasses, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor | None, beams: Beams
+    ) -> None:
+        set_ = object.__setattr__  # the base class is frozen
+        set_(self, "passes", passes)
+        set_(self, "model", model)
+        set_(self, "chunk", chunk)
+        set_(self, "whole_object", obj)
+        set_(self, "probe", probe)
+        set_(self, "beams", beams)
+
+    passes: FusedPasses
+    model: Model
+    chunk: Chunk
+    whole_object: Tensor
+    probe: Tensor | None  # what beams are made of, if that is all
+    beams: Beams
+
+    @cached_property
+    def windows(self) -> Tensor:
+        """(B, 1, h, w)."""
+        if self.model.subpixel == "bilinear":
+            return self.object.view(len(self.corners), 1, -1, self.object.shape[1])
+        return views.cut(self.whole_object, self.chunk.anchors, window_of(self.beams.waves))
+
+    @cached_property
+    def incoming(self) -> tuple[Tensor, ...]:
+        """One (B, M, h, w)."""
+        return (self.beams.waves * self.beams.amplitudes[:, None, None, None],)
+
+    @cached_property
+    def exit(self) -> Tensor:
+        """(B, M, h, w)."""
+        return self.passes.exit_waves(self)
+
+    @cached_property
+    def _cut(self) -> tuple[Tensor, Tensor]:
+        return self.passes.cut_from(self.model, self.chunk, self.whole_object, window_of(self.beams.waves))
+
+    @property
+    def object(self) -> Tensor:
+        """(H', W')."""
+        return self._cut[0]
+
+    @property
+    def corners(self) -> Tensor:
+        """(B, 2)."""
+        return self._cut[1]
+
+
+class FusedPasses(Passes, ABC):
+    """Passes whose loops over pixels are kernels: the abstract methods, with `revise`, `descend` and `watch`."""
+
+    #: Called before a chunk is begun.
+    begin: Callable[[], None] | None = None
+
+    # --- kernels ---
+
+    @abstractmethod
+    def exit_waves(self, scene: FusedScene) -> Tensor:
+        """a_j beams_jm S_j O, (B, M, h, w)."""
+
+    @abstractmethod
+    def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
+        """Object (1, H, W) at bilinear positions, (B h, w): window after window."""
+
+    @abstractmethod
+    def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
+        """a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
+
+    @abstractmethod
+    def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
+        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) waves_jm."""
+
+    @abstractmethod
+    def to_object(
+        self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, light: Tensor
+    ) -> None:
+        """out (H, W) += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, light (H, W) += the same of |a_j beams_jm|^2."""
+
+    @abstractmethod
+    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
+        """out (M, h, w) += sum_j a_j conj(S_j O) waves_jm, light (h, w) += sum_j a_j^2 |S_j O|^2."""
+
+    @abstractmethod
+    def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
+        """a_j conj(S_j O) waves_jm, (B, M, h, w); light as in `to_probe`, if it is wanted."""
+
+    @abstractmethod
+    def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
+        """<d_y, chi>, ||d_y||^2, <d_x, chi>, ||d_x||^2, ||psi||^2 of each view, (B, 5) float64; d_a = -O by_a."""
+
+    @abstractmethod
+    def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
+        """`systems` with dO as `change`, at the pixels that the scene's object has, for the modes of beams and chi."""
+
+    # --- forward ---
+
+    def scene(self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None) -> Scene:
+        """As the twin's; windows and waves are computed when they are asked for."""
+        if model.slice_kernel is not None:
+            return super().scene(model, chunk, obj, probe, opr)
+        if self.begin:
+            self.begin()
+        only = None if opr is not None and len(opr) else probe
+        return FusedScene(self, model, chunk, obj.contiguous(), only, self.beams(model, chunk, probe, opr))
+
+    def kept(self, scene: Scene) -> Scene | None:
+        """A fused scene with its probes, which took a transform."""
+        if not isinstance(scene, FusedScene):
+            return None
+        scene.__dict__.pop("exit", None)  # made again if it is asked for
+        return scene
+
+    def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
+        """P_jm of the chunk's views."""
+        if opr is not None and len(opr):
+            waves = model.probes(probe, chunk.fractions, chunk.weights, opr).contiguous()
+            return Beams(waves, torch.ones_like(chunk.weights[:, 0]))
+        amplitudes = chunk.weights[:, 0].contiguous()
+        if model.subpixel != "fourier" or chunk.whole:
+            return Beams(probe[None].contiguous(), amplitudes)
+        return Beams(ifft(self._shifted(chunk, probe, amplitudes)), torch.ones_like(amplitudes))
+
+    def _shifted(self, chunk: Chunk, probe: Tensor, amplitudes: Tensor, axis: int = -1) -> Tensor:
+        """w_j0 exp(-2 pi i k.f_j) F P_m, (B, M, h, w), and with an axis its derivative's."""
+        name = f"spectrum {id(probe)}"  # of a tensor that is kept, so that no other takes its name
+        kept = chunk.sweep.get(name)
+        if kept is None:
+            kept = chunk.sweep[name] = (probe, fft(probe))
+        return self.ramped(kept[1], chunk.fractions, amplitudes, axis)
+
+    def cut_from(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Array (H', W') and pixels (B, 2) of it where the windows of a chunk start: obj (1, H, W) or interpolated."""
+        if model.subpixel != "bilinear":
+            return obj[0], chunk.anchors
+        starts = torch.zeros_like(chunk.anchors)
+        starts[:, 0] = torch.arange(len(starts), device=starts.device) * window[0]
+        return self.interpolated(chunk, obj, window), starts
+
+    # --- adjoints ---
+
+    def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
+        """As the twin's; a probe that was shifted is summed in Fourier space until `finish`."""
+        if not isinstance(scene, FusedScene):
+            super().adjoint(model, chunk, scene, waves, into)
+            return
+        waves = waves.contiguous()
+        if into.object is not None and into.object_weight is not None:
+            self.to_object(model, chunk, scene, waves, into.object[0], into.object_weight[0])
+        if into.probe is None:
+            return
+        amplitudes = chunk.weights[:, 0].contiguous()
+        if len(into.opr):
+            self._to_variable(model, chunk, scene, waves, into)
+        elif model.subpixel == "fourier" and not chunk.whole:
+            to_probes = fft(self.to_probes(scene, waves, amplitudes, into.probe_weight))
+            if into.spectrum is None:
+                into.spectrum = torch.zeros_like(into.probe)
+            self.unramped(to_probes, chunk.fractions, into.spectrum)
+        else:
+            self.to_probe(scene, waves, amplitudes, into.probe, into.probe_weight)
+
+    def _to_variable(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
+        """The probe and its OPR modes, with the weights of both."""
+        assert into.probe is not None
+        to_probes = self.to_probes(scene, waves, torch.ones_like(chunk.weights[:, 0]), None)
+        into.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
+        into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
+        power = scene.windows[:, 0].real.square() + scene.windows[:, 0].imag.square()
+        squares = chunk.weights**2
+        into.probe_weight += torch.einsum("b,bhw->hw", squares[:, 0], power)
+        into.opr_weight += torch.einsum("bk,bhw->khw", squares[:, 1:], power)
+
+    def finish(self, into: Adjoints) -> None:
+        """The one inverse transform of the probe's sum."""
+        if into.spectrum is not None and into.probe is not None:
+            into.probe += ifft(into.spectrum)
+            into.spectrum = None
+
+    # --- sums of single views ---
+
+    def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
+        """As the twin's; fused for shifted probes in the far field."""
+        fused = model.subpixel == "fourier" and model.kernel is None
+        if not fused or not isinstance(scene, FusedScene) or scene.probe is None:
+            return super().position_step(model, chunk, obj, scene, chi)
+        amplitudes = chunk.weights[:, 0].contiguous()
+        by_y, by_x = (ifft(self._shifted(chunk, scene.probe, amplitudes, axis)) for axis in (0, 1))
+        along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(scene, chi, by_y, by_x).unbind(1)
+        steps = (step_along(along_y, norm_y, exit_norm, chi), step_along(along_x, norm_x, exit_norm, chi))
+        return torch.stack(steps, dim=1)
+
+    def systems(
+        self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
+    ) -> Tensor:
+        """As the twin's."""
+        if not isinstance(scene, FusedScene):
+            return super().systems(model, chunk, scene, d_object, d_probe, chi)
+        modes = chi.shape[1]
+        change, _ = self.cut_from(model, chunk, d_object.contiguous(), window_of(chi))
+        d_beams = self.beams(model, chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
+        return self.step_systems(scene, change, scene.beams.waves[:, :modes].contiguous(), d_beams, chi.contiguous())
+
+
+def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
+    """Top-left pixel of the interpolation (B, 2) and weights of the next ones (B, 2) in [0, 1)."""
+    below = torch.floor(chunk.fractions)
+    return chunk.anchors + below.to(chunk.anchors.dtype), chunk.fractions - below
+
+
+def window_of(waves: Tensor) -> tuple[int, int]:
+    """(h, w)."""
+    return waves.shape[-2], waves.shape[-1]
