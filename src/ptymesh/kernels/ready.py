@@ -34,8 +34,9 @@ def make_ready(dtype: torch.dtype) -> None:
     """Compiles, or reads from disk, the kernels for waves of `dtype`."""
     if dtype in _ready:
         return
-    # numba's OpenMP shares torch's threads: a pool of its own would keep spinning on the cores that the FFT needs.
-    # Where numba was built without OpenMP it takes what it has. Nobody may fork after this; ranks are spawned.
+    # numba's OpenMP shares torch's threads (parallel/openmp.py): a pool of its own would keep spinning on the cores
+    # that the FFT needs. Where numba was built without OpenMP it takes what it has. Nobody may fork after this; ranks
+    # are spawned.
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
     share_threads()
     keep_memory()
