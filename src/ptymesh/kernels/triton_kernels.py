@@ -436,7 +436,7 @@ def add_fixed(values, n, beyond, out, scale, fine, C, P, area, w, W, plane, TILE
     and fine times what is left. A program for each tile of each view and channel and part; beyond (programs,): how many
     of its values are not within the limit, which is fine. Integers are added in any order to the same bits.
     """
-    k, tile, pixels, inside = _place(area, TILE)
+    k, _, pixels, inside = _place(area, TILE)
     part, channel, j = k % P, (k // P) % C, k // P // C
     s, m = tl.cast(scale, values.dtype.element_ty), tl.cast(fine, values.dtype.element_ty)
     v = s * tl.load(values + ((j * C + channel) * area + pixels) * P + part, mask=inside, other=0.0)
