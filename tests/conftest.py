@@ -16,9 +16,10 @@ sys.path[:0] = [str(HERE), str(HERE / "conformance")]
 
 from ranks import Pool  # noqa: E402
 
-# started in the background by a shell without job control, SIGINT is ignored, and would be by every child
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# started in the background by a shell without job control, or by nohup, these are ignored, and would be by every child
+for _name, _handler in {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}.items():
+    if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), _handler)
 
 # small problems: threads that wait for each other cost more than they gain, and much more on a busy machine
 torch.set_num_threads(1)

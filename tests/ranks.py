@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch.multiprocessing as mp
+import warm
 
 #: Longest that one call may take on the pool.
 PATIENCE_S = 120
@@ -29,7 +29,7 @@ class Pool:
         self.pipes, self.processes = [], []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = warm.context()
         self.starts += 1
         store = str(self.folder / f"store{self.starts}")
         for rank in range(self.size):

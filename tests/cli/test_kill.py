@@ -6,11 +6,10 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +17,9 @@ import pytest
 from ptymesh.io.results import Result
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
-EPOCHS = 60
+EPOCHS = 40
 RECIPE = f"""
 data: {{path: scan.cxi}}
 stages:
@@ -32,16 +32,13 @@ PATIENCE_S = 120.0
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the ranks in /proc")
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> Any:
     """ptymesh on two ranks, each on one thread."""
-    command = [sys.executable, "-m", "ptymesh", *arguments, "--ranks", "2", "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = ["-m", "ptymesh", *arguments, "--ranks", "2", "--device", "cpu"]
+    return python(command, folder, spares=2)
 
 
-def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+def ranks_of(launcher: Any) -> list[int]:
     """Process ids of the launcher's children."""
     lists = Path(f"/proc/{launcher.pid}/task").glob("*/children")
     return [int(pid) for children in lists for pid in children.read_text().split()]
@@ -53,7 +50,7 @@ def epochs(out: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def wait_until(reached: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
+def wait_until(reached: Callable[[], bool], launcher: Any) -> None:
     end = time.monotonic() + PATIENCE_S
     while not reached():
         assert launcher.poll() is None and time.monotonic() < end, launcher.communicate(timeout=PATIENCE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
 SCRIPT = """
 import sys
@@ -46,25 +46,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
     (folder / "scan.truth.h5").unlink()
     (folder / "script.py").write_text(SCRIPT)
-    ((status, out, err),) = together(folder, [([sys.executable, "script.py", "result.h5", "--debug", "-n"], {})])
+    ((status, out, err),) = together(folder, [(["script.py", "result.h5", "--debug", "-n"], {})])
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == "world of 1 done --debug -n" and len(out.splitlines()) == 4
     return folder
 
 
-def together(folder: Path, programs: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str, str]]:
-    """Runs programs side by side, each with variables of its own; their status, standard output, standard error."""
-    started = [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for command, environ in programs
-    ]
+def together(
+    folder: Path, programs: list[tuple[list[str], dict[str, str]]], spares: int = 0
+) -> list[tuple[int, str, str]]:
+    """Runs Python programs side by side, each with variables of its own; status, standard output, standard error."""
+    started = [python(command, folder, {**os.environ, **environ}, spares) for command, environ in programs]
     said = [process.communicate(timeout=200) for process in started]
     return [(process.returncode, out, err) for process, (out, err) in zip(started, said, strict=True)]
 
@@ -78,9 +70,9 @@ def programs(how: str) -> list[tuple[list[str], dict[str, str]]]:
     """The commands that start the program on two ranks, with what srun and mpirun would set."""
     script, options = "script.py", ["result.h5", "--debug", "-n"]
     if how == "launch":
-        return [([sys.executable, "-m", "ptymesh", "launch", "-n", "2", "--device", "cpu", script, *options], {})]
+        return [(["-m", "ptymesh", "launch", "-n", "2", "--device", "cpu", script, *options], {})]
     if how == "torchrun":
-        runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         return [([*runner, script, *options], {})]
     port = free_port()
     names = {
@@ -90,7 +82,7 @@ def programs(how: str) -> list[tuple[list[str], dict[str, str]]]:
     more = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"} if how == "srun" else {}
     return [
         (
-            [sys.executable, script, *options],
+            [script, *options],
             {name: value.format(rank=rank) for name, value in names[how].items()} | more | {"MASTER_PORT": port},
         )
         for rank in range(2)
@@ -101,7 +93,7 @@ def programs(how: str) -> list[tuple[list[str], dict[str, str]]]:
 def test_the_same_program_the_same_files_the_same_result(made: Path, tmp_path: Path, how: str) -> None:
     for name in ("scan.cxi", "script.py"):
         (tmp_path / name).symlink_to(made / name)
-    ended = together(tmp_path, programs(how))
+    ended = together(tmp_path, programs(how), spares=2 if how in ("launch", "torchrun") else 0)
     assert all(status == 0 for status, _, _ in ended), ended
     assert how == "torchrun" or not any(err for _, _, err in ended), ended
     lines = [line for _, out, _ in ended for line in out.splitlines()]
@@ -126,8 +118,8 @@ for report in recon.run(pm.RPIE(epochs=3, batch=7)):
 def test_what_one_rank_says_when_it_fails_is_shown(made: Path, tmp_path: Path) -> None:
     (tmp_path / "scan.cxi").symlink_to(made / "scan.cxi")
     (tmp_path / "fails.py").write_text(FAILS)
-    command = [sys.executable, "-m", "ptymesh", "launch", "--ranks", "2", "--logs", "logs", "fails.py"]
-    ((status, _, err),) = together(tmp_path, [(command, {})])
+    command = ["-m", "ptymesh", "launch", "--ranks", "2", "--logs", "logs", "fails.py"]
+    ((status, _, err),) = together(tmp_path, [(command, {})], spares=2)
     assert status == 1
     assert "--- rank 1 (all of it in logs/rank1.txt)" in err and 'raise KeyError("my own mistake")' in err
     last = err.splitlines()[-1]
@@ -141,7 +133,7 @@ import ptymesh as pm
 recon = pm.Reconstruction(pm.load("scan.cxi"), seed=1)
 for report in recon.run(pm.RPIE(epochs=2, batch=7)):
     if pm.world().rank == 0 and report.epoch == 1:
-        time.sleep(9)  # somebody looks at a picture
+        time.sleep(7)  # somebody looks at a picture
 recon.result().save("slow.h5")
 """
 
@@ -149,8 +141,8 @@ recon.result().save("slow.h5")
 def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
     (tmp_path / "scan.cxi").symlink_to(made / "scan.cxi")
     (tmp_path / "slow.py").write_text(SLOW)
-    command = [sys.executable, "-m", "ptymesh", "launch", "--ranks", "2", "--batch-timeout", "4", "slow.py"]
-    ((status, _, err),) = together(tmp_path, [(command, {})])
+    command = ["-m", "ptymesh", "launch", "--ranks", "2", "--batch-timeout", "3", "slow.py"]
+    ((status, _, err),) = together(tmp_path, [(command, {})], spares=2)
     assert (status, err) == (0, "") and (tmp_path / "slow.h5").exists()
 
 

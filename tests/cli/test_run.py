@@ -28,6 +28,7 @@ from ptymesh.run.callbacks import MetricsFile
 from ptymesh.run.reports import EpochReport
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -76,9 +77,9 @@ def run(
 @pytest.fixture(scope="module")
 def whole(made: Path) -> Result:
     """The run of the recipe, uninterrupted, on one rank."""
-    command = [sys.executable, "-m", "ptymesh", "run", "recipe.yaml", "--out", "whole"]
-    done = subprocess.run(command, cwd=made, capture_output=True, text=True, env=one_thread())
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python(["-m", "ptymesh", "run", "recipe.yaml", "--out", "whole"], made)
+    _, err = done.communicate(timeout=120)
+    assert (done.returncode, err) == (0, "")
     return Result.load(made / "whole" / "result.h5")
 
 
@@ -285,14 +286,15 @@ def test_interrupted_then_resumed_is_the_uninterrupted_run(
     assert not (tmp_path / "out").exists() and epochs(moved) == [1, 2, 3, 4]
     assert_equal(Result.load(moved / "result.h5"), whole, 1e-13)
 
-    command = [sys.executable, "-m", "ptymesh", "resume", str(tmp_path / "copy"), "--ranks", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=one_thread())
-    assert (done.returncode, done.stderr) == (0, "") and "2 ranks on cpu" in done.stdout
+    done = python(["-m", "ptymesh", "resume", str(tmp_path / "copy"), "--ranks", "2"], tmp_path, spares=2)
+    out, err = done.communicate(timeout=120)
+    assert (done.returncode, err) == (0, "") and "2 ranks on cpu" in out
     assert epochs(tmp_path / "copy") == [1, 2, 3, 4]
     assert_equal(Result.load(tmp_path / "copy" / "result.h5"), whole, 1e-12)
 
 
 def test_ranks_are_interrupted_together(made: Path, tmp_path: Path) -> None:
+    """Started as a user does."""
     command = [sys.executable, "-m", "ptymesh", "run", str(made / "recipe.yaml"), "--ranks", "2"]
     settings = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=100000"]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Lets triton_checks.py take its cases from test_cpu.py."""
+"""Lets test_cpu.py and triton_checks.py find twins.py."""
 
 import sys
 from pathlib import Path

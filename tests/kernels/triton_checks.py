@@ -13,15 +13,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_cpu import SIDE, Case, summed
 from torch import Tensor
+from twins import (
+    SIDE,
+    Case,
+    check_pixels_without_data,
+    compare_detector,
+    compare_scenes,
+    compare_steps,
+    compare_systems,
+)
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_passes
 from ptymesh.kernels.fused import FusedScene
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.parallel.exact import FixedSum, Grid
-from ptymesh.physics.passes import Adjoints, Chunk, Passes
+from ptymesh.physics.passes import Adjoints, Passes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative
@@ -44,21 +52,13 @@ def one_part(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 class GpuCase(Case):
-    """The same inputs on the device, Triton's passes instead of numba's."""
+    """The same inputs on the device, Triton's passes instead of numba's; few views, for the interpreter is slow."""
 
-    def __init__(self, *args: object, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.model = replace(self.model, kernel=None if self.model.kernel is None else self.model.kernel.to(DEVICE))
-        self.object, self.probe, self.opr = (t.to(DEVICE) for t in (self.object, self.probe, self.opr))
-        moved = {name: value.to(DEVICE) for name, value in vars(self.chunk).items() if isinstance(value, Tensor)}
-        self.chunk = replace(self.chunk, **moved)
-
-    def waves(self, *shape: int) -> Tensor:
-        return super().waves(*shape).to(DEVICE)
+    device, views = DEVICE, 3 if DEVICE == "cpu" else 5
 
     @property
-    def both(self) -> tuple[Passes, Passes]:
-        return Passes(), GpuPasses()
+    def fused(self) -> Passes:
+        return GpuPasses()
 
 
 def test_the_scene_is_fused() -> None:
@@ -77,29 +77,9 @@ def test_scene_and_adjoint(dtype: torch.dtype, subpixel: str) -> None:
 def test_tiles_and_parts(subpixel: str) -> None:
     case = GpuCase(SINGLE, subpixel=subpixel)
     compare_scenes(case)
-    chi, d_object = case.many(), case.waves(1, SIDE, SIDE)
-    found = [p.systems(case.model, c, s, d_object, case.probe, chi) for p, c, s in case.scenes()]
-    case.close(found[1], found[0])
+    compare_systems(case)
     for fidelity in ("amplitude", "poisson"):
-        compare(GpuCase(SINGLE, fidelity=fidelity, counts=torch.float32, seed=6), "revise")
-
-
-def compare_scenes(case: Case, **changes: object) -> None:
-    """Waves, and sums of their adjoints."""
-    waves = case.many()
-    (twin, chunk, wanted), (fused, other, got) = case.scenes(**changes)  # type: ignore[arg-type]
-    for name in ("exit", "windows"):
-        case.close(getattr(got, name), getattr(wanted, name))
-    case.close(got.incoming[0].expand_as(wanted.incoming[0]), wanted.incoming[0])
-    sums = [sums_of(case, *each, waves) for each in ((twin, chunk, wanted), (fused, other, got))]
-    for name in ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ())):
-        case.close(sums[1][name], sums[0][name])
-
-
-def sums_of(case: Case, passes: Passes, chunk: Chunk, scene: object, waves: Tensor) -> dict[str, Tensor]:
-    """Adjoints of two chunks."""
-    with torch.device(DEVICE):
-        return vars(summed(case, passes, chunk, scene, waves))
+        compare_detector(GpuCase(SINGLE, fidelity=fidelity, counts=torch.float32, seed=6), "revise")
 
 
 def test_variable_probes() -> None:
@@ -117,19 +97,12 @@ def test_whole_positions_need_no_shift() -> None:
 
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear"])
 def test_position_steps(subpixel: str) -> None:
-    case = GpuCase(torch.complex128 if subpixel == "bilinear" else SINGLE, modes=2, subpixel=subpixel)
-    chi = case.many()
-    steps = [p.position_step(case.model, c, case.object, s, chi) for p, c, s in case.scenes()]
-    case.close(steps[1], steps[0])
+    compare_steps(GpuCase(torch.complex128 if subpixel == "bilinear" else SINGLE, modes=2, subpixel=subpixel))
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_systems(subpixel: str) -> None:
-    case = GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel)
-    d_object, d_probe, chi = case.waves(1, SIDE, SIDE), case.waves(2, *case.window), case.many()
-    for few in (1, 2):
-        found = [p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.scenes()]
-        case.close(found[1], found[0])
+    compare_systems(GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -226,7 +199,7 @@ def test_fixed_sums_of_more_than_2_31_numbers() -> None:
 
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])
 def test_counts(counts: type) -> None:
-    compare(GpuCase(SINGLE, counts=torch.from_numpy(np.empty(0, counts)).dtype), "revise")
+    compare_detector(GpuCase(SINGLE, counts=torch.from_numpy(np.empty(0, counts)).dtype), "revise")
 
 
 @pytest.mark.parametrize("task", ["revise", "descend", "watch"])
@@ -234,36 +207,11 @@ def test_counts(counts: type) -> None:
 def test_detector(task: str, fidelity: str) -> None:
     for dtype, background in ((SINGLE, 2.0), (torch.complex128, 0.0)):
         given = {"background": background, "fidelity": fidelity, "counts": torch.float32, "seed": 6}
-        compare(GpuCase(dtype, (13, 22), 2, **given), task)
-
-
-def compare(case: Case, task: str) -> None:
-    """Waves and sums of one task."""
-    detected = case.many()
-    detected[0, :, 0, 0] = 0  # dark where there may be counts
-    changed, found = [], []
-    for passes in case.both:
-        waves = detected.clone()
-        found.append(getattr(passes, task)(case.model, replace(case.chunk, sweep={}), waves))
-        changed.append(waves)
-    assert (task == "watch") == torch.equal(changed[1], detected)
-    finite = changed[0].abs() < 1e6  # the dark pixel's change is 0 times a large number
-    case.close(changed[1][finite], changed[0][finite])
-    for column in range(found[0].shape[1]):
-        case.close(found[1][:, column], found[0][:, column])
+        compare_detector(GpuCase(dtype, (13, 22), 2, **given), task)
 
 
 def test_pixels_without_data_stay() -> None:
-    case = GpuCase(counts=torch.float64)
-    counts = case.chunk.counts.clone()
-    counts[1, 3, 4], counts[2, 5, 6] = float("nan"), -1.0
-    mask = torch.ones(case.window, dtype=torch.bool, device=DEVICE)
-    mask[7, 8] = False
-    detected = case.many()
-    GpuPasses().revise(case.model, replace(case.chunk, counts=counts, mask=mask, sweep={}), detected)
-    for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
-        assert float(detected[view, :, y, x].abs().max()) == 0
-    assert float(detected[0, :, 5, 6].abs().max()) > 0
+    check_pixels_without_data(GpuCase(counts=torch.float64))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_triton.py compares reconstructions on a GPU with those on the CPU")

@@ -117,6 +117,20 @@ def test_nor_with_more_to_do(case: str, device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12), **toy), engine, **options)
 
 
+def test_nor_after_a_checkpoint_is_read(device: Pretended) -> None:
+    """Whatever an engine remembers comes back on the device; what counts batches is fetched once."""
+    toy = make(views=8, window=(8, 12), subpixel="none")
+    problem, state = problem_on(device, toy, Passes()), RunState(moved(toy.start(), device))
+    engine = ENGINES["mpie"](epochs=1, batch=2, momentum_every=2)
+    Loop(problem, state, [engine]).run()
+    state.stage = state.epoch = 0
+    state.engines[0] = {name: kept.to(DEVICE) for name, kept in engine.state.items()}
+    device.waits.clear()
+    Loop(problem, state, [engine]).run()
+    (found,) = within_epochs(device)
+    assert "engines/pie.py:step" in found[1]
+
+
 def test_nor_with_tiles(device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12)), "rpie", Passes(), "tiled", positions=True)
 

@@ -17,6 +17,10 @@ settle()
 
 from ptymesh.cli import main as module  # noqa: E402
 from ptymesh.engines import RPIE  # noqa: E402
+from ptymesh.parallel import watchdog  # noqa: E402
+
+# everything half as long, or less
+watchdog.TICK_S, watchdog.GRACE_S, watchdog.SILENT_S, watchdog.LOOK_S = 0.2, 1.0, 2.0, 2.0
 
 fault, at_rank, at_epoch, marker, *arguments = sys.argv[1:]
 sys.argv = ["ptymesh", *arguments]
@@ -33,11 +37,18 @@ def memory() -> None:
     raise MemoryError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
 
+def pause() -> None:
+    """Until the signal has come."""
+    stop: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    while not stop.requested:
+        time.sleep(0.01)
+
+
 FAULTS = {
     "raise": lambda: 1 / 0,
-    "kill": lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL)),  # pulses are posted twice a second
+    "kill": lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL)),  # two pulses more
     "hang": lambda: time.sleep(600),
-    "pause": lambda: time.sleep(2.5),
+    "pause": pause,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "full": full_disk,
     "memory": memory,

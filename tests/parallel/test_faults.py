@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from ptymesh.kernels.ready import make_ready
 from ptymesh.parallel.watchdog import Post, judge
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
 EPOCHS = 5
 RECIPE = f"""
@@ -35,6 +37,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from ptymesh.parallel import launch as module
+module.PEERS_S = 3.0
 ranks, restarts, timeout, faulty, *arguments = sys.argv[1:]
 sys.exit(
     module.launch(
@@ -48,34 +51,35 @@ sys.exit(
 )
 """
 FAULTY = Path(__file__).with_name("faulty.py")
-BATCH_TIMEOUT_S = 4.0
+BATCH_TIMEOUT_S = 3.0
 PATIENCE_S = 120.0
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
 
-def start(folder: Path, ranks: int, fault: str, rank: int, epoch: int = 3, restarts: int = 0) -> subprocess.Popen[str]:
+def start(folder: Path, ranks: int, fault: str, rank: int, epoch: int = 3, restarts: int = 0) -> Any:
     """`ptymesh run` on `ranks` ranks, of which one has a fault."""
     faults = [fault, str(rank), str(epoch), str(folder / "marker")]
     timeout = BATCH_TIMEOUT_S if fault in ("hang", "stop") else 60.0
     launcher = ["-c", LAUNCHER, str(ranks), str(restarts), str(timeout), str(FAULTY)]
-    return subprocess.Popen(
-        [sys.executable, *launcher, *faults, "run", "recipe.yaml", "--device", "cpu"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    spares = ranks * (1 + (restarts > 0))
+    return python([*launcher, *faults, "run", "recipe.yaml", "--device", "cpu"], folder, spares=spares)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: Any) -> tuple[int, str]:
     try:
         _, err = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()  # its ranks are told by the system
         raise
     return process.returncode, err
+
+
+def until_marked(folder: Path, process: Any) -> None:
+    """The fault has come."""
+    while not (folder / "marker").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +151,7 @@ def test_a_lost_rank_is_named_and_the_restarted_run_ends_as_if_nothing_had_been(
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
     process = start(folder, 3, fault, 2)
-    while not (folder / "marker").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    until_marked(folder, process)
     began = time.monotonic()
     status, err = finish(process)
     stated = (BATCH_TIMEOUT_S if fault == "stop" else 0) + 45  # 25 and more on a busy machine
@@ -178,21 +180,13 @@ def test_asked_to_stop_it_is_not_restarted_and_goes_on_when_requeued(
     folder: Path, undisturbed: dict[int, Result], ranks: int, number: signal.Signals
 ) -> None:
     process = start(folder, ranks, "pause", ranks - 1, restarts=3)  # so that the signal comes in time
-    while not (folder / "marker").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    until_marked(folder, process)
     process.send_signal(number)
     status, err = finish(process)
     assert "starting the ranks again" not in err
     assert status == 75, err
-    resumed = subprocess.run(
-        [sys.executable, "-m", "ptymesh", "resume", "out", "--ranks", str(ranks), "--device", "cpu"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        capture_output=True,
-    )
-    assert (resumed.returncode, resumed.stderr) == (0, "")
+    again = ["-m", "ptymesh", "resume", "out", "--ranks", str(ranks), "--device", "cpu"]
+    assert finish(python(again, folder, spares=ranks)) == (0, "")
     assert_same(folder, undisturbed[ranks])
 
 
@@ -209,20 +203,10 @@ def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, kill
     """As srun starts ranks: nobody watches them but they themselves, and rank 0 keeps the store."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, str(FAULTY), "kill", str(killed), "3", str(folder / "marker"), "run", "recipe.yaml"]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [str(FAULTY), "kill", str(killed), "3", str(folder / "marker"), "run", "recipe.yaml", "--device", "cpu"]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [*command, "--device", "cpu"],
-            cwd=folder,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            text=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
+    processes = [python(command, folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
     ended = [finish(process) for process in processes]
     assert ended[killed] == (-signal.SIGKILL, "")
     status, err = ended[1 - killed]

@@ -16,6 +16,7 @@ import pytest
 from ptymesh.io.results import Result
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
 RECIPE = """
 data: {path: scan.cxi}
@@ -23,6 +24,8 @@ precision: double
 stages: [{engine: rpie, epochs: 4, batch: 7, positions: true}]
 output: {figures: false, checkpoint_every: 1}
 """
+#: Whatever happens, none of these stays behind.
+_started: list[subprocess.Popen[str]] = []
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 
 
@@ -47,6 +50,8 @@ def nodes() -> Iterator[list[str]]:
         _remove(names)
         pytest.skip(f"network namespaces may not be made here: {getattr(error, 'stderr', None) or error}")
     yield names
+    for process in _started:
+        process.kill()
     _remove(names)
 
 
@@ -55,15 +60,27 @@ def _remove(names: list[str]) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True) if Path("/run/netns", name).exists() else None
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scan, a recipe, and what it comes to on one rank: alone/result.h5."""
+    folder = tmp_path_factory.mktemp("made")
+    write(checked(kind="xray", views=20, window=32, seed=3), folder / "scan.cxi")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    alone = python(["-m", "ptymesh", "run", "recipe.yaml", "--out", "alone"], folder)
+    out, err = alone.communicate(timeout=200)
+    assert alone.returncode == 0, (out, err)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write(checked(kind="xray", views=20, window=32, seed=3), tmp_path / "scan.cxi")
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+def folder(made: Path, tmp_path: Path) -> Path:
+    for name in ("scan.cxi", "recipe.yaml"):
+        (tmp_path / name).symlink_to(made / name)
     return tmp_path
 
 
 def start(folder: Path, node: str, command: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         ["ip", "netns", "exec", node, sys.executable, *command],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
@@ -71,17 +88,13 @@ def start(folder: Path, node: str, command: list[str], environ: dict[str, str]) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    _started.append(process)
+    return process
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     said = [process.communicate(timeout=200) for process in processes]
     return [(process.returncode, out, err) for process, (out, err) in zip(processes, said, strict=True)]
-
-
-def alone(folder: Path) -> Result:
-    command = [sys.executable, "-m", "ptymesh", "run", "recipe.yaml", "--out", "alone"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return Result.load(folder / "alone" / "result.h5")
 
 
 def torchrun(rank: int) -> tuple[list[str], dict[str, str]]:
@@ -95,7 +108,7 @@ def srun(rank: int) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("how", [torchrun, srun])
-def test_two_nodes_find_what_one_does(nodes: list[str], folder: Path, how) -> None:  # type: ignore[no-untyped-def]
+def test_two_nodes_find_what_one_does(nodes: list[str], made: Path, folder: Path, how) -> None:  # type: ignore[no-untyped-def]
     processes = []
     for rank, node in enumerate(nodes):
         command, environ = how(rank)
@@ -103,7 +116,7 @@ def test_two_nodes_find_what_one_does(nodes: list[str], folder: Path, how) -> No
     found = ended(processes)
     assert all(status == 0 for status, _, _ in found), found
     assert "2 ranks on cpu" in found[0][1] and "epoch" not in found[1][1], "one of them is heard"
-    result, expected = Result.load(folder / "out" / "result.h5"), alone(folder)
+    result, expected = Result.load(folder / "out" / "result.h5"), Result.load(made / "alone" / "result.h5")
     for name in ("object", "probe", "positions_px"):
         one, other = getattr(result, name), getattr(expected, name)
         assert np.linalg.norm(one - other) <= 1e-12 * np.linalg.norm(other), name
@@ -111,8 +124,8 @@ def test_two_nodes_find_what_one_does(nodes: list[str], folder: Path, how) -> No
 
 def test_a_node_that_is_lost_is_named(nodes: list[str], folder: Path) -> None:
     # seldom saved: a rank that stands still while it saves has ten minutes
-    seldom = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=1000"]
-    settings = ["--device", "cpu", *seldom, "--batch-timeout", "8"]
+    seldom = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=100"]
+    settings = ["--device", "cpu", *seldom, "--batch-timeout", "5"]
     processes = []
     for rank, node in enumerate(nodes):
         command, environ = srun(rank)
@@ -121,7 +134,7 @@ def test_a_node_that_is_lost_is_named(nodes: list[str], folder: Path) -> None:
     while not manifest.exists():
         assert processes[0].poll() is None and time.monotonic() < end, processes[0].communicate()
         time.sleep(0.05)
-    time.sleep(1)
+    time.sleep(0.2)  # it saves no more, and not yet again
     processes[1].send_signal(signal.SIGSTOP)  # nothing comes from it any more, and nothing is closed
     ip("-n", nodes[1], "link", "set", f"pm{os.getpid() % 100000}b", "down")
     began = time.monotonic()

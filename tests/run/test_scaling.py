@@ -17,6 +17,7 @@ from ptymesh.run import scaling
 from ptymesh.run.scaling import Trial, scale, summarise, table
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from warm import python
 
 RECIPE = """
 data: {path: scan.cxi}
@@ -67,16 +68,14 @@ def test_figure(tmp_path: Path) -> None:
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command(tmp_path: Path) -> None:
     write(checked(kind="xray", views=20, window=32, seed=3), tmp_path / "scan.cxi")
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     arguments = ["scaling", "recipe.yaml", "--ranks", "1,2", "--trials", "1", "--threads", "1", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["ptymesh", *arguments, "--set", "stages.0.epochs=3", "--out", "scaled"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    out, err = capfd.readouterr()
-    assert not left.value.code, err
+    arguments += ["--set", "stages.0.epochs=3", "--out", "scaled"]
+    process = python(["-m", "ptymesh", *arguments], tmp_path, spares=3)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
     assert err.splitlines() == ["trial 1 of 1, 1 rank", "trial 1 of 1, 2 ranks"]
     assert "Final objects agree to 1e-09" in out
     assert {path.name for path in (tmp_path / "scaled").iterdir()} == {"scaling.json", "scaling.png"}

@@ -19,35 +19,25 @@ import yaml
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import devices
 from ptymesh.tune import storage, workers
-from ptymesh.tune.options import Tuning
-from ptymesh.tune.session import run_study
 from ptymesh.tune.workers import Crew, shares
+from warm import python
 
-Make = Callable[..., Tuning]
 PATIENCE_S = 250.0
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 GAMMAS = {"stages.0.gamma_object": {"low": 0.05, "high": 2.0, "log": True}}
 
 
-Started = Callable[..., "subprocess.Popen[str]"]
+Started = Callable[..., Any]
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
     """Starts ptymesh tune in a process of its own; whatever happens, none stays behind."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Any] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "ptymesh", "tune", "tune.yaml", "--device", "cpu", *arguments],
-                cwd=tmp_path,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
+    def start(*arguments: str) -> Any:
+        command = ["-m", "ptymesh", "tune", "tune.yaml", "--device", "cpu", *arguments]
+        processes.append(python(command, tmp_path, spares=6))
         return processes[-1]
 
     yield start
@@ -78,7 +68,7 @@ def trials_of(folder: Path) -> list[Any]:
         return []
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(reached: Callable[[], bool], process: Any) -> None:
     end = time.monotonic() + PATIENCE_S
     while not reached():
         assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=PATIENCE_S)
@@ -157,19 +147,23 @@ def test_told_to_stop_and_joined(tmp_path: Path, scan: Path, started: Started) -
     assert any("told to stop" in t.user_attrs.get("released", "") for t in trials_of(tmp_path))
 
 
-def test_two_ranks_per_trial(make: Make) -> None:
+def test_two_ranks_per_trial(tmp_path: Path, scan: Path, started: Started) -> None:
     space = {"stages.0.gamma_object": [1.0, 0.5]}
-    keys = {"epochs": 6, "trials": 2, "sampler": "grid"}
-    alone = run_study(make(space, **keys), device="cpu", quiet=True, reconstruct=False)
-    folder = make().output.dir.parent / "both"
-    both = run_study(make(space, **keys, ranks_per_trial=2, output={"dir": str(folder)}), device="cpu", quiet=True)
-    assert alone is not None and both is not None
-    values = [{one.settings["stages.0.gamma_object"]: one for one in found.trials} for found in (alone, both)]
-    assert {key: one.state for key, one in values[0].items()} == {key: one.state for key, one in values[1].items()}
+    found: list[dict[float, dict[str, Any]]] = []
+    for folder, ranks in (("one", 1), ("two", 2)):
+        keys = {"epochs": 6, "trials": 2, "sampler": "grid", "ranks_per_trial": ranks, "output": {"dir": folder}}
+        write(tmp_path, scan, space=space, **keys)
+        process = started()
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, (out, err)
+        lines = [json.loads(line) for line in (tmp_path / folder / "trials.jsonl").read_text().splitlines()]
+        found.append({line["settings"]["stages.0.gamma_object"]: line for line in lines})
+        assert (tmp_path / folder / "best" / "result.h5").exists()
+    alone, both = found
+    assert {key: one["state"] for key, one in alone.items()} == {key: one["state"] for key, one in both.items()}
     for gamma in (1.0, 0.5):
-        assert values[1][gamma].value == pytest.approx(values[0][gamma].value, rel=1e-3)
-        assert len(values[1][gamma].values_by_epoch) == 6, "every epoch is told to the pruner"
-    assert both.path is not None and both.path.exists()
+        assert both[gamma]["value"] == pytest.approx(alone[gamma]["value"], rel=1e-3)
+        assert len(both[gamma]["values_by_epoch"]) == 6, "every epoch is told to the pruner"
 
 
 def test_shares_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

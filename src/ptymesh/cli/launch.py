@@ -7,25 +7,20 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Backend, BatchTimeout, Bind, Device, Interface, Launching, MaxRestarts, Ranks
+from ptymesh.cli.launching import Launching, spread
 
 #: What follows the program's name is the program's.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
+@spread
 def command(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A Python program.")],
+    how: Launching,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Its own arguments.")] = None,
-    ranks: Ranks = None,
-    device: Device = "auto",
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where ranks other than 0 print to, instead of a temporary one.")
     ] = None,
-    max_restarts: MaxRestarts = 0,
-    batch_timeout: BatchTimeout = None,
-    backend: Backend = "auto",
-    interface: Interface = None,
-    bind: Bind = True,
 ) -> None:
     """Run a Python program, unchanged, on N ranks of this machine. Options stand before the program's name."""
     from ptymesh.errors import BadInput
@@ -37,16 +32,15 @@ def command(
         raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")
     if not script.is_file():
         raise BadInput(f"There is no program {script}; check the path.")
-    how = Launching(ranks, device, backend, interface, max_restarts, batch_timeout, bind)
     how.check()
     status = launch(
         [str(script), *(arguments or ())],
-        1 if ranks is None else ranks,
+        1 if how.ranks is None else how.ranks,
         log_dir=logs,
         program=("-m", "ptymesh.parallel.script"),
-        max_restarts=max_restarts,
-        environment={**how.environment, **({} if device == "auto" else {DEVICE: device})},
-        bind=bind,
+        max_restarts=how.max_restarts,
+        environment={**how.environment, **({} if how.device == "auto" else {DEVICE: how.device})},
+        bind=how.bind,
     )
     if status:
         raise typer.Exit(status)

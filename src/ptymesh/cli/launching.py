@@ -1,41 +1,81 @@
-"""How ranks are started: the options that `run`, `resume` and `launch` share, and the environment that they become."""
+"""Options that several commands share: how ranks are started, what they may hold; and what becomes of them.
+
+A command takes such a group of options as one parameter, of a class whose fields say what they are on the command line,
+and `spread` makes options of the fields.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Ranks = Annotated[int | None, typer.Option("--ranks", "-n", metavar="N", help="Processes to start on this machine.")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N, xpu or mps.")]
 Backend = Annotated[str, typer.Option(metavar="NAME", help="Collectives: auto, gloo, nccl or xccl.")]
-Interface = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Network interface between nodes, such as eth0 or ib0.")
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, e.g. stages.0.epochs=5."),
 ]
-MaxRestarts = Annotated[
-    int, typer.Option(metavar="K", help="Start ranks that failed again, up to K times, from the last checkpoint.")
-]
-BatchTimeout = Annotated[
-    float | None, typer.Option(metavar="S", help="Seconds without progress after which a rank hangs (60).")
-]
-Bind = Annotated[bool, typer.Option("--bind/--no-bind", help="Keep each rank on the cores of one NUMA node.")]
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for each field of the dataclasses among its parameters."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @functools.wraps(command)
+    def spread_out(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**given, **made)
+
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        options = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=options[field.name],
+            )
+            for field in fields(groups[name])
+        ]
+    spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread_out
 
 
 @dataclass(frozen=True)
 class Launching:
-    """The options, checked where that needs no device."""
+    """How ranks are started; checked where that needs no device."""
 
-    ranks: int | None = None
-    device: str = "auto"
-    backend: str = "auto"
-    interface: str | None = None
-    max_restarts: int = 0
-    batch_timeout: float | None = None
-    bind: bool = True
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", metavar="N", help="Processes to start on this machine.")
+    ] = None
+    device: Device = "auto"
+    backend: Backend = "auto"
+    interface: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Network interface between nodes, such as eth0 or ib0.")
+    ] = None
+    max_restarts: Annotated[
+        int, typer.Option(metavar="K", help="Start ranks that failed again, up to K times, from the last checkpoint.")
+    ] = 0
+    batch_timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds without progress after which a rank hangs (60).")
+    ] = None
+    bind: Annotated[bool, typer.Option("--bind/--no-bind", help="Keep each rank on the cores of one NUMA node.")] = True
 
     def check(self) -> None:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
@@ -64,6 +104,38 @@ class Launching:
         given = {BACKEND: self.backend if self.backend != "auto" else None, INTERFACE: self.interface}
         given[BATCH_TIMEOUT] = None if self.batch_timeout is None else str(self.batch_timeout)
         return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What ranks hold, and where: of the object, and of the patterns."""
+
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
+    ] = None
+    memory_budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What each rank's patterns may take, e.g. 4GB; else from disk.")
+    ] = None
+    scratch: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder on a local disk for patterns beyond the budget.")
+    ] = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that were given."""
+        return {field.name: str(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+    @property
+    def settings(self) -> list[str]:
+        """As settings of the recipe's keys; quoted, for a path may look like anything."""
+        import json
+
+        return [f"{key}={json.dumps(value)}" for key, value in self.given.items()]
+
+    @property
+    def arguments(self) -> list[str]:
+        """As they stand on a command line."""
+        return [part for name, value in self.given.items() for part in (f"--{name.replace('_', '-')}", value)]
 
 
 @contextmanager

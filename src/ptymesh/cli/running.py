@@ -46,15 +46,6 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
         )
 
 
-def room_settings(memory_budget: str | None, scratch: Path | None, layout: str | None) -> list[str]:
-    """--memory-budget, --scratch and --layout as settings of the recipe's keys; quoted, for a path may look like
-    anything."""
-    import json
-
-    given = {"layout": layout, "memory_budget": memory_budget, "scratch": None if scratch is None else str(scratch)}
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-
-
 def restarted() -> bool:
     """Whether this rank was started again after a failure, by our launcher or by torchrun (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Backend, Device, Launching
+from ptymesh.cli.launching import Backend, Device, Launching, Settings
 
 
 def command(
@@ -19,10 +19,7 @@ def command(
     threads: Annotated[
         int | None, typer.Option(metavar="N", help="Threads per rank; default: cores over the largest number of ranks.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, e.g. stages.0.epochs=5."),
-    ] = None,
+    set_: Settings = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for scaling.json and scaling.png.")] = Path(
         "scaling"
     ),

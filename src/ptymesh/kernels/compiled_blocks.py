@@ -126,12 +126,17 @@ def clear(rows: Any, columns: Any, field: Any, weight: Any) -> None:
 @inlined
 def _largest(i: int, rows: Any, columns: Any, field: Any, out: Any) -> None:
     y, x = rows[i] * SIDE, columns[i] * SIDE
+    tops = np.empty(SIDE, out.dtype)  # of columns: one top for all would be found pixel after pixel
     for l in range(len(field)):
-        top = field[l, y, x]
-        for r in range(SIDE):
+        for c in range(SIDE):
+            tops[c] = field[l, y, x + c]
+        for r in range(1, SIDE):
             row = field[l, y + r, x : x + SIDE]
             for c in range(SIDE):
-                top = max(top, row[c])
+                tops[c] = row[c] if row[c] > tops[c] else tops[c]
+        top = tops[0]
+        for c in range(1, SIDE):
+            top = max(top, tops[c])
         out[l, i] = top
 
 

@@ -51,9 +51,9 @@ class CpuPasses(FusedPasses):
 
     def exit_waves(self, scene: FusedScene) -> Tensor:
         """See the base."""
-        waves, amplitudes = scene.beams.waves, scene.beams.amplitudes
-        out = torch.empty((len(amplitudes), *waves.shape[1:]), dtype=waves.dtype)
-        compiled.exit_waves(*_arrays(scene.object, scene.corners, waves, amplitudes, out))
+        obj, corner, beams, amplitudes = _parts(scene)
+        out = torch.empty((len(corner), *beams.shape[1:]), dtype=scene.beams.waves.dtype)
+        compiled.exit_waves(obj, corner, beams, amplitudes, out.numpy())
         return out
 
     def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
@@ -99,8 +99,8 @@ class CpuPasses(FusedPasses):
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         kept = chunk.sweep.get("detector")
         if kept is None:
-            planes = [torch.from_numpy(compiled_detector.in_strips(p.numpy())) for p in (chunk.mask, chunk.background)]
-            kept = chunk.sweep["detector"] = (planes[0].to(self.real), planes[1], chunk.background.any())
+            good, background = (compiled_detector.in_strips(p.numpy()) for p in (chunk.mask, chunk.background))
+            kept = chunk.sweep["detector"] = (good.astype(background.dtype), background, bool(background.any()))
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
@@ -111,9 +111,9 @@ class CpuPasses(FusedPasses):
         compiled_detector.detector(
             *_arrays(detected, counts.view(torch.uint8), places),
             NATIVE.index(counts.dtype),
-            *_arrays(*kept[:2]),
+            *kept[:2],
             transform.constants,
-            bool(kept[2]),
+            kept[2],
             compiled_detector.KINDS[model.fidelity],
             task,
             transform.stages,
@@ -132,7 +132,8 @@ class CpuPasses(FusedPasses):
             corner, t = corners(chunk)
         else:
             corner, t = chunk.anchors, self._zeros(chunk.fractions)
-        arrays = _arrays(waves, corner, t, scene.beams.waves, scene.beams.amplitudes)
+        _, _, beams, amplitudes = _parts(scene)
+        arrays = (*_arrays(waves, corner, t), beams, amplitudes)
         compiled.to_object(*arrays, _bands(), self.constants, *_arrays(out, light))
 
     def _zeros(self, like: Tensor) -> Tensor:
@@ -146,13 +147,15 @@ class CpuPasses(FusedPasses):
 
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
         """See the base."""
-        compiled.to_probe(*_arrays(waves, scene.object, scene.corners, amplitudes), _bands(), *_arrays(out, light))
+        arrays = (_array(waves), *_parts(scene)[:2], _array(amplitudes))
+        compiled.to_probe(*arrays, _bands(), *_arrays(out, light))
 
     def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
         """See the base."""
         out = torch.empty_like(waves)
         light = waves.new_zeros(waves.shape[-2:], dtype=self.real) if light is None else light
-        compiled.to_probes(*_arrays(waves, scene.object, scene.corners, amplitudes), _bands(), *_arrays(out, light))
+        arrays = (_array(waves), *_parts(scene)[:2], _array(amplitudes))
+        compiled.to_probes(*arrays, _bands(), *_arrays(out, light))
         return out
 
     def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
@@ -191,14 +194,15 @@ class CpuPasses(FusedPasses):
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""
         found = torch.empty((len(chi), 5), dtype=torch.float64)
-        arrays = _arrays(chi, scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes, by_y, by_x)
+        arrays = (_array(chi), *_parts(scene), *_arrays(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
     def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
         """See the base."""
         out = torch.empty((len(chi), 5), dtype=torch.float64)
-        arrays = _arrays(chi, scene.object, change, scene.corners, beams, scene.beams.amplitudes)
+        obj, corner, _, amplitudes = _parts(scene)
+        arrays = (_array(chi), obj, _array(change), corner, _array(beams), amplitudes)
         compiled.step_systems(*arrays, *_arrays(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
 
@@ -253,9 +257,21 @@ def _arrays(*tensors: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def _array(t: Tensor) -> np.ndarray[Any, Any]:
-    if t.requires_grad or t.is_conj() or not t.is_contiguous():
-        t = t.detach().resolve_conj().contiguous()
-    return t.numpy()
+    if t.is_contiguous():
+        try:
+            return t.numpy()
+        except RuntimeError:  # it has a gradient, or is to be conjugated
+            pass
+    return t.detach().resolve_conj().contiguous().numpy()
+
+
+def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:
+    """Object, corners, beams and their amplitudes, for all kernels of a chunk."""
+    kept: tuple[np.ndarray[Any, Any], ...] | None = scene.__dict__.get("arrays")
+    if kept is None:
+        kept = _arrays(scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes)
+        scene.__dict__["arrays"] = kept
+    return kept
 
 
 def _bands() -> int:

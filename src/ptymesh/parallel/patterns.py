@@ -83,7 +83,7 @@ class Patterns(ABC):
     def sweep(self, rows: np.ndarray, size: int | list[int], coming: np.ndarray | None = None) -> Iterator[Tensor]:
         """Patterns of these rows (n,), piece by piece; see `pieces`."""
         for array, places in self.pieces(rows, size, coming):
-            yield array if places is None else array[places]
+            yield array if places is None else array.index_select(0, places)
 
     def pieces(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,14 +50,14 @@ class Chunk:
     mask: Tensor
     background: Tensor
     whole: bool = False
-    sweep: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     places: Tensor | None = None
     border: bool = False
 
     @property
     def patterns(self) -> Tensor:
         """Counts of the views alone, (B, h, w)."""
-        return self.counts if self.places is None else self.counts[self.places]
+        return self.counts if self.places is None else self.counts.index_select(0, self.places)
 
     @cached_property
     def data(self) -> Data:

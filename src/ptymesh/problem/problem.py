@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
 from operator import is_not
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from ptymesh.problem.batch import Batch, Sums, Swept
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
-CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
@@ -222,7 +223,7 @@ class Problem:
         sizes = self._sizes(mine, size)
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
-        whole, sweep = self._whole(estimate), dict[str, tuple[Tensor, ...]]()
+        whole, sweep = self._whole(estimate), dict[str, tuple[Any, ...]]()
         every, rows = sent(mine, self.device), sent(self.layout.local(mine), self.device)
         of_views = (
             every,

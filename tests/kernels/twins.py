@@ -1,0 +1,172 @@
+"""What a fused pass is compared with its torch twin by: random inputs, and each comparison once for all kernels.
+
+test_cpu.py and triton_checks.py choose sizes, modes, precisions, dtypes of counts and kinds of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.physics.model import Model
+from ptymesh.physics.passes import Adjoints, Chunk, Passes
+from toy import geometry_for
+
+#: Sums of float64 in another order; of float32, with rows summed in vectors.
+TOLERANCE = {torch.complex128: 1e-12, torch.complex64: 3e-6}
+SIDE = 64
+
+
+class Case:
+    """Random object, probe, chunk and waves, for the kernels of the CPU."""
+
+    device, views = "cpu", 5
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.complex128,
+        window: tuple[int, int] = (13, 22),
+        modes: int = 2,
+        subpixel: str = "fourier",
+        counts: torch.dtype = torch.uint16,
+        background: float = 0.0,
+        opr: int = 0,
+        propagation: str = "far_field",
+        fidelity: str = "amplitude",
+        seed: int = 1,
+    ) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        real = torch.float32 if dtype == torch.complex64 else torch.float64
+        self.dtype, self.real, self.window, self.rng = dtype, real, window, rng
+        self.model = Model.for_geometry(
+            geometry_for(propagation, window), subpixel=subpixel, fidelity=fidelity, dtype=dtype
+        )  # type: ignore[arg-type]
+        self.object, self.probe = self.waves(1, SIDE, SIDE), self.waves(modes, *window)
+        self.opr = self.waves(opr, *window)
+        anchors = torch.randint(2, SIDE - 26, (self.views, 2), generator=rng)
+        fractions = (2 * torch.rand(self.views, 2, generator=rng, dtype=torch.float64) - 1).to(real)
+        weights = 0.5 + torch.rand(self.views, 1 + opr, generator=rng, dtype=real)
+        y = 3 * torch.rand(self.views, *window, generator=rng, dtype=torch.float64)
+        if counts.is_floating_point or counts == torch.int32:
+            y = torch.where(torch.rand(y.shape, generator=rng) < 0.1, -1.0, y)
+        mask = torch.rand(window, generator=rng) < 0.8
+        b = background * torch.rand(window, generator=rng, dtype=real)
+        y = y.numpy().astype(str(counts).removeprefix("torch."))
+        views = torch.arange(self.views)
+        self.chunk = Chunk(views, views, anchors, fractions, weights, torch.from_numpy(y), mask, b)
+        self._move()
+
+    def _move(self) -> None:
+        """To the device, on which they were not made lest it should matter to the numbers."""
+        kernel = self.model.kernel
+        self.model = replace(self.model, kernel=None if kernel is None else kernel.to(self.device))
+        self.object, self.probe, self.opr = (t.to(self.device) for t in (self.object, self.probe, self.opr))
+        moved = {name: value.to(self.device) for name, value in vars(self.chunk).items() if isinstance(value, Tensor)}
+        self.chunk = replace(self.chunk, **moved)
+
+    def waves(self, *shape: int) -> Tensor:
+        """Complex normal numbers."""
+        return torch.randn(shape, generator=self.rng, dtype=torch.complex128).to(self.dtype).to(self.device)
+
+    def many(self) -> Tensor:
+        """Waves (B, M, h, w)."""
+        return self.waves(self.views, len(self.probe), *self.window)
+
+    def scenes(self, **changes: Tensor) -> list:
+        """The twin's scene and the fused one's."""
+        chunk = replace(self.chunk, **changes, sweep={})
+        return [(p, chunk, p.scene(self.model, chunk, self.object, self.probe, self.opr)) for p in self.both]
+
+    @property
+    def fused(self) -> Passes:
+        """The kernels."""
+        return CpuPasses(self.dtype)
+
+    @property
+    def both(self) -> tuple[Passes, Passes]:
+        """The twin and the kernels."""
+        return Passes(), self.fused
+
+    def close(self, got: Tensor, wanted: Tensor) -> None:
+        """To the precision, of the largest."""
+        scale = float(wanted.abs().max())
+        assert scale > 0
+        assert float((got - wanted).abs().max()) <= TOLERANCE[self.dtype] * scale
+
+
+def nothing(case: Case) -> Adjoints:
+    """Sums before the first chunk."""
+    real = torch.zeros(1, SIDE, SIDE, dtype=case.real, device=case.device)
+    opr = torch.zeros_like(case.opr)
+    probe = torch.zeros_like(case.probe)
+    return Adjoints(real.to(case.dtype), real, probe, torch.zeros_like(probe[0].real), opr, torch.zeros_like(opr.real))
+
+
+def summed(case: Case, passes: Passes, chunk: Chunk, scene: object, waves: Tensor, twice: bool = True) -> Adjoints:
+    """Adjoints of the waves, of two chunks."""
+    sums = nothing(case)
+    for factor in (1, 0.5) if twice else (1,):
+        passes.adjoint(case.model, chunk, scene, factor * waves, sums)  # type: ignore[arg-type]
+    passes.finish(sums)
+    return sums
+
+
+def compare_scenes(case: Case, **changes: object) -> None:
+    """Waves, and sums of their adjoints."""
+    waves = case.many()
+    (twin, chunk, wanted), (fused, other, got) = case.scenes(**changes)  # type: ignore[arg-type]
+    for name in ("exit", "windows"):
+        case.close(getattr(got, name), getattr(wanted, name))
+    case.close(got.incoming[0].expand_as(wanted.incoming[0]), wanted.incoming[0])
+    sums = [summed(case, *each, waves) for each in ((twin, chunk, wanted), (fused, other, got))]
+    for name in ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ())):
+        case.close(getattr(sums[1], name), getattr(sums[0], name))
+
+
+def compare_steps(case: Case, **changes: object) -> None:
+    """Steps of positions."""
+    chi = case.many()
+    scenes = case.scenes(**changes)  # type: ignore[arg-type]
+    twin, fused = (p.position_step(case.model, c, case.object, s, chi) for p, c, s in scenes)
+    assert fused.dtype == torch.float64
+    case.close(fused, twin)
+
+
+def compare_systems(case: Case) -> None:
+    """Systems of step lengths, for the first mode and for all."""
+    d_object, d_probe, chi = case.waves(1, SIDE, SIDE), case.waves(*case.probe.shape), case.many()
+    for few in {1, len(case.probe)}:
+        twin, fused = (p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.scenes())
+        case.close(fused, twin)
+
+
+def compare_detector(case: Case, task: str) -> None:
+    """Waves and sums of one task: watch, revise or descend."""
+    detected = case.many()
+    detected[0, :, 0, 0] = 0  # dark where there may be counts
+    changed, found = [], []
+    for passes in case.both:
+        waves = detected.clone()
+        found.append(getattr(passes, task)(case.model, replace(case.chunk, sweep={}), waves))
+        changed.append(waves)
+    assert (task == "watch") == torch.equal(changed[1], detected)
+    finite = changed[0].abs() < 1e6  # the dark pixel's change is 0 times a large number
+    case.close(changed[1][finite], changed[0][finite])
+    for column in range(found[0].shape[1]):
+        case.close(found[1][:, column], found[0][:, column])
+
+
+def check_pixels_without_data(case: Case) -> None:
+    """What has no count, or is masked, stays as it is."""
+    counts = case.chunk.counts.clone()
+    counts[0, 5, 6], counts[1, 3, 4], counts[2, 5, 6] = 2.0, float("nan"), -1.0
+    mask = torch.ones(case.window, dtype=torch.bool, device=case.device)
+    mask[7, 8] = False
+    detected = case.many()
+    case.fused.revise(case.model, replace(case.chunk, counts=counts, mask=mask, sweep={}), detected)
+    for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
+        assert float(detected[view, :, y, x].abs().max()) == 0
+    assert float(detected[0, :, 5, 6].abs().max()) > 0

@@ -1,0 +1,237 @@
+"""Python programs that need not import the package: `python(...)` is `python ...`, forked from a process that has.
+
+Importing torch and the package takes a process three seconds, and a test of faults starts dozens. A server
+(multiprocessing's) imports once what warmed.py names, and forks. Where the program starts processes of its own, they
+can be forked too: `spares` children stand ready from the beginning, while there is but one thread, and what would be
+executed as `python ...` happens in one of them. They are children of the program, with process ids, statuses, signals
+and output as ever; only the imports are done. Elsewhere than on Linux, and for other programs, nothing is forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import itertools
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+FORKS = sys.platform == "linux"
+_CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+
+
+def context() -> Any:
+    """Multiprocessing whose processes find imported what warmed.py names, where the system can fork."""
+    if FORKS:
+        _CONTEXT.set_forkserver_preload(["warmed"])
+        before = dict(os.environ)
+        os.environ |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return _CONTEXT
+
+
+#: Of subprocess.Popen: the ends of its pipes, in the order in which it passes them around.
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_numbers = itertools.count()
+
+
+class Started:
+    """A program of `python`, as subprocess.Popen has it (text=True, stdout=PIPE, stderr=PIPE)."""
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, spares: int = 0
+    ) -> None:
+        scratch = folder.parent / f"said-{os.getpid()}-{next(_numbers)}"
+        self._said = [scratch.with_suffix(ending) for ending in (".out", ".err")]
+        given = {**(os.environ if environment is None else environment), "OMP_NUM_THREADS": "1"}
+        what = (list(arguments), str(folder), given, [str(path) for path in self._said], spares)
+        self._process = context().Process(target=_program, args=what, daemon=True)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Standard output and standard error, when it has ended; raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        out, err = (path.read_text(encoding="utf-8") if path.exists() else "" for path in self._said)
+        return out, err
+
+
+def python(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, spares: int = 0
+) -> Any:
+    """Starts `python ARGUMENTS` in a folder, on one thread; environment: instead of this process's."""
+    if FORKS:
+        return Started(arguments, folder, environment, spares)
+    given = {**(os.environ if environment is None else environment), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=given,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+    )
+
+
+def _program(arguments: list[str], folder: str, environment: dict[str, str], said: list[str], spares: int) -> None:
+    assert "warmed" in sys.modules, "it is the point of all this"
+    _onto(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in enumerate(said, start=1):
+        _onto(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), number)
+    _Spares(spares).offer()
+    _become(arguments, folder, environment)
+
+
+class _Spares:
+    """Children that wait to be told what to be, in place of those that subprocess.Popen would start."""
+
+    def __init__(self, count: int) -> None:
+        self._waiting: list[tuple[int, socket.socket]] = []
+        for _ in range(count):
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                for _, other in self._waiting:
+                    other.close()
+                _serve(theirs)
+            theirs.close()
+            self._waiting.append((pid, ours))
+
+    def offer(self) -> None:
+        """From here on, processes of this interpreter are made of spares while there are any."""
+        if not self._waiting:
+            return
+        execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+        names = inspect.signature(execute)
+
+        def instead(process: Any, *given: Any, **named: Any) -> None:
+            call = names.bind(process, *given, **named).arguments
+            if not (self._waiting and _is_python(call["args"])):
+                execute(process, *given, **named)
+                return
+            process.pid, pipe = self._waiting.pop(0)
+            process._child_created = True
+            streams = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
+            streams = {number: own for number, own in streams.items() if own != -1}
+            word = {
+                "arguments": [str(argument) for argument in call["args"][1:] if argument != "-u"],
+                "folder": os.getcwd() if call["cwd"] is None else str(call["cwd"]),
+                "environment": dict(os.environ if call["env"] is None else call["env"]),
+                "session": bool(call["start_new_session"]),
+                "streams": list(streams),
+            }
+            with pipe:
+                socket.send_fds(pipe, [b"?"], list(streams.values()))
+                pipe.sendall(json.dumps(word).encode())
+            process._close_pipe_fds(*(call[name] for name in PIPES))
+
+        subprocess.Popen._execute_child = instead  # type: ignore[attr-defined]
+
+
+def _is_python(command: Any) -> bool:
+    """Whether this is a command that `_run` knows; streams are never held back (-u) for longer than a line."""
+    words = [str(word) for word in command if word != "-u"] if isinstance(command, (list, tuple)) else []
+    return len(words) > 1 and words[0] == sys.executable and (words[1] in ("-m", "-c") or words[1][0] != "-")
+
+
+def _serve(pipe: socket.socket) -> None:
+    """A spare's life; it ends with the program that has it, or as what it was told to be."""
+    code = 1
+    try:
+        first, files, _, _ = socket.recv_fds(pipe, 1, 3)
+        if not first:
+            os._exit(0)
+        with pipe, pipe.makefile("rb") as told:
+            word = json.loads(told.read())
+        if word["session"]:
+            os.setsid()
+        for number, file in zip(word["streams"], files, strict=True):
+            _onto(file, number)
+        code = _become(word["arguments"], word["folder"], word["environment"])
+    finally:
+        os._exit(code)
+
+
+def _onto(file: int, number: int) -> None:
+    if file != number:
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
+    """This process does and ends as `python ARGUMENTS` would; never returns."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))  # noqa: SIM115
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    status: object = 0
+    try:
+        _run(arguments)
+    except SystemExit as left:
+        status = left.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):
+            stream.flush()
+    os._exit(0 if status is None else status & 255 if isinstance(status, int) else 1)
+
+
+def _run(arguments: list[str]) -> None:
+    """`python -m MODULE ...`, `python -c CODE ...` or `python SCRIPT ...`."""
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")

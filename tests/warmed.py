@@ -1,0 +1,28 @@
+"""What a process forked by warm.py finds imported: torch, numba, the package with its commands. No threads in here."""
+
+import contextlib
+
+import numba
+import torch
+import torch._dynamo  # by the first optimiser of torch
+import torch.distributed.elastic.multiprocessing
+
+import ptymesh.cli.main
+import ptymesh.cli.running
+import ptymesh.engines
+import ptymesh.io
+import ptymesh.kernels.cpu
+import ptymesh.parallel.launch
+import ptymesh.run.callbacks
+import ptymesh.run.loop
+import ptymesh.run.recipe
+import ptymesh.run.session
+
+torch.set_num_threads(1)
+# numba's own tables of types, which the first function fills; kernels themselves would start threads
+numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])
+
+with contextlib.suppress(ImportError):  # an extra; what is started as a program of its own must not be imported
+    import ptymesh.tune.objectives
+    import ptymesh.tune.queue
+    import ptymesh.tune.storage  # noqa: F401
