@@ -78,7 +78,10 @@ class Estimate:
 
     def here(self, anchors: torch.Tensor) -> torch.Tensor:
         """Anchors (B, 2) counted from the first pixel of `object`."""
-        return anchors - torch.tensor(self.corner, device=anchors.device) if any(self.corner) else anchors
+        if not any(self.corner):
+            return anchors
+        y, x = self.corner  # as numbers: a tensor of them would have to be sent to the device
+        return torch.stack((anchors[..., 0] - y, anchors[..., 1] - x), dim=-1)
 
     def fractions(self, views: torch.Tensor) -> torch.Tensor:
         """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""

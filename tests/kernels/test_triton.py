@@ -35,18 +35,22 @@ TARGETS = [
 ]
 
 
-def checks(device: str) -> None:
-    """Runs triton_checks.py in a process of its own."""
+def checks(device: str, file: str = "triton_checks.py") -> None:
+    """Runs a file of checks in a process of its own."""
     environment = {**os.environ, "PTYMESH_TRITON_DEVICE": device, kernels.VARIABLE: "torch"}
     environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    here = Path(__file__).with_name("triton_checks.py")
+    here = Path(__file__).with_name(file)
     done = subprocess.run([*command, str(here)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout.replace("[100%]", " passed"), done.stdout[-4000:]
 
 
 def test_right_by_the_interpreter() -> None:
     checks("cpu")
+
+
+def test_no_batch_waits_for_a_gpu() -> None:
+    checks("cpu", "wait_checks.py")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))

@@ -7,11 +7,15 @@ PTYMESH_TRITON_DEVICE: cpu goes with TRITON_INTERPRET=1.
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from twins import (
+    SIDE,
     Case,
     check_pixels_without_data,
     compare_detector,
@@ -25,7 +29,7 @@ from ptymesh.kernels import triton_passes
 from ptymesh.kernels.fused import FusedScene
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.parallel.exact import FixedSum, Grid
-from ptymesh.physics.passes import Passes
+from ptymesh.physics.passes import Adjoints, Passes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative
@@ -133,6 +137,64 @@ def test_values_beyond_fixed_point_are_told() -> None:
         total.grid.exponent, total.grid.bits = 10, 30
         total.add(largest[..., 0])
         assert int(total.spoilt) == (not fits)
+
+
+def mapped(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written to, so that there may be many gigabytes of them."""
+    import mmap
+
+    count = 1
+    for side in shape:
+        count *= side
+    quiet = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | quiet)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+untouched = pytest.mark.skipif(DEVICE != "cpu" or sys.platform != "linux", reason="memory is mapped as Linux does")
+
+
+@untouched
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
+    side, case = 46368, GpuCase(SINGLE, subpixel=subpixel, modes=1)
+    place, end = side - SIDE, (slice(None), slice(-SIDE, None), slice(-SIDE, None))
+    far, change = (mapped(1, side, side, dtype=SINGLE) for _ in range(2))
+    far[end], d_object, chi = case.object, case.waves(1, SIDE, SIDE), case.many()
+    change[end] = d_object
+    found = []
+    for obj, d_obj, offset in ((case.object, d_object, 0), (far, change, place)):
+        sums = Adjoints(
+            torch.zeros_like(obj) if offset == 0 else mapped(*obj.shape, dtype=SINGLE),
+            torch.zeros_like(obj.real) if offset == 0 else mapped(*obj.shape, dtype=torch.float32),
+            torch.zeros_like(case.probe),
+            torch.zeros_like(case.probe[0].real),
+            case.opr,
+            case.opr.real,
+        )
+        passes, chunk = GpuPasses(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
+        scene = passes.scene(case.model, chunk, obj, case.probe)
+        passes.adjoint(case.model, chunk, scene, chi, sums)
+        passes.finish(sums)
+        assert sums.object is not None and sums.object_weight is not None and sums.probe is not None
+        steps = passes.position_step(case.model, chunk, obj, scene, chi) if subpixel == "fourier" else scene.exit
+        systems = passes.systems(case.model, chunk, scene, d_obj, case.probe, chi)
+        kept = (sums.object[end].clone(), sums.object_weight[end].clone(), sums.probe, sums.probe_weight)
+        found.append((scene.windows, scene.exit, *kept, steps, systems))
+    for near, distant in zip(*found, strict=True):
+        assert float(near.abs().max()) > 0 and torch.equal(near, distant)
+
+
+@untouched
+def test_fixed_sums_of_more_than_2_31_numbers() -> None:
+    side = 23184  # four planes
+    values = torch.randn(1, 1, 3, 5, 2, generator=torch.Generator().manual_seed(1))
+    corner = torch.tensor([[side - 4, side - 6]])
+    out, near = mapped(2, 2, 1, side, side, dtype=torch.int64), torch.zeros(2, 2, 1, 8, 8, dtype=torch.int64)
+    assert out.numel() > 2**31
+    GpuPasses().add_fixed(values, corner, 20, 50, out)
+    Passes().add_fixed(values, torch.tensor([[4, 2]]), 20, 50, near)
+    assert torch.equal(out[..., -8:, -8:], near) and int(near.abs().max()) > 0
 
 
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])

@@ -26,6 +26,7 @@ from ptymesh.engines.schedulers import Pace, Scheduler
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
+from ptymesh.parallel.devices import sent
 from ptymesh.problem import Batch, Problem
 
 
@@ -113,7 +114,7 @@ class Elementwise(Autodiff):
             self._update(leaves, batch.epoch)
         self.write(problem, estimate, leaves, found.parts)
         if "positions" in leaves:
-            own = torch.as_tensor(problem.layout.own, device=problem.device)
+            own = sent(problem.layout.own, problem.device)
             problem.position_steps[:] = [(own, leaves["positions"][own])]
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:

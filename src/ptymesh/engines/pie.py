@@ -84,7 +84,7 @@ class MPIE(RPIE):
         if "batches" not in self.state:
             self._remember(estimate)
         super().step(problem, estimate, batch)
-        self.state["batches"] += 1
+        self.state["batches"] = self.state["batches"].cpu() + 1  # counted on the host, after a checkpoint too
         if int(self.state["batches"]) % self.momentum_every == 0:
             for name, unknown, eta in (
                 ("object", estimate.object, self.eta_object),

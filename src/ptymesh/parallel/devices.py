@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ptymesh.errors import BadInput
 
@@ -21,6 +24,8 @@ from ptymesh.errors import BadInput
 DEVICE, BACKEND = "PTYMESH_DEVICE", "PTYMESH_BACKEND"
 BACKENDS = ("auto", "gloo", "nccl", "xccl")
 KINDS = ("cuda", "xpu", "mps")
+#: Kinds whose work is queued, and which copy from and to page-locked memory of the host in turn with it.
+QUEUED = ["cuda", "xpu"]
 
 
 def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "auto") -> torch.device:
@@ -172,6 +177,44 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def sent(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
+    """Values of the host on the device. Where work is queued nobody waits for the copy, which takes its turn."""
+    host = torch.as_tensor(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type in QUEUED else host.to(device)
+
+
+class Later:
+    """Numbers of a device that are each read one call later, so that nobody waits for the work queued last.
+
+    On a CPU, and on devices that do not queue, a number is read at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._kept: tuple[Tensor, Any] | None = None
+
+    def read(self, value: Tensor) -> float:
+        """The number (0-d) of the call before, 0 in the first call; this one's is on its way then."""
+        if self.device.type not in QUEUED:
+            return float(value)
+        before = self.last()
+        module = torch.get_device_module(self.device)
+        there, event = torch.empty((), dtype=value.dtype, pin_memory=True), module.Event()
+        there.copy_(value, non_blocking=True)
+        event.record(module.current_stream(self.device))
+        self._kept = there, event
+        return before
+
+    def last(self) -> float:
+        """The number that has not been read yet, waited for; 0 where there is none."""
+        if self._kept is None:
+            return 0.0
+        there, event = self._kept
+        self._kept = None
+        event.synchronize()
+        return float(there)
 
 
 @contextmanager

@@ -54,15 +54,17 @@ class ExactSum:
         rest = values.to(torch.float64, copy=True)
         known = rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST))
         self.local[0] += (~known).sum(0)
-        rest[~known] = 0
-        largest = float(rest.abs().amax()) if rest.numel() else 0.0
-        top = min(HIGHEST - 1, math.frexp(largest)[1] // BITS)
+        rest.masked_fill_(~known, 0)
+        top, at_hand = HIGHEST - 1, rest.device.type == "cpu"
+        if at_hand:  # a device is not asked how large they are, which would be waiting for it: it does all limbs
+            largest = float(rest.abs().amax()) if rest.numel() else 0.0
+            top = min(top, math.frexp(largest)[1] // BITS)
         for k in range(top, LOWEST - 1, -1):
             step = 2.0 ** (BITS * k)
             limb = torch.trunc(rest / step)
             rest -= limb * step  # both exact: powers of two, and the difference is what was cut off
             self.local[1 + k - LOWEST] += limb.to(torch.int64).sum(0)
-            if not bool(rest.any()):
+            if at_hand and not bool(rest.any()):
                 break
 
     @staticmethod

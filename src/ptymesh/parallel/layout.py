@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.parallel.devices import sent
 from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
@@ -225,7 +226,7 @@ class Replicated(Layout):
         covered = covered_blocks(anchors[torch.as_tensor(views)], estimate.window, estimate.object.shape)
         rows, columns = covered.nonzero(as_tuple=True)
         device = estimate.object.device
-        return Blocks(rows.to(device), columns.to(device))
+        return Blocks(sent(rows, device), sent(columns, device))
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""

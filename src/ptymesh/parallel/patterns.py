@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.parallel.devices import sent
 from ptymesh.physics.resample import corner_crop
 
 Kind = Literal["device", "host", "disk"]
@@ -96,7 +97,7 @@ class Patterns(ABC):
 
         What comes next is on the way while a piece is being worked on.
         """
-        pieces = torch.as_tensor(rows, device=self.indexed_on).split(size)
+        pieces = sent(rows, self.indexed_on).split(size)
         later = () if coming is None else torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)
         for k, piece in enumerate(pieces):
             self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.parallel.devices import sent
 from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, block_boxes, covered_blocks, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
@@ -106,9 +107,9 @@ class Tiled(Layout):
         rows, columns = whole.nonzero(as_tuple=True)
 
         def places(mask: Tensor) -> Tensor:
-            return mask[rows, columns].nonzero()[:, 0].to(device)
+            return sent(mask[rows, columns].nonzero()[:, 0], device)
 
-        found = Blocks(rows.to(device), columns.to(device))
+        found = Blocks(sent(rows, device), sent(columns, device))
         own = covered(me)
         keeper = self._keepers if self.relayed else None
         for rank in self._neighbours:

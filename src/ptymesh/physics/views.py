@@ -84,7 +84,7 @@ def _corners(anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
 
 def _bilinear_weights(t: Tensor, order: tuple[int, int] = (0, 0)) -> Tensor:
     """Weights of the four neighbours, or their derivatives of this order (0 or 1) per axis, (B, 2, 2): [y, x]."""
-    edge = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device).expand(len(t), 2)
+    edge = (2 * torch.arange(2, dtype=t.dtype, device=t.device) - 1).expand(len(t), 2)
     y, x = (edge if order[axis] else torch.stack((1 - t[:, axis], t[:, axis]), dim=1) for axis in (0, 1))
     return y[:, :, None] * x[:, None, :]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import one_thread
+from ptymesh.parallel.devices import one_thread, sent
 from ptymesh.parallel.exact import FixedSum, Tally, largest_wave
 from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
@@ -102,6 +103,8 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        #: Positions and anchors as the epoch began: the tensors, their versions, and whether all are whole pixels.
+        self._placed: tuple[tuple[Tensor, Tensor], list[int], bool] | None = None
         #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
         self._border: np.ndarray | None = None
         #: The sums that are being added up: told when the last border view of a sweep has been added.
@@ -122,6 +125,8 @@ class Problem:
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
         self._anchors = estimate.anchors.cpu()
+        places = (estimate.positions, estimate.anchors)
+        self._placed = (places, _versions(places), bool((estimate.positions.cpu() == self._anchors).all()))
         check_room(estimate)
         self._border = self.layout.border(estimate, self._anchors)
 
@@ -218,9 +223,8 @@ class Problem:
         sizes = self._sizes(mine, size)
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
-        whole, sweep = bool((estimate.positions == estimate.anchors).all()), dict[str, tuple[Any, ...]]()
-        every = torch.as_tensor(mine, device=self.device)
-        rows = torch.as_tensor(self.layout.local(mine), device=self.device)
+        whole, sweep = self._whole(estimate), dict[str, tuple[Any, ...]]()
+        every, rows = sent(mine, self.device), sent(self.layout.local(mine), self.device)
         of_views = (
             every,
             rows,
@@ -238,6 +242,17 @@ class Problem:
             done += count
             self.world.pulse.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
+
+    def _whole(self, estimate: Estimate) -> bool:
+        """Whether all positions are whole pixels.
+
+        Within an epoch a device is not asked again: positions that have moved are taken for fractions.
+        """
+        places = (estimate.positions, estimate.anchors)
+        if self.device.type == "cpu" or self._placed is None or any(map(is_not, self._placed[0], places)):
+            return bool((estimate.positions == estimate.anchors).all())
+        _, versions, whole = self._placed
+        return whole and versions == _versions(places)
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
@@ -302,7 +317,8 @@ class Problem:
         waves, seen = self.passes.there_and_back(self.model, chunk, scene.exit, "descend")
         if note:
             self._see(chunk, seen)
-        return waves, seen[:, [LOSS, COUNTS, SQUARES]]
+        # by their numbers: a list of them would have to be sent to the device
+        return waves, torch.stack((seen[:, LOSS], seen[:, COUNTS], seen[:, SQUARES]), dim=1)
 
     def watch(self, chunk: Chunk, waves: Tensor) -> None:
         """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
@@ -402,7 +418,7 @@ class Problem:
         """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         if parts:
-            mine = torch.as_tensor(self._places(batch.views), device=self.device)
+            mine = sent(self._places(batch.views), self.device)
             # no negative zeros, which a sum over ranks makes positive ones
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
@@ -457,6 +473,11 @@ def check_room(estimate: Estimate) -> None:
                 f"Windows span {name} = {low} to {high + window[axis]} px but the object has {shape[axis]}; "
                 "check the positions, or start from an object that holds the whole scan."
             )
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """What grows when a tensor is written to."""
+    return [tensor._version for tensor in tensors]
 
 
 def _residuals(terms: Tensor) -> tuple[float, float]:

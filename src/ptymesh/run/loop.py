@@ -1,7 +1,8 @@
 """The only loop: stages, epochs, batches. Engines step, upkeep follows, watchers are told.
 
-Between batches the loop looks whether it was asked to stop; between epochs it merges what ranks have moved, does the
-upkeep, lets the object grow, and may write a checkpoint. Every rank takes every decision alike, from global values.
+Between batches the loop looks whether it was asked to stop: on a GPU one batch later, as it does not wait for the work
+queued last. Between epochs it merges what ranks have moved, does the upkeep, lets the object grow, and may write a
+checkpoint. Every rank takes every decision alike, from global values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
+from ptymesh.parallel.devices import Later
 from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
@@ -157,7 +159,7 @@ class Loop:
         problem.probe_frozen = epoch <= engine.probe.frozen
         drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
         views = sum(len(batch) for batch in drawn[: state.batch])
-        pulse = problem.world.pulse
+        pulse, stops = problem.world.pulse, Later(problem.device)
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.coming, problem.stop_requested = coming, self.stop()
@@ -179,8 +181,10 @@ class Loop:
                 with pulse.doing("report"):
                     for callback in self.callbacks:
                         callback.batch(report)
-            if float(problem.stop_agreed) > 0:
+            if stops.read(problem.stop_agreed) > 0:
                 self._interrupt()
+        if stops.last() > 0:
+            self._interrupt()
 
     def _count(self, before: tuple[int, int, int, int]) -> None:
         traffic, now = self.traffic, _counted(self.problem.world)

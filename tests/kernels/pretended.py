@@ -1,0 +1,211 @@
+"""A device that is none: finds where the host would wait for a GPU, on a machine that has no GPU.
+
+    with Pretended() as device: ...      # torch.device("meta") stands for it; `device.waits` are the places
+
+A `Far` tensor says that it lives on the device, and has its values in a tensor of the host. Every operation of torch on
+one is done there at once and looked at first, as on a real device: it waits where values come to the host (`item`,
+`bool`, `tolist`, `cpu`), where a size follows from values (boolean masks, `nonzero`), and where something is copied to
+or from memory of the host that is not page-locked or without `non_blocking`. Operations of tensors here and there are
+refused. That kernels of torch itself wait (in linear algebra, say) is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ptymesh.parallel import devices
+
+DEVICE, HOST = torch.device("meta"), torch.device("cpu")
+aten = torch.ops.aten
+#: What looks at values to find a size, or hands a value to the host.
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "equal", "is_nonzero"}
+AT_ONCE = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+
+
+class Far(Tensor):
+    """A tensor of the device; `here` (its values) is of the host."""
+
+    here: Tensor
+    device_used: Pretended
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, here: Tensor, used: Pretended) -> Far:
+        made: Far = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            here.shape,
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=DEVICE,
+        )
+        made.here, made.device_used = here, used
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("only within the device")
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(_of_tensors(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_of_tensors(index), value)
+
+    def tolist(self) -> Any:
+        """As torch's."""
+        self.device_used.wait("tolist")
+        return self.here.tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        """As of a GPU's."""
+        raise TypeError("can't convert a tensor of the device to numpy; use cpu() first")
+
+
+class Pretended(TorchDispatchMode):
+    """The device, while it is entered; `waits`: what waited, with the functions of ptymesh that led there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[tuple[str, tuple[str, ...]]] = []
+        #: Operations so far, and of each event that was waited for, how many had been queued since it was recorded.
+        self.operations = 0
+        self.awaited: list[int] = []
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Pretended:
+        for make in (torch.tensor, torch.as_tensor):
+            self._patch(torch, make.__name__, _made_here(make))
+        self._patch(devices, "QUEUED", [DEVICE.type])
+        torch.get_device_module.cache_clear()
+        self._undo.callback(torch.get_device_module.cache_clear)
+        self._patch(torch, DEVICE.type, SimpleNamespace(Event=self._event, current_stream=lambda device: None))
+        self._patch(Tensor, "pin_memory", _pinned)
+        return super().__enter__()  # type: ignore[return-value]
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        super().__exit__(kind, value, at)
+        self._undo.close()
+
+    def _patch(self, owner: Any, name: str, value: Any) -> None:
+        kept = getattr(owner, name, None)
+        setattr(owner, name, value)
+        self._undo.callback(setattr, owner, name, kept) if kept is not None else self._undo.callback(
+            delattr, owner, name
+        )
+
+    def far(self, tensor: Tensor) -> Far:
+        """A copy on the device."""
+        return Far(tensor.clone(), self)
+
+    def wait(self, what: str) -> None:
+        """Notes a wait."""
+        self.waits.append((what, tuple(_stack())))
+
+    def _event(self) -> Any:
+        event = SimpleNamespace()
+        event.record = lambda stream: setattr(event, "at", self.operations)
+        event.synchronize = lambda: self.awaited.append(self.operations - event.at)
+        return event
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        pinned, target = kwargs.pop("pin_memory", None), kwargs.get("device")
+        target = None if target is None else torch.device(target).type
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        there = [x for x in given if isinstance(x, Far)]
+        self.operations += 1
+        self._look(function, args, kwargs, target, given, there)
+        if target is not None:
+            kwargs["device"] = HOST
+        own = {id(x.here): x for x in there}
+        # in here nobody would see to a conjugate that is only noted
+        function = AT_ONCE.get(function, function)
+        out = function(*tree_map(_here, args), **tree_map(_here, kwargs))
+        result_is_far = target == DEVICE.type or (bool(there) and target is None)
+        if function is aten.copy_.default:
+            result_is_far = isinstance(args[0], Far)
+
+        def dressed(x: Any) -> Any:
+            if not isinstance(x, Tensor) or (id(x) not in own and not result_is_far):
+                return x
+            return own.get(id(x)) if id(x) in own else Far(x, self)
+
+        if pinned:
+            out.page_locked = True
+        return tree_map(dressed, out)
+
+    def _look(self, function: Any, args: Any, kwargs: Any, target: str | None, given: list, there: list) -> None:
+        """Notes a wait; refuses tensors here and there."""
+        name = function._opname
+        if name == "_to_copy":
+            self._sent(args[0], target, args[0], bool(kwargs.get("non_blocking")))
+        elif name == "copy_":
+            self._sent(args[1], args[0].device.type, args[0], len(args) > 2 and bool(args[2]))
+        elif there and name in READS:
+            self.wait(name)
+        elif there and name in INDEXED:
+            for index in (i for i in args[1] if i is not None):
+                if index.dtype == torch.bool or not isinstance(index, Far):
+                    self.wait(f"{name} by {'a mask' if index.dtype == torch.bool else 'places of the host'}")
+        elif there:
+            strangers = [x for x in given if not isinstance(x, Far) and x.dim()]
+            assert not strangers, f"{name} of tensors here and there: {strangers[0].shape}"
+
+    def _sent(self, source: Tensor, to: str | None, into: Tensor, non_blocking: bool) -> None:
+        """A copy from here to there or back: a wait, unless it takes its turn."""
+        if to is None or to == source.device.type:
+            return
+        memory = source if to == DEVICE.type else into
+        if not (non_blocking and getattr(memory, "page_locked", False)):
+            self.wait(f"a copy to {'the device' if to == DEVICE.type else 'the host'}")
+
+
+def _of_tensors(index: Any) -> Any:
+    """Lists and arrays in an index as tensors of the host, which torch would make of them on the device."""
+    if isinstance(index, tuple):
+        return tuple(_of_tensors(i) for i in index)
+    return torch.as_tensor(index) if isinstance(index, list | np.ndarray) else index
+
+
+def _made_here(make: Any) -> Any:
+    """torch.tensor or torch.as_tensor, which make values here first and send them."""
+
+    def made(values: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+        if isinstance(values, Far):
+            return values.to(device=device or DEVICE, dtype=dtype or values.dtype)
+        host: Tensor = make(values, dtype=dtype)
+        return host if device is None else host.to(device)
+
+    return made
+
+
+def _here(x: Any) -> Any:
+    return x.here if isinstance(x, Far) else x
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    made = tensor.clone()
+    made.page_locked = True  # type: ignore[attr-defined]
+    return made
+
+
+def _stack() -> Iterator[str]:
+    """Functions of ptymesh that are running, the innermost first: `problem/problem.py:chunks`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        _, _, inside = frame.f_code.co_filename.rpartition("/ptymesh/")
+        if inside != frame.f_code.co_filename:
+            yield f"{inside}:{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,250 @@
+"""Within an epoch the host never waits for a GPU; test_triton.py runs this file by Triton's interpreter.
+
+The device is pretended (pretended.py). What a stage's first batch does, which keeps a copy of what it began with, is
+left out, and so is everything between epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretended import DEVICE, Far, Pretended
+from torch import Tensor
+
+from ptymesh.engines import ENGINES
+from ptymesh.errors import Interrupted
+from ptymesh.kernels import triton_passes
+from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.parallel.exact import ExactSum
+from ptymesh.parallel.layout import Replicated
+from ptymesh.parallel.tiled import Tiled
+from ptymesh.parallel.world import Solo
+from ptymesh.physics.passes import Passes
+from ptymesh.problem import Problem
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import Toy, make, relative, share
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
+    """The pretended device; Triton's kernels work on the values."""
+    launch = triton_passes._launch
+
+    def launched(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
+        assert all(isinstance(g, Far) for g in given if isinstance(g, Tensor)), "a kernel got a tensor of the host"
+        launch(kernel, programs, *(g.here if isinstance(g, Far) else g for g in given), **flags)
+
+    monkeypatch.setattr(triton_passes, "_launch", launched)
+    with Pretended() as device:
+        yield device
+
+
+def moved(value: Any, device: Pretended) -> Any:
+    """An estimate or a model on the device."""
+    tensors = {f.name: getattr(value, f.name) for f in fields(value) if isinstance(getattr(value, f.name), Tensor)}
+    return replace(value, **{name: device.far(tensor) for name, tensor in tensors.items()})
+
+
+def problem_on(device: Pretended, toy: Toy, passes: Passes, layout: str = "replicated", exact: bool = False) -> Problem:
+    """The toy as a rank with this device sees it, three views at a time."""
+    world, scan = Solo(DEVICE), toy.measurement
+    owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
+    problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype, exact=exact)
+    problem.passes, problem.chunk_limit = passes, 3
+    return problem
+
+
+def run(problem: Problem, estimate: Any, engine: str, **options: Any) -> RunState:
+    state = RunState(estimate)
+    if ENGINES[engine].model_fields["batch"].annotation is not type(None):
+        options = {"batch": 4, **options}
+    Loop(problem, state, [ENGINES[engine](epochs=2, **options)], seed=7).run()
+    return state
+
+
+def within_epochs(device: Pretended) -> list[tuple[str, str]]:
+    """What waited in a batch, and where."""
+    found = []
+    for what, stack in device.waits:
+        if "run/loop.py:_batches" in stack and not any("Snapshot" in at or at.endswith(":_copy") for at in stack):
+            found.append((what, " < ".join(stack[:4])))
+    return found
+
+
+#: Engines that are run with Triton's kernels, which the interpreter takes its time for.
+FUSED = {"rpie", "lsqml", "adam", "dm"}
+#: Line searches decide by values, on the host.
+SEARCHES = {"lbfgs", "cg", "bh"}
+#: What else a batch may be asked for: how the toy is made, and options of the stage.
+MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "beams": ("rpie", {"varying": True}, {"probe": {"intensity": True}}),
+    "bilinear": ("rpie", {"subpixel": "bilinear"}, {"positions": True}),
+    "near field": ("lsqml", {"propagation": "angular_spectrum"}, {"positions": True}),
+    "slices": ("lsqml", {"slices": 2}, {}),
+    "poisson": ("rpie", {"fidelity": "poisson", "noise": True}, {"fidelity": "poisson"}),
+    "compact": ("lsqml", {}, {"order": "compact", "momentum": True, "probe_direction": "weighted"}),
+    "unknowns": (
+        "adam",
+        {"varying": True, "background": 2.0},
+        {
+            "probe": {"opr": False},
+            "unknowns": {"positions": True, "weights": True, "background": True},
+            "positions": {"gain": 1},
+            "parametrisation": "amplitude_phase",
+            "regularisers": [{"kind": "tv", "weight": 0.01}],
+            "scheduler": {"name": "ReduceLROnPlateau"},
+        },
+    ),
+    "averaged": ("adam", {}, {"averaged": 0.1}),
+    "powers": ("sgd", {}, {"loss": "nrmse", "power": 0.5}),
+}
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name not in SEARCHES])
+def test_no_batch_waits(engine: str, device: Pretended) -> None:
+    passes = GpuPasses() if engine in FUSED else Passes()
+    compare(device, make(views=8, window=(8, 12)), engine, passes, positions={"gain": 1})
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_nor_with_more_to_do(case: str, device: Pretended) -> None:
+    engine, toy, options = MORE[case]
+    compare(device, make(views=8, window=(8, 12), **toy), engine, **options)
+
+
+def test_nor_after_a_checkpoint_is_read(device: Pretended) -> None:
+    """Whatever an engine remembers comes back on the device; what counts batches is fetched once."""
+    toy = make(views=8, window=(8, 12), subpixel="none")
+    problem, state = problem_on(device, toy, Passes()), RunState(moved(toy.start(), device))
+    engine = ENGINES["mpie"](epochs=1, batch=2, momentum_every=2)
+    Loop(problem, state, [engine]).run()
+    state.stage = state.epoch = 0
+    state.engines[0] = {name: kept.to(DEVICE) for name, kept in engine.state.items()}
+    device.waits.clear()
+    Loop(problem, state, [engine]).run()
+    (found,) = within_epochs(device)
+    assert "engines/pie.py:step" in found[1]
+
+
+def test_nor_with_tiles(device: Pretended) -> None:
+    compare(device, make(views=8, window=(8, 12)), "rpie", Passes(), "tiled", positions=True)
+
+
+def test_exact_sums_wait_for_the_probe_alone(device: Pretended) -> None:
+    toy = make(views=8, window=(8, 12), subpixel="none")
+    state = run(problem_on(device, toy, GpuPasses(), exact=True), moved(toy.start(), device), "rpie")
+    waits = within_epochs(device)
+    assert len(waits) == 4, "once per batch"
+    assert all(what == "_local_scalar_dense" and "parallel/exact.py:__init__" in where for what, where in waits)
+    wanted = run_here(toy, "rpie", exact=True)
+    for name in ("object", "probe"):
+        assert relative(getattr(state.estimate, name).here, getattr(wanted, name)) < 1e-12
+
+
+def test_exact_sums_have_the_same_limbs_unasked(device: Pretended) -> None:
+    values = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e-30
+    values[:10] *= 1e60
+    values[0, 1], values[1, 2] = float("nan"), float("inf")
+    sums = [ExactSum((3,), values.device), ExactSum((3,), DEVICE)]
+    for some, total in zip((values, device.far(values)), sums, strict=True):
+        total.add(some)
+    assert torch.equal(sums[1].local.here, sums[0].local) and device.waits == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("refined", [False, True])
+def test_whole_positions_are_known_until_they_move(refined: bool, device: Pretended) -> None:
+    toy = make(views=8, window=(8, 12))
+    toy.truth.positions.round_()
+    problem, estimate = problem_on(device, toy, Passes()), moved(toy.start(), device)
+    found = []
+
+    class Noting(Passes):
+        def scene(self, model: Any, chunk: Any, *arrays: Any) -> Any:
+            found.append(chunk.whole)
+            return super().scene(model, chunk, *arrays)
+
+    problem.passes = Noting()
+    run(problem, estimate, "rpie", positions={"gain": 1} if refined else None)
+    assert len(found) == 8 and found[:2] == [True, True] and found.count(True) == (2 if refined else 8)
+    assert within_epochs(device) == []
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_the_wish_to_stop_is_read_a_batch_later(after: int, device: Pretended) -> None:
+    toy = make(views=8, window=(8, 12), subpixel="none")
+
+    def stopped(problem: Problem, estimate: Any) -> tuple[int, int]:
+        """Epochs and batches done when it is asked to stop before this batch."""
+        state, asked = RunState(estimate), iter([*[False] * (after - 1), *[True] * 9])
+        with pytest.raises(Interrupted):
+            Loop(problem, state, [ENGINES["rpie"](epochs=2, batch=4)], stop=lambda: next(asked)).run()
+        return state.epoch, state.batch
+
+    problem = problem_on(device, toy, Passes())
+    assert stopped(problem, moved(toy.start(), device)) == (0, 2), "never later than the epoch's last batch"
+    with torch.utils._python_dispatch._disable_current_modes():
+        assert stopped(toy.problem(), toy.start()) == (0, after)
+
+
+def test_the_device_notices(device: Pretended) -> None:
+    here, there = torch.arange(6.0), device.far(torch.arange(6.0))
+    harmless = [
+        lambda: there[torch.arange(2, device=DEVICE)],
+        lambda: there.add_(1).sum().sqrt(),
+        lambda: here.pin_memory().to(DEVICE, non_blocking=True),
+        lambda: torch.where(there > 1, there, 0.0),
+        lambda: there.new_zeros(3),
+        lambda: there.index_fill_(0, torch.arange(2, device=DEVICE), 1.0),
+    ]
+    for action in harmless:
+        action()
+        assert device.waits == []
+    waiting = [
+        lambda: float(there.sum()),
+        lambda: bool((there > 1).any()),
+        lambda: there.tolist(),
+        lambda: there.cpu(),
+        lambda: here.to(DEVICE),
+        lambda: here.to(DEVICE, non_blocking=True),
+        lambda: torch.tensor([1, 2], device=DEVICE),
+        lambda: there[there > 1],
+        lambda: there[[0, 2]],
+        lambda: there[np.array([0, 2])],
+        lambda: there.nonzero(),
+        lambda: here.copy_(there),
+        lambda: torch.equal(there, there),
+    ]
+    for number, action in enumerate(waiting, start=1):
+        action()
+        assert len(device.waits) == number, number
+    with pytest.raises(AssertionError, match="here and there"):
+        there + here
+
+
+def compare(
+    device: Pretended, toy: Toy, engine: str, passes: Passes | None = None, layout: str = "replicated", **options: Any
+) -> None:
+    """No batch waits, and what comes out is what the host computes."""
+    problem = problem_on(device, toy, passes or GpuPasses(), layout)
+    state = run(problem, moved(share(toy.start(), problem), device), engine, **options)
+    assert within_epochs(device) == []
+    assert device.waits, "between epochs there are some"
+    each = 1 if ENGINES[engine].model_fields["batch"].annotation is type(None) else 2
+    assert len(device.awaited) == 2 * each, "every wish to stop was read"
+    assert each == 1 or min(device.awaited[::2]) > 50, "when the batch after it had been queued"
+    wanted = run_here(toy, engine, **options)
+    assert relative(state.estimate.object.here, wanted.object) < 1e-7  # type: ignore[attr-defined]
+
+
+def run_here(toy: Toy, engine: str, exact: bool = False, **options: Any) -> Any:
+    """The estimate that the host ends with."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        problem = toy.problem(exact=exact)
+        problem.chunk_limit = 3
+        return run(problem, toy.start(), engine, **options).estimate
