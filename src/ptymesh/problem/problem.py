@@ -248,6 +248,8 @@ class Problem:
 
         Within an epoch a device is not asked again: positions that have moved are taken for fractions.
         """
+        if self.exact:  # a rank whose own views have not moved yet must round as the others do
+            return False
         places = (estimate.positions, estimate.anchors)
         if self.device.type == "cpu" or self._placed is None or any(map(is_not, self._placed[0], places)):
             return bool((estimate.positions == estimate.anchors).all())
