@@ -33,9 +33,9 @@ types: setup
 contract: setup
 	$(BIN)/lint-imports
 
-# two workers: most tests use one thread
+# three workers for two cores: most tests use one thread, and some wait
 pytest: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
 # uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.

@@ -79,7 +79,8 @@ def gradients(world: World, layout: str, exact: bool) -> dict[str, Any]:
     problem.begin_epoch(e)
     problem.chunk_limit = 4
     told = Told(problem)
-    s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
+    with problem.arithmetic():
+        s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
     out = torch.zeros_like(e.object)
     problem.add(out, s.object)
     world.__dict__.pop("post")
