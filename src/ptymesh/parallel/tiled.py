@@ -34,7 +34,7 @@ from ptymesh.parallel.devices import sent
 from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, block_boxes, covered_blocks, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
-from ptymesh.physics.blocks import blocked
+from ptymesh.physics.blocks import Leaf, blocked
 
 #: Sums are relayed by keepers where that takes less than this fraction of the bytes; ranks that are looked at for it.
 LESS, SAMPLE = 0.75, 64
@@ -152,25 +152,33 @@ class Tiled(Layout):
         return self.begin(fields, blocks)(*others)
 
     def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Any]:
+        """What has come is added where it belongs: the accumulators themselves hold the sums, as of a rank alone."""
         arrived, wait = begun
-        gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
         summed = self.world.sum(*others) if others else []
         wait()
+        shared = [*blocks.theirs.values(), *blocks.given.values(), *blocks.taken.values()]
+        at = torch.unique(torch.cat(shared)) if shared else blocks.rows[:0]
+        rows, columns = blocks.rows[at], blocks.columns[at]
+        gathered = [blocked(f)[:, rows, columns] for f in fields]
         totals = [torch.zeros_like(own) for own in gathered]
-        for rank in sorted({self.world.rank, *blocks.theirs}):
+        for rank in sorted({self.world.rank, *blocks.theirs}):  # every holder adds in this order
             if rank == self.world.rank:
                 for total, own in zip(totals, gathered, strict=True):
                     total += own
             else:
+                places = torch.searchsorted(at, blocks.theirs[rank])
                 for total, values in zip(totals, arrived[rank], strict=True):
-                    total[:, blocks.theirs[rank]] += values
-        given = {rank: [total[:, places] for total in totals] for rank, places in blocks.given.items()}
+                    total[:, places] += values
+        given = {rank: [t[:, torch.searchsorted(at, p)] for t in totals] for rank, p in blocks.given.items()}
         arrived, wait = self._post_blocks(given, fields, blocks.taken)
         wait()
-        for rank, places in blocks.taken.items():
+        for rank, taken in blocks.taken.items():
             for total, values in zip(totals, arrived[rank], strict=True):
-                total[:, places] = values
-        return [Touched(total, blocks.rows, blocks.columns, self.max) for total in totals] + summed
+                total[:, torch.searchsorted(at, taken)] = values
+        for field, total in zip(fields, totals, strict=True):
+            blocked(field)[:, rows, columns] = total
+        leaves = [Leaf(blocks.rows, blocks.columns, whole=field) for field in fields]
+        return [Touched(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
 
     def _post_blocks(self, given: dict[int, list[Tensor]], fields: list[Tensor], theirs: dict[int, Tensor]) -> Posted:
         """Starts an exchange of values (L, n, b, b), one array per field (L, H, W), by rank: what arrives is there when
