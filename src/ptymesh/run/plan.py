@@ -181,10 +181,14 @@ def scan_of(
     )
 
 
+#: The choice of a rank without others, and why.
+ALONE: tuple[LayoutName, str] = ("replicated", "one rank holds all of the object")
+
+
 def decide(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutName, str]:
     """The layout for these ranks, the same on all of them, and why. Collective: links are tried for some 0.1 s."""
     if world.size == 1:
-        return "replicated", "one rank holds all of the object"
+        return ALONE
     link, latency = measured_link(world)
     here = torch.tensor([-measured_rate(scan.window), -memory_of(world.device)], dtype=torch.float64)
     slowest, least = (-world.max(here.to(world.device))[0]).tolist()

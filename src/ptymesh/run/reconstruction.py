@@ -37,7 +37,7 @@ from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import decide, scan_of
+from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
@@ -111,6 +111,8 @@ class Reconstruction:
         )
         if layout == "auto" and saved is not None and self.world.size > 1:
             layout, self.layout_why = saved.meta["run"]["layout"], "as before"
+        if layout == "auto" and self.world.size == 1:
+            layout, self.layout_why = ALONE
         if layout == "auto":
             frame = scan_of(scan, object_options, probe_options, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
