@@ -23,7 +23,6 @@ from ptymesh.physics import fidelity
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model
 from ptymesh.physics.passes import Chunk, Task
-from ptymesh.physics.propagate import ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
@@ -91,7 +90,7 @@ class CpuPasses(FusedPasses):
             return super().there_and_back(model, chunk, waves, task)
         rows = torch.fft.fft(waves)
         found = self._detector(model, chunk, rows, TASKS[task], columns)
-        return (rows if task == "watch" else columns.rows_back(rows)), found
+        return (rows if task == "watch" else torch.fft.ifft(rows, norm="forward")), found
 
     def _detector(
         self, model: Model, chunk: Chunk, detected: Tensor, task: int, columns: Columns | None = None
@@ -216,18 +215,9 @@ class Columns:
     turns: np.ndarray[Any, Any]
 
     @property
-    def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """As the kernels take them."""
-        return self.constants, self.stages, self.turns
-
-    @property
     def known(self) -> bool:
         """Whether there is such a transform; if not, the kernels leave columns alone."""
         return len(self.stages) > 0
-
-    def rows_back(self, waves: Tensor) -> Tensor:
-        """F^H of waves whose columns have been transformed, or that are still in Fourier space altogether."""
-        return torch.fft.ifft(waves, norm="forward") if self.known else ifft(waves)
 
 
 @lru_cache

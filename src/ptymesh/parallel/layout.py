@@ -93,7 +93,8 @@ class Blocks:
     """Blocks (n,) of this rank's part of the object that a batch covers.
 
     mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
-    given, taken: the same of whole sums that then replace what a rank has (parallel/tiled.py).
+    given, taken: the same of whole sums that then replace what a rank has; shared: all places but those of `mine`,
+    ascending (parallel/tiled.py).
     """
 
     rows: Tensor
@@ -102,6 +103,7 @@ class Blocks:
     theirs: dict[int, Tensor] = field(default_factory=dict)
     given: dict[int, Tensor] = field(default_factory=dict)
     taken: dict[int, Tensor] = field(default_factory=dict)
+    shared: Tensor | None = None
 
     def none(self) -> Blocks:
         """No block at all."""

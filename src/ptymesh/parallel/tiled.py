@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -109,20 +110,23 @@ class Tiled(Layout):
         def places(mask: Tensor) -> Tensor:
             return sent(mask[rows, columns].nonzero()[:, 0], device)
 
-        found = Blocks(sent(rows, device), sent(columns, device))
+        found, arriving = Blocks(sent(rows, device), sent(columns, device)), torch.zeros_like(whole)
         own = covered(me)
         keeper = self._keepers if self.relayed else None
         for rank in self._neighbours:
             common = self._common(rank)
             found.mine[rank] = places(own & (common if keeper is None else keeper == rank))
-            found.theirs[rank] = places(covered(rank) & (common if keeper is None else common & (keeper == me)))
+            theirs = covered(rank) & (common if keeper is None else common & (keeper == me))
+            found.theirs[rank] = places(theirs)
+            arriving |= theirs
             if keeper is not None:
-                found.given[rank] = places(whole & common & (keeper == me))
-                found.taken[rank] = places(whole & (keeper == rank))
+                given, taken = whole & common & (keeper == me), whole & (keeper == rank)
+                found.given[rank], found.taken[rank] = places(given), places(taken)
+                arriving |= given | taken
         for travels in (found.mine, found.theirs, found.given, found.taken):
             for rank in [rank for rank, some in travels.items() if not len(some)]:
                 del travels[rank]
-        return found
+        return replace(found, shared=places(arriving))
 
     def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
         """Views (N,) bool, at these anchors (N, 2), that reach blocks of this rank's part which others hold too.
@@ -156,8 +160,7 @@ class Tiled(Layout):
         arrived, wait = begun
         summed = self.world.sum(*others) if others else []
         wait()
-        shared = [*blocks.theirs.values(), *blocks.given.values(), *blocks.taken.values()]
-        at = torch.unique(torch.cat(shared)) if shared else blocks.rows[:0]
+        at = blocks.rows[:0] if blocks.shared is None else blocks.shared
         rows, columns = blocks.rows[at], blocks.columns[at]
         gathered = [blocked(f)[:, rows, columns] for f in fields]
         totals = [torch.zeros_like(own) for own in gathered]
