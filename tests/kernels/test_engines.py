@@ -12,7 +12,7 @@ import torch
 
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
-from ptymesh.kernels import VARIABLE, passes_for
+from ptymesh.kernels import VARIABLE, passes_for, ready
 from ptymesh.physics.passes import Passes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -69,26 +69,33 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         passes_for(cpu, torch.complex64)
 
 
-def test_compiled_once(tmp_path: Path) -> None:
-    """An empty cache is filled by the first process, which says so; the second reads it. A single small kernel.
+#: Makes ready a single small kernel, having done what `first` says; prints how often it was found on disk.
+MAKE_READY = """
+import sys, ptymesh.kernels
+assert not {{'numba', 'llvmlite'}} & set(sys.modules), 'the package itself loads no compiler'
+import torch; torch.set_num_threads(1)
+from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed, ready
+kernel = compiled_blocks.clear
+compiled.SIGNATURES = compiled_detector.SIGNATURES = compiled_fixed.SIGNATURES = {{}}
+compiled_blocks.SIGNATURES = {{kernel: compiled_blocks.SIGNATURES[kernel]}}
+{first}
+ready.make_ready(torch.complex64)
+assert torch.get_num_threads() == 1 and len(kernel.signatures) == 1
+print(sum(kernel.stats.cache_hits.values()))
+"""
 
-    The package itself loads no compiler.
-    """
-    code = (
-        "import sys, ptymesh.kernels\n"
-        "assert not {'numba', 'llvmlite'} & set(sys.modules)\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "from ptymesh.kernels import compiled, compiled_blocks, ready\n"
-        "compiled.SIGNATURES = {}\n"
-        "compiled_blocks.SIGNATURES = {compiled_blocks.clear: compiled_blocks.SIGNATURES[compiled_blocks.clear]}\n"
-        "ready.make_ready(torch.complex64)\n"
-        "assert torch.get_num_threads() == 1\n"
-    )
 
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    said = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stderr
-        for _ in range(2)
-    ]
-    assert said[0].startswith("Compiling kernels for this processor") and said[0].count("\n") == 1
-    assert said[1] == ""
+def made_ready(cache: Path, first: str = "") -> tuple[str, str]:
+    code, environment = MAKE_READY.format(first=first), {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout, done.stderr
+
+
+def test_compiled_once_and_by_nobody_who_computes(tmp_path: Path) -> None:
+    """An empty cache is filled by order of the first process, which says so, and then reads it as the second does."""
+    for expected in (f"{ready.MESSAGE}\n", ""):
+        assert made_ready(tmp_path) == ("1\n", expected)
+
+
+def test_compiled_where_nobody_else_can(tmp_path: Path) -> None:
+    assert made_ready(tmp_path, "sys.executable = ''") == ("0\n", f"{ready.MESSAGE}\n")

@@ -26,7 +26,6 @@ from ptymesh.engines.schedulers import Pace, Scheduler
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.devices import sent
 from ptymesh.problem import Batch, Problem
 
 
@@ -114,7 +113,7 @@ class Elementwise(Autodiff):
             self._update(leaves, batch.epoch)
         self.write(problem, estimate, leaves, found.parts)
         if "positions" in leaves:
-            own = sent(problem.layout.own, problem.device)
+            own = problem.sent(problem.layout.own)
             problem.position_steps[:] = [(own, leaves["positions"][own])]
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.devices import sent
 from ptymesh.parallel.exact import Tally
 from ptymesh.physics.model import Scene, inner, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
@@ -119,7 +118,7 @@ class Sweep:
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
         for name in [name for name in ("positions", "weights") if name in others]:
             slope = torch.zeros_like(getattr(self.estimate, name))
-            slope[sent(self.batch.views, slope.device)] = (others[name] / -c).to(slope.dtype)
+            slope[self.problem.sent(self.batch.views)] = (others[name] / -c).to(slope.dtype)
             parts[name] = Part(slope, torch.ones_like(c))
         return parts
 

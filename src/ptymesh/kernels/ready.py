@@ -1,7 +1,7 @@
 """Kernels made ready: compiled once for a machine, and told how many threads they may use.
 
 All that a reconstruction will call is compiled before its first epoch. On a machine with several ranks one of them
-compiles, and the others wait and read what it has left on disk.
+has it compiled, and the others wait and read what is left on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numba
 import torch
 
-from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed
+from ptymesh.kernels import compiling
 
 MESSAGE = "Compiling kernels for this processor; that takes half a minute, and only the first time."
 
@@ -34,14 +34,11 @@ def make_ready(dtype: torch.dtype) -> None:
     """Compiles, or reads from disk, the kernels for waves of `dtype`."""
     if dtype in _ready:
         return
-    # numba's OpenMP shares torch's threads (parallel/openmp.py): a pool of its own would keep spinning on the cores
-    # that the FFT needs. Where numba was built without OpenMP it takes what it has. Nobody may fork after this; ranks
-    # are spawned.
-    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-    share_threads()
+    compiling.choose_threads()
+    share_threads()  # this starts them: nobody may fork after it, and ranks are spawned
     keep_memory()
     with _one_at_a_time():
-        _compile(dtype)
+        _read_or_compile(str(dtype).removeprefix("torch."))
     _ready.add(dtype)
 
 
@@ -67,29 +64,14 @@ def share_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def _compile(dtype: torch.dtype) -> None:
-    types = {
-        "c": numba.complex64 if dtype == torch.complex64 else numba.complex128,
-        "r": numba.float32 if dtype == torch.complex64 else numba.float64,
-        "d": numba.float64,
-        "u": numba.uint8,
-        "i": numba.int64,
-        "b": numba.boolean,
-    }
-    told = False
-    rooms = (compiled, compiled_detector, compiled_blocks, compiled_fixed)
-    kernels = {kernel: words for room in rooms for kernel, words in room.SIGNATURES.items()}
-    for kernel, words in kernels.items():
-        signature = tuple(_type(types[word[0]], word[1:]) for word in words.split())
-        missed = sum(kernel.stats.cache_misses.values())
-        kernel.compile(signature)
-        if not told and sum(kernel.stats.cache_misses.values()) > missed:
-            print(MESSAGE, file=sys.stderr, flush=True)
-            told = True
-
-
-def _type(scalar: Any, dimensions: str) -> Any:
-    return numba.types.Array(scalar, int(dimensions), "C") if dimensions else scalar
+def _read_or_compile(dtype: str) -> None:
+    missing = compiling.read(dtype)
+    if not missing:
+        return
+    print(MESSAGE, file=sys.stderr, flush=True)
+    compiling.compile_apart(missing, dtype)
+    for name in compiling.read(dtype):  # nowhere to keep them, or nobody else to compile
+        compiling.compile_one(name, dtype)
 
 
 @contextmanager

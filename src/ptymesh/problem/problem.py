@@ -116,6 +116,10 @@ class Problem:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
         return stored(measurement.patterns, self.layout.own, most, self.device, room)
 
+    def sent(self, values: np.ndarray) -> Tensor:
+        """Numbers of the host where tensors live."""
+        return sent(values, self.device)
+
     def arithmetic(self) -> AbstractContextManager[None]:
         """Around all that computes: one thread, where sums are to be exact."""
         return one_thread(self.exact)

@@ -70,6 +70,7 @@ def _carry_out(
     def save() -> None:
         recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
         _tell_checkpoint(recon, out)
+        world.barrier()  # so that a rank lost right after this is told of with this checkpoint
         for callback in callbacks:
             callback.saved(folder)
 

@@ -1,0 +1,121 @@
+"""Kernels compiled once for a machine, in processes that do nothing else, and read from disk by those that compute.
+
+A process never calls what it has compiled itself, where there is a place to keep it: functions that kernels share are
+joined to them anew when they are read, and then round otherwise than in the process that compiled them. Ranks of which
+one had compiled would differ in last bits.
+
+`python -m ptymesh.kernels.compiling DTYPE FOLDER NAME...` compiles the kernels of these names that no other such
+process has claimed by a file in FOLDER.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import event
+
+from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed
+
+#: More processes than these gain nothing: the largest kernel takes two fifths of the time.
+MOST = 3
+
+config: Any = numba.config
+
+
+def kernels() -> dict[str, tuple[Any, str]]:
+    """All kernels and the words for their arguments, by name; first what takes the longest to compile."""
+    rooms = (compiled_detector, compiled_blocks, compiled, compiled_fixed)
+    return {kernel.__name__: (kernel, words) for room in rooms for kernel, words in room.SIGNATURES.items()}
+
+
+def read(dtype: str) -> list[str]:
+    """Reads kernels for waves of complex64 or complex128 from disk; names of those that are not there."""
+    missing = []
+    with event.install_listener("numba:compile", _Never()):
+        for name in kernels():
+            try:
+                compile_one(name, dtype)
+            except _NotKept:
+                missing.append(name)
+    return missing
+
+
+def compile_apart(names: Sequence[str], dtype: str) -> None:
+    """Compiles these kernels in processes of their own, for `read` to find; what fails there stays uncompiled."""
+    kept = [name for name in names if kernels()[name][0].stats.cache_path]
+    if not (kept and sys.executable):
+        return
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with tempfile.TemporaryDirectory() as claims:
+        command = [sys.executable, "-m", "ptymesh.kernels.compiling", dtype, claims, *kept]
+        count = min(config.NUMBA_DEFAULT_NUM_THREADS, MOST, len(kept))
+        quiet: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
+        processes = [subprocess.Popen(command, env=environment, **quiet) for _ in range(count)]
+        for process in processes:
+            process.wait()
+
+
+def compile_one(name: str, dtype: str) -> None:
+    """Compiles a kernel for waves of this type in this process, or reads it from disk."""
+    types = {
+        "c": numba.complex64 if dtype == "complex64" else numba.complex128,
+        "r": numba.float32 if dtype == "complex64" else numba.float64,
+        "d": numba.float64,
+        "u": numba.uint8,
+        "i": numba.int64,
+        "b": numba.boolean,
+    }
+    kernel, words = kernels()[name]
+    kernel.compile(tuple(_type(types[word[0]], word[1:]) for word in words.split()))
+
+
+def choose_threads() -> None:
+    """Numba's OpenMP shares torch's threads (parallel/openmp.py): a pool of its own would spin on the FFT's cores.
+
+    Where numba was built without OpenMP it takes what it has.
+    """
+    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+def _type(scalar: Any, dimensions: str) -> Any:
+    return numba.types.Array(scalar, int(dimensions), "C") if dimensions else scalar
+
+
+class _NotKept(Exception):
+    """A kernel is not on disk."""
+
+
+class _Never(event.Listener):
+    """Numba is about to compile what it has not found on disk; it may not."""
+
+    def on_start(self, event: Any) -> None:
+        raise _NotKept
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def main(dtype: str, claims: str, names: Sequence[str]) -> None:
+    """Compiles kernels until all are claimed."""
+    choose_threads()
+    for name in names:
+        try:
+            (Path(claims) / name).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        compile_one(name, dtype)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
