@@ -106,8 +106,11 @@ class Program:
         self.numbers.append([*numbers] * (self.slices if len(numbers) == 1 else 1))
 
 
-def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool) -> bool:
-    """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it."""
+def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool, bands: int) -> bool:
+    """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it.
+
+    bands: what threads share.
+    """
     if not target.is_complex() or not target.is_contiguous() or target.is_conj():
         return False
     program = Program(len(target))
@@ -124,10 +127,11 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
         if array.dtype != dtype or not array.is_contiguous():
             return False
         fields.append(array.numpy())
-        places.append(torch.stack((y, x)))
-    places.append(torch.stack((rows, columns)))
+        places += [y.numpy(), x.numpy()]
+    places += [rows.numpy(), columns.numpy()]
     steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
-    c.write(steps, numbers, *fields, torch.stack(places).numpy(), add, target.numpy())
+    where = np.array(places).reshape(len(fields) + 1, 2, -1)
+    c.write(steps, numbers, *fields, where, add, bands, target.numpy())
     return True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class CpuPasses(FusedPasses):
         make_ready(dtype)
         self._nothing = torch.zeros(0, 2, dtype=self.real)
         self.constants = _constants(self.real, 1.0)
+        #: Mask and background with their versions, and what `_planes` made of them.
+        self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
+        self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
 
     begin = staticmethod(share_threads)
 
@@ -98,8 +102,7 @@ class CpuPasses(FusedPasses):
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         kept = chunk.sweep.get("detector")
         if kept is None:
-            good, background = (compiled_detector.in_strips(p.numpy()) for p in (chunk.mask, chunk.background))
-            kept = chunk.sweep["detector"] = (good.astype(background.dtype), background, bool(background.any()))
+            kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
@@ -120,6 +123,14 @@ class CpuPasses(FusedPasses):
             found.numpy(),
         )
         return found
+
+    def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
+        """Mask and background as the kernel reads them, and whether there is any; made anew when they have changed."""
+        tensors, versions = (mask, background), (mask._version, background._version)
+        if self._given is None or any(map(is_not, self._given[0], tensors)) or self._given[1] != versions:
+            good, light = (compiled_detector.in_strips(plane.numpy()) for plane in tensors)
+            self._given, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
+        return self._made
 
     # --- adjoints ---
 
@@ -165,19 +176,19 @@ class CpuPasses(FusedPasses):
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
-        compiled_blocks.clear(*_arrays(rows, columns, field, weight))
+        compiled_blocks.clear(_places(rows, columns), _bands(), *_arrays(field, weight))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
         if leaf.whole is None or len(leaf.rows) == 0 or leaf.whole.dtype != self.real:
             return super().largest(leaf)
-        found = leaf.whole.new_empty((len(leaf.whole), len(leaf.rows)))
-        compiled_blocks.largest(*_arrays(leaf.rows, leaf.columns, leaf.whole, found))
-        return found.amax(1).clamp(min=0)[:, None, None, None]
+        found = leaf.whole.new_empty((_bands(), len(leaf.whole)))
+        compiled_blocks.largest(_places(leaf.rows, leaf.columns), len(found), *_arrays(leaf.whole, found))
+        return found.amax(0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
-        if not blocks.write(target, expression, rows, columns, add):
+        if not blocks.write(target, expression, rows, columns, add, _bands()):
             super().write(target, expression, rows, columns, add)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
@@ -262,6 +273,11 @@ def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:
         kept = _arrays(scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes)
         scene.__dict__["arrays"] = kept
     return kept
+
+
+def _places(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
+    """(1, 2, n)."""
+    return np.array((rows.numpy(), columns.numpy()))[None]
 
 
 def _bands() -> int:

@@ -326,14 +326,12 @@ class Move:
 def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
-    first, after = block_boxes(anchors, window, sides)
-    inside = (first < after).all(1)
-    (top, left), (bottom, right) = first[inside].T, after[inside].T
-    # second differences of a box: +1 at the corners where it starts and ends, -1 at the two others
-    hit = np.zeros((sides[0] + 1, sides[1] + 1), dtype=np.int32)
-    np.add.at(hit, (np.concatenate((top, bottom)), np.concatenate((left, right))), 1)
-    np.subtract.at(hit, (np.concatenate((top, bottom)), np.concatenate((right, left))), 1)
-    return torch.from_numpy(hit.cumsum(0).cumsum(1)[:-1, :-1] > 0)
+    hit = np.zeros(sides, dtype=bool)
+    for (top, left), (bottom, right) in zip(
+        *(box.tolist() for box in block_boxes(anchors, window, sides)), strict=True
+    ):
+        hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
+    return torch.from_numpy(hit)
 
 
 def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
