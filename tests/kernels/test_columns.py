@@ -12,7 +12,7 @@ import pytest
 import torch
 from twins import Case
 
-from ptymesh.kernels import compiled_detector
+from ptymesh.kernels import compiled_fourier
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.ready import keep_memory
 
@@ -23,7 +23,7 @@ WINDOWS = [(128, 128), (60, 34), (9, 7), (50, 33), (13, 22), (2, 70), (16, 16)]
 
 @pytest.mark.parametrize("height", range(1, 130))
 def test_stages(height: int) -> None:
-    found = compiled_detector.stages(height)
+    found = compiled_fourier.stages(height)
     rest = height
     for prime in (2, 3, 5):
         while rest % prime == 0:

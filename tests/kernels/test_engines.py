@@ -74,9 +74,9 @@ MAKE_READY = """
 import sys, ptymesh.kernels
 assert not {{'numba', 'llvmlite'}} & set(sys.modules), 'the package itself loads no compiler'
 import torch; torch.set_num_threads(1)
-from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed, ready
+from ptymesh.kernels import compiled, compiled_blocks, compiled_fourier, compiled_fixed, ready
 kernel = compiled_blocks.clear
-compiled.SIGNATURES = compiled_detector.SIGNATURES = compiled_fixed.SIGNATURES = {{}}
+compiled.SIGNATURES = compiled_fourier.SIGNATURES = compiled_fixed.SIGNATURES = {{}}
 compiled_blocks.SIGNATURES = {{kernel: compiled_blocks.SIGNATURES[kernel]}}
 {first}
 ready.make_ready(torch.complex64)

@@ -15,7 +15,6 @@ of date.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -62,80 +61,6 @@ def exit_waves(obj: Any, n: Any, beams: Any, a: Any, out: Any) -> None:
     """out_jm = a_j beams_jm S_j O."""
     for i in prange(len(out)):
         _exit_waves(np.int64(i), obj, n, beams, a, out)
-
-
-@inlined
-def _ramp(f: float, out: Any) -> None:
-    """exp(-2 pi i k f) over the FFT frequencies k of len(out) pixels, in double precision."""
-    size = len(out)
-    phase = -2.0 * math.pi * f / size
-    turn, value = complex(math.cos(phase), math.sin(phase)), complex(1.0, 0.0)
-    out[0] = value
-    for k in range(1, (size + 1) // 2):
-        value *= turn
-        out[k] = value
-        out[size - k] = value.conjugate()
-    if size % 2 == 0:
-        phase = math.pi * f
-        out[size // 2] = complex(math.cos(phase), math.sin(phase))
-
-
-@inlined
-def _frequency(k: int, size: int) -> float:
-    return (k if k < (size + 1) // 2 else k - size) / size
-
-
-@inlined
-def _ramped(j: int, spectrum: Any, fractions: Any, a: Any, axis: int, out: Any) -> None:
-    M, h, w = out.shape[1:]
-    ry, rx = np.empty(h, np.complex128), np.empty(w, np.complex128)
-    _ramp(fractions[j, 0], ry)
-    _ramp(fractions[j, 1], rx)
-    if axis == 0:
-        for r in range(h):
-            ry[r] *= 2j * math.pi * _frequency(r, h)
-    if axis == 1:
-        for c in range(w):
-            rx[c] *= 2j * math.pi * _frequency(c, w)
-    row = np.empty(w, out.dtype)
-    for r in range(h):
-        factor = a[j] * ry[r]
-        for c in range(w):
-            row[c] = factor * rx[c]
-        for m in range(M):
-            s, o = spectrum[m, r], out[j, m, r]
-            for c in range(w):
-                o[c] = row[c] * s[c]
-
-
-@parallel
-def ramped(spectrum: Any, fractions: Any, a: Any, axis: int, out: Any) -> None:
-    """out_jm = a_j exp(-2 pi i k.f_j) spectrum_m; times 2 pi i k_axis where axis is 0 or 1."""
-    for i in prange(len(out)):
-        _ramped(np.int64(i), spectrum, fractions, a, axis, out)
-
-
-@inlined
-def _unramped(band: int, waves: Any, fractions: Any, bands: int, out: Any) -> None:
-    B, M, h, w = waves.shape
-    ry, rx, row = np.empty(h, np.complex128), np.empty(w, np.complex128), np.empty(w, out.dtype)
-    for j in range(B):
-        _ramp(-fractions[j, 0], ry)
-        _ramp(-fractions[j, 1], rx)
-        for r in range(h * band // bands, h * (band + 1) // bands):
-            for c in range(w):
-                row[c] = ry[r] * rx[c]
-            for m in range(M):
-                s, o = waves[j, m, r], out[m, r]
-                for c in range(w):
-                    o[c] += row[c] * s[c]
-
-
-@parallel
-def unramped(waves: Any, fractions: Any, bands: int, out: Any) -> None:
-    """out_m += sum_j exp(+2 pi i k.f_j) waves_jm."""
-    for i in prange(bands):
-        _unramped(np.int64(i), waves, fractions, bands, out)
 
 
 @inlined
@@ -423,8 +348,6 @@ def step_systems(
 
 SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
-    ramped: "c3 r2 r1 i c4",
-    unramped: "c4 r2 i c3",
     interpolated: "c2 i2 r2 r1 c3",
     to_object: "c4 i2 r2 c4 r1 i r1 c2 r2",
     add_light: "r2 i2 r1 i r2",

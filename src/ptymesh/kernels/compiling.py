@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba.core import event
 
-from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed
+from ptymesh.kernels import compiled, compiled_blocks, compiled_fixed, compiled_fourier
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
@@ -31,7 +31,7 @@ config: Any = numba.config
 
 def kernels() -> dict[str, tuple[Any, str]]:
     """All kernels and the words for their arguments, by name; first what takes the longest to compile."""
-    rooms = (compiled_detector, compiled_blocks, compiled, compiled_fixed)
+    rooms = (compiled_fourier, compiled_blocks, compiled, compiled_fixed)
     return {kernel.__name__: (kernel, words) for room in rooms for kernel, words in room.SIGNATURES.items()}
 
 

@@ -17,19 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_detector, compiled_fixed
+from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_fixed, compiled_fourier
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model
 from ptymesh.physics.passes import Chunk, Task
+from ptymesh.physics.propagate import fft, ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
-TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
+TASKS = {"watch": compiled_fourier.WATCH, "revise": compiled_fourier.REVISE, "descend": compiled_fourier.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
-NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
+NATIVE = [getattr(torch, name) for name in compiled_fourier.NATIVE]
 
 
 class CpuPasses(FusedPasses):
@@ -69,23 +70,25 @@ class CpuPasses(FusedPasses):
 
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
         """See the base."""
+        columns = _columns(window_of(spectrum), self.real)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
-        compiled.ramped(*_arrays(spectrum, fractions, amplitudes), axis, out.numpy())
-        return out
+        given = _arrays(spectrum, fractions, amplitudes)
+        compiled_fourier.ramped(*given, axis, columns.constants, columns.stages, columns.turns, out.numpy())
+        return torch.fft.ifft(out, norm="forward") if columns.known else ifft(out)
 
     # --- the detector ---
 
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_detector.REVISE)
+        return self._detector(model, chunk, detected, compiled_fourier.REVISE)
 
     def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_detector.DESCEND)
+        return self._detector(model, chunk, detected, compiled_fourier.DESCEND)
 
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_detector.WATCH)
+        return self._detector(model, chunk, detected, compiled_fourier.WATCH)
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """As the twin's; in the far field, columns are transformed in the pass over the detector."""
@@ -110,13 +113,13 @@ class CpuPasses(FusedPasses):
             places = torch.arange(len(counts))
         found = torch.empty((len(detected), 6), dtype=torch.float64)
         transform = columns or _untransformed(self.real)
-        compiled_detector.detector(
+        compiled_fourier.detector(
             *_arrays(detected, counts.view(torch.uint8), places),
             NATIVE.index(counts.dtype),
             *kept[:2],
             transform.constants,
             kept[2],
-            compiled_detector.KINDS[model.fidelity],
+            compiled_fourier.KINDS[model.fidelity],
             task,
             transform.stages,
             transform.turns,
@@ -128,7 +131,7 @@ class CpuPasses(FusedPasses):
         """Mask and background as the kernel reads them, and whether there is any; made anew when they have changed."""
         tensors, versions = (mask, background), (mask._version, background._version)
         if self._given is None or any(map(is_not, self._given[0], tensors)) or self._given[1] != versions:
-            good, light = (compiled_detector.in_strips(plane.numpy()) for plane in tensors)
+            good, light = (compiled_fourier.in_strips(plane.numpy()) for plane in tensors)
             self._given, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
         return self._made
 
@@ -170,7 +173,10 @@ class CpuPasses(FusedPasses):
 
     def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
         """See the base."""
-        compiled.unramped(*_arrays(waves, fractions), _bands(), out.numpy())
+        columns = _columns(window_of(waves), self.real)
+        rows = torch.fft.fft(waves) if columns.known else fft(waves)
+        given = _arrays(rows, fractions)
+        compiled_fourier.unramped(*given, columns.constants, columns.stages, columns.turns, out.numpy())
 
     # --- blocks of the object ---
 
@@ -219,7 +225,7 @@ class CpuPasses(FusedPasses):
 
 @dataclass(frozen=True)
 class Columns:
-    """How columns of windows are transformed: constants of the kernels, stages and turns (see compiled_detector)."""
+    """How columns of windows are transformed: constants of the kernels, stages and turns (see compiled_fourier)."""
 
     constants: np.ndarray[Any, Any]
     stages: np.ndarray[Any, Any]
@@ -234,7 +240,7 @@ class Columns:
 @lru_cache
 def _columns(window: tuple[int, int], real: torch.dtype) -> Columns:
     height, width = window
-    stages = compiled_detector.stages(height)
+    stages = compiled_fourier.stages(height)
     if not stages:
         return _untransformed(real)
     angles = 2 * np.pi * np.arange(height) / height

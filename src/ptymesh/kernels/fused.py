@@ -113,11 +113,11 @@ class FusedPasses(Passes, ABC):
 
     @abstractmethod
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
-        """a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
+        """F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
 
     @abstractmethod
     def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
-        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) waves_jm."""
+        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) F waves_jm."""
 
     @abstractmethod
     def to_object(
@@ -167,10 +167,10 @@ class FusedPasses(Passes, ABC):
         amplitudes = chunk.weights[:, 0].contiguous()
         if model.subpixel != "fourier" or chunk.whole:
             return Beams(probe[None].contiguous(), amplitudes)
-        return Beams(ifft(self._shifted(chunk, probe, amplitudes)), torch.ones_like(amplitudes))
+        return Beams(self._shifted(chunk, probe, amplitudes), torch.ones_like(amplitudes))
 
     def _shifted(self, chunk: Chunk, probe: Tensor, amplitudes: Tensor, axis: int = -1) -> Tensor:
-        """w_j0 exp(-2 pi i k.f_j) F P_m, (B, M, h, w), and with an axis its derivative's."""
+        """w_j0 T_f P_m, (B, M, h, w), and with an axis its derivative."""
         name = f"spectrum {id(probe)}"  # of a tensor that is kept, so that no other takes its name
         kept = chunk.sweep.get(name)
         if kept is None:
@@ -201,7 +201,7 @@ class FusedPasses(Passes, ABC):
         if len(into.opr):
             self._to_variable(model, chunk, scene, waves, into)
         elif model.subpixel == "fourier" and not chunk.whole:
-            to_probes = fft(self.to_probes(scene, waves, amplitudes, into.probe_weight))
+            to_probes = self.to_probes(scene, waves, amplitudes, into.probe_weight)
             if into.spectrum is None:
                 into.spectrum = torch.zeros_like(into.probe)
             self.unramped(to_probes, chunk.fractions, into.spectrum)
@@ -233,7 +233,7 @@ class FusedPasses(Passes, ABC):
         if not fused or not isinstance(scene, FusedScene) or scene.probe is None:
             return super().position_step(model, chunk, obj, scene, chi)
         amplitudes = chunk.weights[:, 0].contiguous()
-        by_y, by_x = (ifft(self._shifted(chunk, scene.probe, amplitudes, axis)) for axis in (0, 1))
+        by_y, by_x = (self._shifted(chunk, scene.probe, amplitudes, axis) for axis in (0, 1))
         along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(scene, chi, by_y, by_x).unbind(1)
         steps = (step_along(along_y, norm_y, exit_norm, chi), step_along(along_x, norm_x, exit_norm, chi))
         return torch.stack(steps, dim=1)

@@ -19,6 +19,7 @@ from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners
 from ptymesh.physics import views
 from ptymesh.physics.model import Model
 from ptymesh.physics.passes import Chunk
+from ptymesh.physics.propagate import fft, ifft
 
 #: Pixels of a program.
 TILE = 512
@@ -49,7 +50,7 @@ class GpuPasses(FusedPasses):
         """See the base."""
         out = spectrum.new_empty((len(amplitudes), *spectrum.shape))
         _by_view(kernels.ramped, out, spectrum, fractions, amplitudes, out, *out.shape[1:], AXIS=axis)
-        return out
+        return ifft(out)
 
     # --- the detector ---
 
@@ -117,7 +118,7 @@ class GpuPasses(FusedPasses):
         """See the base."""
         B, M, h, w = waves.shape
         parts = waves.new_empty((_splits(waves, M), M, h, w))
-        _over_views(kernels.unramped, parts, M, waves, fractions, parts, B, M, h, w)
+        _over_views(kernels.unramped, parts, M, fft(waves), fractions, parts, B, M, h, w)
         out += parts.sum(0)
 
     # --- sums ---

@@ -14,6 +14,7 @@ and imaginary parts exchanged. Every view is done by one thread.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ U = np.uint64
 ZERO = U(0)
 #: Columns in a strip: a strip of 128 rows and its transform are 64 KB in single precision.
 STRIP = U(32)
+#: The same where strips of all views, not views, are shared out among threads.
+NARROW = U(16)
 #: Pixels that are summed in the precision of the waves before they join a sum in double precision.
 PART = U(1024)
 #: Stages that `_transform` knows, in this order: that of radix 2 is the last.
@@ -441,7 +444,116 @@ def _newton_part(
     return first, second
 
 
+# --- probes at fractions of pixels ---
+
+
+@inlined
+def _ramp(f: float, out: Any) -> None:
+    """exp(-2 pi i k f) over the FFT frequencies k of len(out) pixels, in double precision."""
+    size = len(out)
+    phase = -2.0 * math.pi * f / size
+    turn, value = complex(math.cos(phase), math.sin(phase)), complex(1.0, 0.0)
+    out[0] = value
+    for k in range(1, (size + 1) // 2):
+        value *= turn
+        out[k] = value
+        out[size - k] = value.conjugate()
+    if size % 2 == 0:
+        phase = math.pi * f
+        out[size // 2] = complex(math.cos(phase), math.sin(phase))
+
+
+@inlined
+def _frequency(k: int, size: int) -> float:
+    return (k if k < (size + 1) // 2 else k - size) / size
+
+
+@inlined
+def _plane(ry: Any, rx: Any, start: int, V: int, p: Any, q: Any) -> None:
+    """A strip of ry rx, real and imaginary parts."""
+    for r in range(U(len(ry))):
+        factor = ry[r]
+        for c in range(V):
+            value = factor * rx[start + c]
+            p[r * V + c], q[r * V + c] = value.real, value.imag
+
+
+@inlined
+def _ramped(
+    j: int, spectrum: Any, fractions: Any, a: Any, axis: int, constants: Any, stages: Any, turns: Any, out: Any
+) -> None:
+    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
+    ry, rx = np.empty(h, np.complex128), np.empty(w, np.complex128)
+    _ramp(fractions[j, 0], ry)
+    _ramp(fractions[j, 1], rx)
+    if axis == 0:
+        for r in range(len(ry)):
+            ry[r] *= 2j * math.pi * _frequency(r, len(ry))
+    if axis == 1:
+        for c in range(len(rx)):
+            rx[c] *= 2j * math.pi * _frequency(c, len(rx))
+    factor, one = a[j] * constants[6], constants[1]
+    for r in range(len(ry)):
+        ry[r] *= factor
+    strip = np.empty((6, h * STRIP), a.dtype)
+    p, q, x, u, spare_x, spare_u = strip[0], strip[1], strip[2], strip[3], strip[4], strip[5]
+    for start in range(ZERO, w, STRIP):
+        V = min(STRIP, w - start)
+        _plane(ry, rx, start, V, p, q)
+        for m in range(M):
+            for r in range(h):
+                for c in range(V):
+                    i, s = r * V + c, spectrum[m, r, start + c]
+                    x[i], u[i] = p[i] * s.real - q[i] * s.imag, p[i] * s.imag + q[i] * s.real
+            _back(x, u, spare_x, spare_u, j, m, start, V, one, stages, turns, out)
+
+
+@parallel
+def ramped(spectrum: Any, fractions: Any, a: Any, axis: int, constants: Any, stages: Any, turns: Any, out: Any) -> None:
+    """out_jm = a_j exp(-2 pi i k.f_j) spectrum_m, columns transformed inversely; times 2 pi i k_axis, axis 0 or 1."""
+    for i in prange(len(out)):
+        _ramped(U(i), spectrum, fractions, a, axis, constants, stages, turns, out)
+
+
+@inlined
+def _unramped(part: int, waves: Any, fractions: Any, constants: Any, stages: Any, turns: Any, out: Any) -> None:
+    M, h, w, dtype = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3]), constants.dtype
+    start = part * NARROW
+    V, odd = min(NARROW, w - start), len(stages) % 2 == 1
+    ry, rx = np.empty(h, np.complex128), np.empty(w, np.complex128)
+    strip, sums = np.empty((6, h * V), dtype), np.zeros((2, M, h * V), dtype)
+    p, q, x, u, spare_x, spare_u = strip[0], strip[1], strip[2], strip[3], strip[4], strip[5]
+    for j in range(U(len(waves))):
+        _ramp(-fractions[j, 0], ry)
+        _ramp(-fractions[j, 1], rx)
+        _plane(ry, rx, start, V, p, q)
+        for m in range(M):
+            if odd:
+                _gather(waves, j, m, start, V, constants[6], spare_x, spare_u)
+                _transform(spare_x, spare_u, x, u, np.int64(V), stages, turns)
+            else:
+                _gather(waves, j, m, start, V, constants[6], x, u)
+                _transform(x, u, spare_x, spare_u, np.int64(V), stages, turns)
+            real, imaginary = sums[0, m], sums[1, m]
+            for i in range(h * V):
+                real[i] += p[i] * x[i] - q[i] * u[i]
+                imaginary[i] += p[i] * u[i] + q[i] * x[i]
+    for m in range(M):
+        for r in range(h):
+            for c in range(V):
+                out[m, r, start + c] += complex(sums[0, m, r * V + c], sums[1, m, r * V + c])
+
+
+@parallel
+def unramped(waves: Any, fractions: Any, constants: Any, stages: Any, turns: Any, out: Any) -> None:
+    """out_m += sum_j exp(+2 pi i k.f_j) waves_jm, whose columns are transformed first."""
+    for i in prange((waves.shape[3] + 15) // 16):
+        _unramped(U(i), waves, fractions, constants, stages, turns, out)
+
+
 #: See compiled.SIGNATURES.
 SIGNATURES = {
     detector: "c4 u3 i1 i r1 r1 r1 b i i i1 r2 d2",
+    ramped: "c3 r2 r1 i r1 i1 r2 c4",
+    unramped: "c4 r2 r1 i1 r2 c3",
 }
