@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks
+from ptymesh.estimate import BLOCK
+from ptymesh.kernels import blocks, cpu
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Touched
 from ptymesh.physics.blocks import Leaf, blocked
@@ -60,7 +61,7 @@ def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None
     change = {**EXPRESSIONS, **OTHERS}[name](*given)
     wanted, got = target.clone(), target.clone()
     Passes().write(wanted, change.expression, rows, columns, add)
-    assert blocks.write(target.clone(), change.expression, rows, columns, add) == (name in EXPRESSIONS)
+    assert blocks.write(target.clone(), change.expression, rows, columns, add, 3) == (name in EXPRESSIONS)
     CpuPasses(dtype).write(got, change.expression, rows, columns, add)
     assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
     outside = torch.ones(SLICES, SIDE, SIDE, dtype=torch.bool)
@@ -76,6 +77,28 @@ def test_clear() -> None:
         wanted = before.expression.whole.clone()
         blocked(wanted)[:, rows, columns] = 0
         assert torch.equal(array, wanted)
+
+
+@pytest.mark.parametrize("bands", [1, 4, 7])
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 70])
+def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are longer than what is worked on together, that end with a row, or between bands."""
+    generator = torch.Generator().manual_seed(count)
+    rows, columns = (torch.arange(80) // 40)[:count], (torch.arange(80) % 40)[:count]
+    whole, weight = (torch.randn(SLICES, 64, 40 * BLOCK, generator=generator) for _ in range(2))
+    field = torch.complex(whole, -whole)
+    monkeypatch.setattr(cpu, "_bands", lambda: bands)
+    passes = CpuPasses(torch.complex64)
+    wanted, got = field.clone(), field.clone()
+    leaf = Leaf(rows, columns, whole=weight)
+    change = Touched(Leaf(rows, columns, whole=field.clone()), rows, columns) * Touched(leaf, rows, columns)
+    Passes().write(wanted, change.expression, rows, columns)
+    passes.write(got, change.expression, rows, columns)
+    assert torch.equal(got, wanted)
+    assert torch.equal(passes.largest(leaf), Passes().largest(leaf))
+    passes.clear(got, weight, rows, columns)
+    assert not blocked(got)[:, rows, columns].any() and not blocked(weight)[:, rows, columns].any()
+    assert int((got == 0).sum()) == int((weight == 0).sum()) == SLICES * count * BLOCK**2
 
 
 def test_an_expression_may_write_where_it_reads() -> None:
