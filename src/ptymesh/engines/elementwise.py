@@ -14,6 +14,7 @@ The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own fr
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -110,7 +111,7 @@ class Elementwise(Autodiff):
         for name, part in found.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
-            self._update(leaves, batch.epoch)
+            self._update(leaves, batch.epoch, fused=problem.fuses_updates)
         self.write(problem, estimate, leaves, found.parts)
         if "positions" in leaves:
             own = problem.sent(problem.layout.own)
@@ -136,15 +137,16 @@ class Elementwise(Autodiff):
             moving.discard("positions")
         return moving
 
-    def _update(self, leaves: dict[str, Tensor], epoch: int) -> None:
-        """torch's step on `leaves`, in place, with its memory from and to `state`."""
+    def _update(self, leaves: dict[str, Tensor], epoch: int, fused: bool) -> None:
+        """torch's step on `leaves`, in place, with its memory from and to `state`; fused if torch has such a one."""
         if self._pace is None:
             self._pace = self._new_pace()
         if "losses" in self.state:  # an earlier call's are not this one's
             self.state["losses"] = self.state["losses"][: epoch - 1]
         groups = self._pace.at(epoch, self.state.get("losses"))
         parameters = [{**groups[name], "params": [leaf]} for name, leaf in leaves.items()]
-        optimiser = self.torch_class(parameters, **self._hyperparameters())
+        one_pass = {"fused": True} if fused and "fused" in signature(self.torch_class).parameters else {}
+        optimiser = self.torch_class(parameters, **self._hyperparameters(), **one_pass)
         for name, leaf in leaves.items():
             memory = self._memory(name, leaf)
             if memory:

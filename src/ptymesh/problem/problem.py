@@ -120,6 +120,12 @@ class Problem:
         """Numbers of the host where tensors live."""
         return sent(values, self.device)
 
+    @property
+    def fuses_updates(self) -> bool:
+        """Whether torch's optimisers may go over an array once: on a CPU, where counters are on the host anyway, and
+        not where every pixel must be rounded alike wherever it stands."""
+        return self.device.type == "cpu" and not self.exact
+
     def arithmetic(self) -> AbstractContextManager[None]:
         """Around all that computes: one thread, where sums are to be exact."""
         return one_thread(self.exact)
