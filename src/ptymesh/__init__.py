@@ -1,18 +1,18 @@
 """ptymesh: ptychography on any number of devices.
 
 The names below are imported when they are first used, so that `import ptymesh` costs nothing. Import it before torch:
-the two then use the same threads (parallel/openmp.py).
+the two then use the same threads, and large pages (parallel/before_torch.py).
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from ptymesh.parallel.openmp import share_runtime
+from ptymesh.parallel.before_torch import prepare
 
 __version__ = version("ptymesh")
 
-share_runtime()
+prepare()
 
 _PUBLIC: dict[str, str] = {
     **dict.fromkeys(("Reconstruction", "load", "reconstruct"), "ptymesh.run.reconstruction"),

@@ -21,16 +21,18 @@ LOAD_C, LOAD_R, C_BY_NUMBER, R_BY_NUMBER, R_AND_NUMBER, C_AND_C, R_AND_R, R_BY_R
 )
 #: Registers of either kind, and fields of either kind that a program may load.
 REGISTERS, COMPLEX_FIELDS, REAL_FIELDS = 4, 2, 2
-#: Pixels of a register: as many rows of blocks that lie side by side as it holds are worked on together. Rows of single
-#: blocks would be too short for the processor to fetch the next ones meanwhile (measured: five times slower).
+#: Side of a block, and pixels of a register: as many rows as it holds are worked on together.
 SIDE, ROOM = 32, 1024
+#: So many blocks that lie side by side are worked on together. Measured: of single ones, too little is read in a row;
+#: of more, in an object larger than the cache, the processor fetches what lies beyond them, which nobody needs.
+LONGEST = 2
 
 
 @inlined
 def _side_by_side(first: int, last: int, places: Any) -> int:
-    """How many of the blocks first ... last - 1 lie side by side in all fields, at places (k, 2, n), and fit."""
+    """How many of the blocks first ... last - 1, up to LONGEST, lie side by side in all fields, at places (k, 2, n)."""
     count = 1
-    while first + count < last and (count + 1) * SIDE <= ROOM:
+    while first + count < last and count < LONGEST:
         for k in range(places.shape[0]):
             y, x = places[k, 0], places[k, 1]
             if y[first + count] != y[first] or x[first + count] != x[first] + count:
@@ -190,16 +192,12 @@ def clear(places: Any, bands: int, field: Any, weight: Any) -> None:
 def _largest(first: int, last: int, places: Any, field: Any, out: Any) -> None:
     for l in range(len(field)):
         tops = np.zeros(SIDE, out.dtype)  # of columns: one top for all would be found pixel after pixel
-        at = first
-        while at < last:
-            count = _side_by_side(at, last, places)
+        for at in range(first, last):
             y, x = places[0, 0, at] * SIDE, places[0, 1, at] * SIDE
             for r in range(SIDE):
-                for b in range(count):
-                    row = field[l, y + r, x + b * SIDE : x + (b + 1) * SIDE]
-                    for c in range(SIDE):
-                        tops[c] = row[c] if row[c] > tops[c] else tops[c]
-            at += count
+                row = field[l, y + r, x : x + SIDE]
+                for c in range(SIDE):
+                    tops[c] = row[c] if row[c] > tops[c] else tops[c]
         top = tops[0]
         for c in range(1, SIDE):
             top = max(top, tops[c])

@@ -81,7 +81,7 @@ def compile_one(name: str, dtype: str) -> None:
 
 
 def choose_threads() -> None:
-    """Numba's OpenMP shares torch's threads (parallel/openmp.py): a pool of its own would spin on the FFT's cores.
+    """Numba's OpenMP shares torch's threads (before_torch.py): a pool of its own would spin on the cores of the FFT.
 
     Where numba was built without OpenMP it takes what it has.
     """
