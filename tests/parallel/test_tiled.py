@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.parallel.layout import blocked
 from ptymesh.parallel.tiled import Tiled, relayed_is_less
 from ptymesh.parallel.tiles import bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
+from ptymesh.physics.blocks import blocked
 from toy import make, share
 
 

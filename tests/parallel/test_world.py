@@ -6,8 +6,9 @@ import torch
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel.devices import device_for
-from ptymesh.parallel.layout import Blocks, Replicated, along_curve, blocked, covered_blocks
+from ptymesh.parallel.layout import Blocks, Replicated, along_curve, covered_blocks
 from ptymesh.parallel.world import Solo, World
+from ptymesh.physics.blocks import blocked
 from toy import make
 
 

@@ -25,7 +25,7 @@ from ptymesh.parallel.devices import sent
 from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
-from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, blocked, evaluate, top_of
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Replicated(Layout):
                 Touched(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns) for f in fields
             ]
             return own + self.world.sum(*others)
-        gathered = [blocked(f)[:, blocks.rows, blocks.columns] for f in fields]
+        gathered = [cut_blocks(f, blocks.rows, blocks.columns) for f in fields]
         summed = self.world.sum(*gathered, *others)
         return [Touched(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[
             len(fields) :

@@ -35,7 +35,7 @@ from ptymesh.parallel.devices import sent
 from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, block_boxes, covered_blocks, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
-from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
 
 #: Sums are relayed by keepers where that takes less than this fraction of the bytes; ranks that are looked at for it.
 LESS, SAMPLE = 0.75, 64
@@ -146,7 +146,7 @@ class Tiled(Layout):
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """This rank's sums on the blocks that others hold too start to travel; the other blocks may still change."""
         sends = {
-            rank: [blocked(f)[:, blocks.rows[places], blocks.columns[places]] for f in fields]
+            rank: [cut_blocks(f, blocks.rows[places], blocks.columns[places]) for f in fields]
             for rank, places in blocks.mine.items()
         }
         return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.theirs))
@@ -160,9 +160,20 @@ class Tiled(Layout):
         arrived, wait = begun
         summed = self.world.sum(*others) if others else []
         wait()
+        if len(blocks.theirs) == 1 and not (blocks.given or blocks.taken):  # of two terms the order does not matter
+            ((rank, places),) = blocks.theirs.items()
+            for field, values in zip(fields, arrived[rank], strict=True):
+                put_blocks(field, blocks.rows[places], blocks.columns[places], values, add=True)
+        else:
+            self._add_in_order(fields, blocks, arrived)
+        leaves = [Leaf(blocks.rows, blocks.columns, whole=field) for field in fields]
+        return [Touched(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
+
+    def _add_in_order(self, fields: list[Tensor], blocks: Blocks, arrived: dict[int, list[Tensor]]) -> None:
+        """Sums on the shared blocks, of all that have parts of them, and then what others have summed."""
         at = blocks.rows[:0] if blocks.shared is None else blocks.shared
         rows, columns = blocks.rows[at], blocks.columns[at]
-        gathered = [blocked(f)[:, rows, columns] for f in fields]
+        gathered = [cut_blocks(f, rows, columns) for f in fields]
         totals = [torch.zeros_like(own) for own in gathered]
         for rank in sorted({self.world.rank, *blocks.theirs}):  # every holder adds in this order
             if rank == self.world.rank:
@@ -179,9 +190,7 @@ class Tiled(Layout):
             for total, values in zip(totals, arrived[rank], strict=True):
                 total[:, torch.searchsorted(at, taken)] = values
         for field, total in zip(fields, totals, strict=True):
-            blocked(field)[:, rows, columns] = total
-        leaves = [Leaf(blocks.rows, blocks.columns, whole=field) for field in fields]
-        return [Touched(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
+            put_blocks(field, rows, columns, total)
 
     def _post_blocks(self, given: dict[int, list[Tensor]], fields: list[Tensor], theirs: dict[int, Tensor]) -> Posted:
         """Starts an exchange of values (L, n, b, b), one array per field (L, H, W), by rank: what arrives is there when

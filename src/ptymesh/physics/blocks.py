@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
@@ -24,6 +25,23 @@ def blocked(field: Tensor) -> Tensor:
     """View (L, H/b, W/b, b, b) of a field (L, H, W)."""
     slices, height, width = field.shape
     return field.view(slices, height // BLOCK, BLOCK, width // BLOCK, BLOCK).permute(0, 1, 3, 2, 4)
+
+
+def cut_blocks(field: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Values (L, n, b, b) of a field (L, H, W) on blocks (n,), copied. On a CPU numpy is several times faster at it."""
+    if field.device.type == "cpu":
+        return torch.from_numpy(blocked(field).numpy()[:, rows.numpy(), columns.numpy()])
+    return blocked(field)[:, rows, columns]
+
+
+def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add: bool = False) -> None:
+    """The field (L, H, W) has these values (L, n, b, b) on the blocks, or they are added to its own; no block twice."""
+    given: tuple[Any, ...] = (blocked(field), rows, columns, values)
+    whole, y, x, new = (tensor.numpy() for tensor in given) if field.device.type == "cpu" else given
+    if add:
+        whole[:, y, x] += new
+    else:
+        whole[:, y, x] = new
 
 
 class Leaf:
@@ -43,7 +61,7 @@ class Leaf:
         """(L, n, b, b)."""
         if self._values is None:
             assert self.whole is not None
-            self._values = blocked(self.whole)[:, self.rows, self.columns]
+            self._values = cut_blocks(self.whole, self.rows, self.columns)
         return self._values
 
     @property
