@@ -1,4 +1,4 @@
-"""Waves to the detector and back, compiled by numba for this CPU. `cpu.py` calls these loops between torch's row FFTs.
+"""Waves to the detector and back, and probes at fractions of pixels, compiled by numba for this CPU.
 
 B, M, h, w   views of the chunk, modes, window pixels
 waves        (B, M, h, w) complex; with `stages`, their rows are in Fourier space already and their columns not yet
@@ -9,7 +9,7 @@ turns        (2, h) cos and -sin of 2 pi k / h
 
 The transform of columns is Stockham's: every stage reads one strip and writes another, and nothing has to be sorted
 (Van Loan, Computational Frameworks for the Fast Fourier Transform, 1992, sec. 1.7). The inverse is the same with real
-and imaginary parts exchanged. Every view is done by one thread.
+and imaginary parts exchanged. Every view is done by one thread or, in sums over views, every strip.
 """
 
 from __future__ import annotations
