@@ -83,7 +83,7 @@ class Program:
             raise TooMuchError
         first = complex_at if is_complex else real_at
         second = complex_at + 1 if by_complex else real_at + (not is_complex)
-        self._append(op, first, second, [1.0])
+        self._append(op, first, second)
 
     def _number(self, name: str, is_complex: bool, number: float | Tensor, complex_at: int, real_at: int) -> None:
         if isinstance(number, Tensor):

@@ -10,6 +10,7 @@ turns        (2, h) cos and -sin of 2 pi k / h
 The transform of columns is Stockham's: every stage reads one strip and writes another, and nothing has to be sorted
 (Van Loan, Computational Frameworks for the Fast Fourier Transform, 1992, sec. 1.7). The inverse is the same with real
 and imaginary parts exchanged. Every view is done by one thread or, in sums over views, every strip.
+All that transforms columns stands in this one file, for the reason given in compiled.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ZERO = U(0)
 #: Columns in a strip: a strip of 128 rows and its transform are 64 KB in single precision.
 STRIP = U(32)
 #: The same where strips of all views, not views, are shared out among threads.
-NARROW = U(16)
+NARROW = 16
 #: Pixels that are summed in the precision of the waves before they join a sum in double precision.
 PART = U(1024)
 #: Stages that `_transform` knows, in this order: that of radix 2 is the last.
@@ -204,7 +205,7 @@ def _detector(
 ) -> None:
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
     one, scale, dtype = constants[1], constants[6], constants.dtype
-    newton, odd = task == 1 and kind != 0, len(stages) % 2 == 1
+    newton = task == 1 and kind != 0
     x, u, y = np.empty((M, h * STRIP), dtype), np.empty((M, h * STRIP), dtype), np.empty(h * w, dtype)
     spare_x, spare_u = np.empty(h * STRIP, dtype), np.empty(h * STRIP, dtype)
     # a Newton step needs those of the whole view at once
@@ -216,12 +217,7 @@ def _detector(
         V, at = min(STRIP, w - start), h * start
         size, own = h * V, at if newton else ZERO
         for m in range(M):
-            if odd:
-                _gather(waves, j, m, start, V, scale, spare_x, spare_u)
-                _transform(spare_x, spare_u, x[m], u[m], np.int64(V), stages, turns)
-            else:
-                _gather(waves, j, m, start, V, scale, x[m], u[m])
-                _transform(x[m], u[m], spare_x, spare_u, np.int64(V), stages, turns)
+            _there(waves, j, m, start, V, scale, stages, turns, x[m], u[m], spare_x, spare_u)
             _add_power(x[m], u[m], m == ZERO, size, S, own)
         _compare(size, S, change, own, y, b, at, constants, has_background, kind, task, j, terms)
         for m in range(M):
@@ -238,6 +234,30 @@ def _detector(
                 _gather(waves, j, m, start, V, alpha, x[m], u[m])
                 _times(x[m], u[m], h * V, change, h * start)
                 _back(x[m], u[m], spare_x, spare_u, j, m, start, V, scale, stages, turns, waves)
+
+
+@inlined
+def _there(
+    waves: Any,
+    j: int,
+    m: int,
+    start: int,
+    V: int,
+    scale: float,
+    stages: Any,
+    turns: Any,
+    x: Any,
+    u: Any,
+    spare_x: Any,
+    spare_u: Any,
+) -> None:
+    """A strip of mode m of view j times `scale`, transformed, in x + i u."""
+    if len(stages) % 2 == 1:
+        _gather(waves, j, m, start, V, scale, spare_x, spare_u)
+        _transform(spare_x, spare_u, x, u, np.int64(V), stages, turns)
+    else:
+        _gather(waves, j, m, start, V, scale, x, u)
+        _transform(x, u, spare_x, spare_u, np.int64(V), stages, turns)
 
 
 @inlined
@@ -518,8 +538,8 @@ def ramped(spectrum: Any, fractions: Any, a: Any, axis: int, constants: Any, sta
 @inlined
 def _unramped(part: int, waves: Any, fractions: Any, constants: Any, stages: Any, turns: Any, out: Any) -> None:
     M, h, w, dtype = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3]), constants.dtype
-    start = part * NARROW
-    V, odd = min(NARROW, w - start), len(stages) % 2 == 1
+    start = part * U(NARROW)
+    V = min(U(NARROW), w - start)
     ry, rx = np.empty(h, np.complex128), np.empty(w, np.complex128)
     strip, sums = np.empty((6, h * V), dtype), np.zeros((2, M, h * V), dtype)
     p, q, x, u, spare_x, spare_u = strip[0], strip[1], strip[2], strip[3], strip[4], strip[5]
@@ -528,12 +548,7 @@ def _unramped(part: int, waves: Any, fractions: Any, constants: Any, stages: Any
         _ramp(-fractions[j, 1], rx)
         _plane(ry, rx, start, V, p, q)
         for m in range(M):
-            if odd:
-                _gather(waves, j, m, start, V, constants[6], spare_x, spare_u)
-                _transform(spare_x, spare_u, x, u, np.int64(V), stages, turns)
-            else:
-                _gather(waves, j, m, start, V, constants[6], x, u)
-                _transform(x, u, spare_x, spare_u, np.int64(V), stages, turns)
+            _there(waves, j, m, start, V, constants[6], stages, turns, x, u, spare_x, spare_u)
             real, imaginary = sums[0, m], sums[1, m]
             for i in range(h * V):
                 real[i] += p[i] * x[i] - q[i] * u[i]
@@ -547,7 +562,7 @@ def _unramped(part: int, waves: Any, fractions: Any, constants: Any, stages: Any
 @parallel
 def unramped(waves: Any, fractions: Any, constants: Any, stages: Any, turns: Any, out: Any) -> None:
     """out_m += sum_j exp(+2 pi i k.f_j) waves_jm, whose columns are transformed first."""
-    for i in prange((waves.shape[3] + 15) // 16):
+    for i in prange((waves.shape[3] + NARROW - 1) // NARROW):
         _unramped(U(i), waves, fractions, constants, stages, turns, out)
 
 

@@ -93,8 +93,8 @@ class Blocks:
     """Blocks (n,) of this rank's part of the object that a batch covers.
 
     mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
-    given, taken: the same of whole sums that then replace what a rank has; shared: all places but those of `mine`,
-    ascending (parallel/tiled.py).
+    given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
+    arrives or is summed for others, ascending (parallel/tiled.py).
     """
 
     rows: Tensor
@@ -327,9 +327,8 @@ def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tens
     """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
     sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
     hit = np.zeros(sides, dtype=bool)
-    for (top, left), (bottom, right) in zip(
-        *(box.tolist() for box in block_boxes(anchors, window, sides)), strict=True
-    ):
+    first, after = block_boxes(anchors, window, sides)
+    for (top, left), (bottom, right) in zip(first.tolist(), after.tolist(), strict=True):
         hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
     return torch.from_numpy(hit)
 

@@ -234,7 +234,7 @@ class Problem:
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
         whole, sweep = self._whole(estimate), dict[str, tuple[Any, ...]]()
-        every, rows = sent(mine, self.device), sent(self.layout.local(mine), self.device)
+        every, rows = self.sent(mine), self.sent(self.layout.local(mine))
         of_views = (
             every,
             rows,
@@ -430,7 +430,7 @@ class Problem:
         """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         if parts:
-            mine = sent(self._places(batch.views), self.device)
+            mine = self.sent(self._places(batch.views))
             # no negative zeros, which a sum over ranks makes positive ones
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
