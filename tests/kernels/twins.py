@@ -44,9 +44,10 @@ class Case:
         self.model = Model.for_geometry(
             geometry_for(propagation, window), subpixel=subpixel, fidelity=fidelity, dtype=dtype
         )  # type: ignore[arg-type]
-        self.object, self.probe = self.waves(1, SIDE, SIDE), self.waves(modes, *window)
+        side = max(SIDE, max(window) + 42)
+        self.object, self.probe = self.waves(1, side, side), self.waves(modes, *window)
         self.opr = self.waves(opr, *window)
-        anchors = torch.randint(2, SIDE - 26, (self.views, 2), generator=rng)
+        anchors = torch.randint(2, side - max(window) - 4, (self.views, 2), generator=rng)
         fractions = (2 * torch.rand(self.views, 2, generator=rng, dtype=torch.float64) - 1).to(real)
         weights = 0.5 + torch.rand(self.views, 1 + opr, generator=rng, dtype=real)
         y = 3 * torch.rand(self.views, *window, generator=rng, dtype=torch.float64)
@@ -99,7 +100,7 @@ class Case:
 
 def nothing(case: Case) -> Adjoints:
     """Sums before the first chunk."""
-    real = torch.zeros(1, SIDE, SIDE, dtype=case.real, device=case.device)
+    real = torch.zeros(case.object.shape, dtype=case.real, device=case.device)
     opr = torch.zeros_like(case.opr)
     probe = torch.zeros_like(case.probe)
     return Adjoints(real.to(case.dtype), real, probe, torch.zeros_like(probe[0].real), opr, torch.zeros_like(opr.real))
@@ -137,7 +138,7 @@ def compare_steps(case: Case, **changes: object) -> None:
 
 def compare_systems(case: Case) -> None:
     """Systems of step lengths, for the first mode and for all."""
-    d_object, d_probe, chi = case.waves(1, SIDE, SIDE), case.waves(*case.probe.shape), case.many()
+    d_object, d_probe, chi = case.waves(*case.object.shape), case.waves(*case.probe.shape), case.many()
     for few in {1, len(case.probe)}:
         twin, fused = (p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.scenes())
         case.close(fused, twin)

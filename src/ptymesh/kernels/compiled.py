@@ -18,25 +18,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-#: Sums may be reordered and multiplications joined with additions (that is what makes loops into vector code), but
-#: NaN and infinity keep their meaning: counts may be NaN.
-FAST = {"reassoc", "contract", "nsz", "arcp"}
-#: Divisions are numpy's: by zero they give infinity, not an exception.
-OPTIONS: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
+from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.vectors import LANES, add_complex, load, load_complex, spread, store, total
 
-
-def parallel(function: Any) -> Any:
-    """Compiled when first called or told to; kept on disk where numba finds a place to write."""
-    try:
-        return njit(parallel=True, cache=True, **OPTIONS)(function)
-    except RuntimeError:  # numba's word for: neither beside this file nor in the user's cache folder
-        return njit(parallel=True, **OPTIONS)(function)
-
-
-#: Called by the others alone, and kept with them.
-inlined = njit(**OPTIONS)
+U: Any = np.uint64
+ZERO, TWO = U(0), U(2)
 # What one thread does stands in a function of its own: numba takes several times longer over the body of a parallel
 # loop. The index of such a loop is unsigned, and with a signed one it would make a float.
 
@@ -95,16 +83,65 @@ def _reach(n: Any, h: int) -> Any:
 
 
 @inlined
-def _power(beams: Any, j: int, r: int, out: Any) -> None:
-    """Row r of sum_m |beams_jm|^2."""
-    for m in range(beams.shape[1]):
-        p = beams[j, m, r]
-        if m == 0:
-            for c in range(len(out)):
-                out[c] = p[c].real * p[c].real + p[c].imag * p[c].imag
-        else:
-            for c in range(len(out)):
-                out[c] += p[c].real * p[c].real + p[c].imag * p[c].imag
+def _add_row(j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: int, out: Any, weight: Any) -> None:
+    """Row r of view j, beam b: adds sum_m conj(f P_m) chi_m to `out` and sum_m |f P_m|^2 to `weight` at y x."""
+    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(out.shape[1])
+    k, mode = W * U(y) + U(x), TWO * h * w
+    i, e = mode * M * U(j) + TWO * w * U(r), mode * M * U(b) + TWO * w * U(r)
+    by, by2 = spread(f), spread(f * f)
+    full = w // LANES * LANES
+    for c in range(ZERO, full, LANES):
+        at = TWO * c
+        (p, q), (s, t) = load_complex(beams, e + at), load_complex(chi, i + at)
+        real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
+        for m in range(U(1), M):
+            (p, q), (s, t) = load_complex(beams, e + at + m * mode), load_complex(chi, i + at + m * mode)
+            real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
+        add_complex(out, TWO * k + at, by * real, by * imaginary)
+        store(weight, k + c, load(weight, k + c) + by2 * power)
+    for m in range(M):
+        for c in range(full, w):
+            P = f * beams[b, m, r, c]
+            out[y, U(x) + c] += np.conj(P) * chi[j, m, r, c]
+            weight[y, U(x) + c] += P.real * P.real + P.imag * P.imag
+
+
+@inlined
+def _add_between(
+    j: int,
+    b: int,
+    r: int,
+    chi: Any,
+    beams: Any,
+    f: float,
+    y: int,
+    x: int,
+    ty: float,
+    tx: float,
+    start: int,
+    stop: int,
+    one: float,
+    wave: Any,
+    power: Any,
+    out: Any,
+    weight: Any,
+) -> None:
+    """The same between pixels, shared out to those of rows start ... stop - 1; wave, power: rows to work in."""
+    M, w = chi.shape[1], chi.shape[3]
+    wave[:], power[:] = 0, 0
+    for m in range(M):
+        p, q = beams[b, m, r], chi[j, m, r]
+        for c in range(w):
+            wave[c] += f * (np.conj(p[c]) * q[c])
+            power[c] += f * f * (p[c].real * p[c].real + p[c].imag * p[c].imag)
+    for corner in range(4):
+        row, right = y + corner // 2, corner % 2
+        share = (ty if corner // 2 else one - ty) * (tx if right else one - tx)
+        if start <= row < stop:
+            o, k = out[row, x + right : x + right + w], weight[row, x + right : x + right + w]
+            for c in range(w):
+                o[c] += share * wave[c]
+                k[c] += share * power[c]
 
 
 @inlined
@@ -115,7 +152,6 @@ def _to_object(
     t: Any,
     beams: Any,
     a: Any,
-    powers: Any,
     top: int,
     bottom: int,
     bands: int,
@@ -123,41 +159,18 @@ def _to_object(
     out: Any,
     weight: Any,
 ) -> None:
-    B, M, h, w = chi.shape
-    shared = beams.shape[0] == 1
+    B, _, h, w = chi.shape
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
-    own, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
+    power, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
     for j in range(B):
         y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
-        bilinear = (ty != 0) | (tx != 0)
-        f2, one = f * f, constants[1]
-        for r in range(max(0, start - y - (1 if bilinear else 0)), min(h, stop - y)):
-            if not shared:
-                _power(beams, j, r, own)
-            power = powers[r] if shared else own
-            if not bilinear:
-                o, k = out[y + r, x : x + w], weight[y + r, x : x + w]
-                for c in range(w):
-                    k[c] += f2 * power[c]
-                for m in range(M):
-                    p, q = beams[0 if shared else j, m, r], chi[j, m, r]
-                    for c in range(w):
-                        o[c] += f * (np.conj(p[c]) * q[c])
-                continue
-            for c in range(w):
-                wave[c] = 0
-            for m in range(M):
-                p, q = beams[0 if shared else j, m, r], chi[j, m, r]
-                for c in range(w):
-                    wave[c] += f * (np.conj(p[c]) * q[c])
-            for corner in range(4):
-                row, right = y + r + corner // 2, corner % 2
-                share = (ty if corner // 2 else one - ty) * (tx if right else one - tx)
-                if start <= row < stop:
-                    o, k = out[row, x + right : x + right + w], weight[row, x + right : x + right + w]
-                    for c in range(w):
-                        o[c] += share * wave[c]
-                        k[c] += share * f2 * power[c]
+        b, one = 0 if beams.shape[0] == 1 else j, constants[1]
+        if (ty != 0) | (tx != 0):
+            for r in range(max(0, start - y - 1), min(h, stop - y)):
+                _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
+        else:
+            for r in range(max(0, start - y), min(h, stop - y)):
+                _add_row(j, b, r, chi, beams, f, y + r, x, out, weight)
 
 
 @parallel
@@ -177,11 +190,8 @@ def to_object(
     t (B, 2): weights of the next pixel, down and right (bilinear), or zero.
     """
     top, bottom = _reach(n, chi.shape[2])
-    powers = np.empty((chi.shape[2], chi.shape[3]), weight.dtype)  # of the first beams, in case all views have these
-    for r in range(chi.shape[2]):
-        _power(beams, 0, r, powers[r])
     for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, powers, top, bottom, bands, constants, out, weight)
+        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, out, weight)
 
 
 @inlined
@@ -206,25 +216,33 @@ def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
 
 @inlined
 def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
-    B, M, h, w = chi.shape
-    for j in range(B):
-        y, x, f = n[j, 0], n[j, 1], a[j]
-        f2 = f * f
-        for r in range(h * band // bands, h * (band + 1) // bands):
-            o, k = obj[y + r, x : x + w], weight[r]
-            for c in range(w):
-                k[c] += f2 * (o[c].real * o[c].real + o[c].imag * o[c].imag)
-            for m in range(M):
-                p, q = out[m, r], chi[j, m, r]
-                for c in range(w):
-                    p[c] += f * (np.conj(o[c]) * q[c])
+    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
+    full = w // LANES * LANES
+    for j in range(U(len(chi))):
+        f = a[j]
+        by, by2 = spread(f), spread(f * f)
+        for r in range(h * band // bands, h * (band + U(1)) // bands):
+            y, x = U(n[j, 0]) + r, U(n[j, 1])
+            for c in range(ZERO, full, LANES):
+                u, v = load_complex(obj, TWO * (W * y + x + c))
+                k = w * r + c
+                store(weight, k, load(weight, k) + by2 * (u * u + v * v))
+                u, v = by * u, by * v
+                for m in range(M):
+                    s, t = load_complex(chi, TWO * (h * w * (j * M + m) + k))
+                    add_complex(out, TWO * (h * w * m + k), u * s + v * t, u * t - v * s)
+            for c in range(full, w):
+                O = f * obj[y, x + c]
+                weight[r, c] += O.real * O.real + O.imag * O.imag
+                for m in range(M):
+                    out[m, r, c] += np.conj(O) * chi[j, m, r, c]
 
 
 @parallel
 def to_probe(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
     """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2."""
     for i in prange(bands):
-        _to_probe(np.int64(i), chi, obj, n, a, bands, out, weight)
+        _to_probe(U(i), chi, obj, n, a, U(bands), out, weight)
 
 
 @inlined
@@ -307,28 +325,37 @@ def _step_systems(
     constants: Any,
     out: Any,
 ) -> None:
-    M, h, w = chi.shape[1:]
-    shared, d_shared = beams.shape[0] == 1, d_beams.shape[0] == 1
-    zero = constants[0]
-    y, x, f, g = n[j, 0], n[j, 1], a[j], d_a[j]
+    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
+    y, x, full = U(n[j, 0]), U(n[j, 1]), w // LANES * LANES
+    f, g, nothing = spread(a[j]), spread(d_a[j]), spread(constants[0])
+    beam, d_beam = ZERO if len(beams) == 1 else j * M, ZERO if len(d_beams) == 1 else j * M
     s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
     for m in range(M):
         for r in range(h):
-            o, v, z = obj[y + r, x : x + w], change[y + r, x : x + w], chi[j, m, r]
-            b, e = beams[0 if shared else j, m, r], d_beams[0 if d_shared else j, m, r]
-            t0, t1, t2, t3, t4 = zero, zero, zero, zero, zero
-            for c in range(w):
-                p, q = f * (b[c] * v[c]), g * (e[c] * o[c])
-                t0 += p.real * p.real + p.imag * p.imag
-                t1 += q.real * q.real + q.imag * q.imag
-                t2 += p.real * q.real + p.imag * q.imag
-                t3 += p.real * z[c].real + p.imag * z[c].imag
-                t4 += q.real * z[c].real + q.imag * z[c].imag
-            s0 += t0
-            s1 += t1
-            s2 += t2
-            s3 += t3
-            s4 += t4
+            i, b, e = TWO * w * (h * (j * M + m) + r), TWO * w * (h * (beam + m) + r), TWO * w * (h * (d_beam + m) + r)
+            o = TWO * (W * (y + r) + x)
+            t0, t1, t2, t3, t4 = nothing, nothing, nothing, nothing, nothing
+            for c in range(ZERO, TWO * full, TWO * LANES):
+                (k, l), (u, v) = load_complex(beams, b + c), load_complex(change, o + c)
+                p, p2 = f * (k * u - l * v), f * (k * v + l * u)
+                (k, l), (u, v) = load_complex(d_beams, e + c), load_complex(obj, o + c)
+                q, q2 = g * (k * u - l * v), g * (k * v + l * u)
+                u, v = load_complex(chi, i + c)
+                t0, t1, t2 = t0 + (p * p + p2 * p2), t1 + (q * q + q2 * q2), t2 + (p * q + p2 * q2)
+                t3, t4 = t3 + (p * u + p2 * v), t4 + (q * u + q2 * v)
+            s0 += total(t0)
+            s1 += total(t1)
+            s2 += total(t2)
+            s3 += total(t3)
+            s4 += total(t4)
+            for c in range(full, w):
+                P = a[j] * (beams[beam // M, m, r, c] * change[y + r, x + c])
+                Q, z = d_a[j] * (d_beams[d_beam // M, m, r, c] * obj[y + r, x + c]), chi[j, m, r, c]
+                s0 += P.real * P.real + P.imag * P.imag
+                s1 += Q.real * Q.real + Q.imag * Q.imag
+                s2 += P.real * Q.real + P.imag * Q.imag
+                s3 += P.real * z.real + P.imag * z.imag
+                s4 += Q.real * z.real + Q.imag * z.imag
     out[j, 0], out[j, 1], out[j, 2], out[j, 3], out[j, 4] = s0, s1, s2, s3, s4
 
 
@@ -341,7 +368,7 @@ def step_systems(
     change (H, W) holds dO at the same pixels as obj holds O.
     """
     for i in prange(len(out)):
-        _step_systems(np.int64(i), chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
+        _step_systems(U(i), chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
 
 
 # --- types of arguments: c complex, r real, d float64, u uint8, i int64, b bool; behind arrays their dimensions ---

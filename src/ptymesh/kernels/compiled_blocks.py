@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.compiled import inlined, parallel
+from ptymesh.kernels.jit import inlined, parallel
 
 #: What `write` can do; registers are a complex C and a real R.
 LOAD_C, LOAD_R, C_BY_NUMBER, R_BY_NUMBER, R_AND_NUMBER, C_AND_C, R_AND_R, R_BY_R, R_OVER_R, C_BY_R, C_OVER_R, ROOT_R = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from ptymesh.kernels.compiled import parallel
+from ptymesh.kernels.jit import parallel
 
 #: Called by the others alone, and kept with them.
 alone: Any = njit(error_model="numpy", nogil=True)

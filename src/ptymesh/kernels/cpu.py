@@ -8,6 +8,7 @@ slices), the detector's pass is, and the rest is left to the torch twin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import is_not
@@ -20,14 +21,16 @@ from torch import Tensor
 from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_fixed, compiled_fourier
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
-from ptymesh.physics import fidelity
+from ptymesh.physics import fidelity, views
 from ptymesh.physics.blocks import Expression, Leaf
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Chunk, Task
-from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.propagate import fft, frequencies, ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
+#: Groups of views that are summed by themselves before they are summed up.
+GROUPS = 8
 TASKS = {"watch": compiled_fourier.WATCH, "revise": compiled_fourier.REVISE, "descend": compiled_fourier.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_fourier.NATIVE]
@@ -43,7 +46,7 @@ class CpuPasses(FusedPasses):
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
-        self._nothing = torch.zeros(0, 2, dtype=self.real)
+        self._nothing, self._room = torch.zeros(0, 2, dtype=self.real), torch.zeros(0, dtype=self.real)
         self.constants = _constants(self.real, 1.0)
         #: Mask and background with their versions, and what `_planes` made of them.
         self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
@@ -70,60 +73,105 @@ class CpuPasses(FusedPasses):
 
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
         """See the base."""
-        columns = _columns(window_of(spectrum), self.real)
+        transform = _transform(window_of(spectrum), self.real)
+        if not transform.known:
+            return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
         given = _arrays(spectrum, fractions, amplitudes)
-        compiled_fourier.ramped(*given, axis, columns.constants, columns.stages, columns.turns, out.numpy())
-        return torch.fft.ifft(out, norm="forward") if columns.known else ifft(out)
+        compiled_fourier.ramped(self._work(out.shape), *given, axis, *transform.tables, out.numpy())
+        return out
 
     # --- the detector ---
 
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_fourier.REVISE)
+        return self._at_detector(model, chunk, detected, "revise")
 
     def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_fourier.DESCEND)
+        return self._at_detector(model, chunk, detected, "descend")
 
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As the twin's, in one pass over the detector."""
-        return self._detector(model, chunk, detected, compiled_fourier.WATCH)
+        return self._at_detector(model, chunk, detected, "watch")
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """As the twin's; in the far field, columns are transformed in the pass over the detector."""
-        columns = _columns(window_of(waves), self.real)
-        if model.kernel is not None or not columns.known:
+        """As the twin's; in the far field, view by view in one go."""
+        transform = self._far_field(model, window_of(waves))
+        if transform is None:
             return super().there_and_back(model, chunk, waves, task)
-        rows = torch.fft.fft(waves)
-        found = self._detector(model, chunk, rows, TASKS[task], columns)
-        return (rows if task == "watch" else torch.fft.ifft(rows, norm="forward")), found
+        return self._to_detector(model, chunk, self._as_beams(chunk, waves), False, task, transform)
+
+    def expose(self, model: Model, chunk: Chunk, scene: Scene, task: Task) -> tuple[Tensor, Tensor]:
+        """As the twin's; in the far field the exit waves are made on the way."""
+        transform = self._far_field(model, window_of(scene.beams.waves)) if isinstance(scene, FusedScene) else None
+        if transform is None or not isinstance(scene, FusedScene):
+            return super().expose(model, chunk, scene, task)
+        return self._to_detector(model, chunk, _parts(scene), True, task, transform)
+
+    def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
+        """The transform to the detector, if the kernels know it."""
+        transform = _transform(window, self.real)
+        return transform if model.kernel is None and transform.known else None
+
+    def _as_beams(self, chunk: Chunk, waves: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
+        """Waves in the place of what exit waves are made of; of the others nothing is used."""
+        return _arrays(waves.new_empty((1, 1)), chunk.anchors, waves, waves.new_empty(len(waves), dtype=self.real))
+
+    def _at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
+        assert detected.is_contiguous(), "waves on the detector come from a transform"
+        given = self._as_beams(chunk, detected)
+        return self._detector(model, chunk, given, False, task, _untransformed(self.real), detected)
+
+    def _to_detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        given: tuple[np.ndarray[Any, Any], ...],
+        product: bool,
+        task: Task,
+        transform: Transform,
+    ) -> tuple[Tensor, Tensor]:
+        count = 0 if task == "watch" else len(given[3])  # nothing comes back
+        out = torch.empty(
+            (count, *given[2].shape[1:]), dtype=torch.complex64 if self.real == torch.float32 else torch.complex128
+        )
+        return out, self._detector(model, chunk, given, product, task, transform, out)
 
     def _detector(
-        self, model: Model, chunk: Chunk, detected: Tensor, task: int, columns: Columns | None = None
+        self,
+        model: Model,
+        chunk: Chunk,
+        given: tuple[np.ndarray[Any, Any], ...],
+        product: bool,
+        task: Task,
+        transform: Transform,
+        out: Tensor,
     ) -> Tensor:
-        assert detected.is_contiguous(), "waves on the detector come from a transform"
         kept = chunk.sweep.get("detector")
         if kept is None:
             kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
+        count = len(given[3])
         if places is None:
-            places = torch.arange(len(counts))
-        found = torch.empty((len(detected), 6), dtype=torch.float64)
-        transform = columns or _untransformed(self.real)
+            places = torch.arange(count)
+        found = torch.empty((count, 6), dtype=torch.float64)
         compiled_fourier.detector(
-            *_arrays(detected, counts.view(torch.uint8), places),
+            self._work(given[2].shape),
+            *given,
+            product,
+            *_arrays(counts.view(torch.uint8), places),
             NATIVE.index(counts.dtype),
             *kept[:2],
             transform.constants,
             kept[2],
             compiled_fourier.KINDS[model.fidelity],
-            task,
-            transform.stages,
+            TASKS[task],
+            transform.plan,
             transform.turns,
-            found.numpy(),
+            *_arrays(out, found),
         )
         return found
 
@@ -171,12 +219,28 @@ class CpuPasses(FusedPasses):
         compiled.to_probes(*arrays, _bands(), *_arrays(out, light))
         return out
 
-    def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
+    def to_spectrum(
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+    ) -> None:
         """See the base."""
-        columns = _columns(window_of(waves), self.real)
-        rows = torch.fft.fft(waves) if columns.known else fft(waves)
-        given = _arrays(rows, fractions)
-        compiled_fourier.unramped(*given, columns.constants, columns.stages, columns.turns, out.numpy())
+        transform = _transform(window_of(chi), self.real)
+        if not transform.known:
+            waves = fft(self.to_probes(scene, chi, amplitudes, light))
+            out += (waves * views.ramps(-fractions, window_of(chi))[:, None]).sum(0)
+            return
+        groups = min(GROUPS, len(chi))
+        sums = amplitudes.new_zeros((groups, chi.shape[1], compiled_fourier.pixels(*window_of(chi)) * 2))
+        lights = amplitudes.new_zeros((groups, *window_of(chi)))
+        obj, corner, _, _ = _parts(scene)
+        given = (self._work(chi.shape, groups), _array(chi), obj, corner, *_arrays(amplitudes, fractions))
+        compiled_fourier.to_spectrum(*given, *transform.tables, *_arrays(sums, lights, out, light))
+
+    def _work(self, waves: Sequence[int], bands: int = 0) -> np.ndarray[Any, Any]:
+        """Room for kernels that go through waves (B, M, h, w), in a band for each thread."""
+        bands, each = bands or torch.get_num_threads(), compiled_fourier.room(*waves[1:])
+        if len(self._room) < bands * each:
+            self._room = torch.empty(bands * each, dtype=self.real)
+        return self._room[: bands * each].view(bands, each).numpy()
 
     # --- blocks of the object ---
 
@@ -224,33 +288,50 @@ class CpuPasses(FusedPasses):
 
 
 @dataclass(frozen=True)
-class Columns:
-    """How columns of windows are transformed: constants of the kernels, stages and turns (see compiled_fourier)."""
+class Transform:
+    """How windows are transformed: constants of the kernels, plan and turns (see compiled_fourier)."""
 
     constants: np.ndarray[Any, Any]
-    stages: np.ndarray[Any, Any]
+    plan: np.ndarray[Any, Any]
     turns: np.ndarray[Any, Any]
 
     @property
     def known(self) -> bool:
-        """Whether there is such a transform; if not, the kernels leave columns alone."""
-        return len(self.stages) > 0
+        """Whether there is such a transform; if not, the kernels leave waves as they are."""
+        return bool(self.plan[0, 0])
+
+    @property
+    def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """All of it, for a kernel."""
+        return self.constants, self.plan, self.turns
 
 
 @lru_cache
-def _columns(window: tuple[int, int], real: torch.dtype) -> Columns:
-    height, width = window
-    stages = compiled_fourier.stages(height)
-    if not stages:
+def _transform(window: tuple[int, int], real: torch.dtype) -> Transform:
+    stages = [compiled_fourier.stages(size) for size in window]
+    if not all(stages):
         return _untransformed(real)
-    angles = 2 * np.pi * np.arange(height) / height
-    turns = np.stack((np.cos(angles), -np.sin(angles))).astype(_numpy_dtype(real))
-    return Columns(_constants(real, (height * width) ** -0.5), np.array(stages), turns)
+    plan = np.zeros((2, max(map(len, stages))), dtype=np.int64)
+    turns = np.zeros((2, 2 * max(window)), dtype=_numpy_dtype(real))
+    for axis, size in enumerate(window):
+        angles = 2 * np.pi * np.arange(size) / size
+        plan[axis, : len(stages[axis])] = stages[axis]
+        turns[axis, : 2 * size] = np.stack((np.cos(angles), -np.sin(angles)), axis=1).ravel()
+    return Transform(_constants(real, (window[0] * window[1]) ** -0.5), plan, turns)
 
 
 @lru_cache
-def _untransformed(real: torch.dtype) -> Columns:
-    return Columns(_constants(real, 1.0), np.zeros(0, dtype=np.int64), np.zeros((2, 0), dtype=_numpy_dtype(real)))
+def _untransformed(real: torch.dtype) -> Transform:
+    return Transform(_constants(real, 1.0), np.zeros((2, 1), np.int64), np.zeros((2, 1), _numpy_dtype(real)))
+
+
+def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
+    """The same where the kernels do not know the transform."""
+    window = window_of(spectrum)
+    ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
+    if axis >= 0:
+        ramps = ramps * (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype)
+    return ifft(ramps[:, None] * spectrum)
 
 
 def _constants(real: torch.dtype, scale: float) -> np.ndarray[Any, Any]:

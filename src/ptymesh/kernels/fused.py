@@ -116,10 +116,6 @@ class FusedPasses(Passes, ABC):
         """F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
 
     @abstractmethod
-    def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
-        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) F waves_jm."""
-
-    @abstractmethod
     def to_object(
         self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, light: Tensor
     ) -> None:
@@ -132,6 +128,12 @@ class FusedPasses(Passes, ABC):
     @abstractmethod
     def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
         """a_j conj(S_j O) waves_jm, (B, M, h, w); light as in `to_probe`, if it is wanted."""
+
+    @abstractmethod
+    def to_spectrum(
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+    ) -> None:
+        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; light as in `to_probe`."""
 
     @abstractmethod
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
@@ -201,10 +203,9 @@ class FusedPasses(Passes, ABC):
         if len(into.opr):
             self._to_variable(model, chunk, scene, waves, into)
         elif model.subpixel == "fourier" and not chunk.whole:
-            to_probes = self.to_probes(scene, waves, amplitudes, into.probe_weight)
             if into.spectrum is None:
                 into.spectrum = torch.zeros_like(into.probe)
-            self.unramped(to_probes, chunk.fractions, into.spectrum)
+            self.to_spectrum(scene, waves, chunk.fractions, amplitudes, into.spectrum, into.probe_weight)
         else:
             self.to_probe(scene, waves, amplitudes, into.probe, into.probe_weight)
 

@@ -114,11 +114,14 @@ class GpuPasses(FusedPasses):
             light += parts.sum(0)
         return out
 
-    def unramped(self, waves: Tensor, fractions: Tensor, out: Tensor) -> None:
+    def to_spectrum(
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+    ) -> None:
         """See the base."""
+        waves = fft(self.to_probes(scene, chi, amplitudes, light))
         B, M, h, w = waves.shape
         parts = waves.new_empty((_splits(waves, M), M, h, w))
-        _over_views(kernels.unramped, parts, M, fft(waves), fractions, parts, B, M, h, w)
+        _over_views(kernels.unramped, parts, M, waves, fractions, parts, B, M, h, w)
         out += parts.sum(0)
 
     # --- sums ---

@@ -123,6 +123,10 @@ class Passes:
         found: Tensor = getattr(self, task)(model, chunk, detected)
         return (detected if task == "watch" else model.detect_adjoint(detected, chunk.fractions)), found
 
+    def expose(self, model: Model, chunk: Chunk, scene: Scene, task: Task) -> tuple[Tensor, Tensor]:
+        """`there_and_back` of the scene's exit waves."""
+        return self.there_and_back(model, chunk, scene.exit, task)
+
     def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         to_windows, to_probes = model.scene_adjoint(scene, waves)

@@ -41,7 +41,7 @@ from ptymesh.problem.batch import Batch, Sums, Swept
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
 #: cache (measured: the FFTs of larger ones are up to three times slower).
-CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
+CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
@@ -162,8 +162,7 @@ class Problem:
         """
         total = self.tally(4)
         for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
-            waves = self.scene(estimate, chunk).exit
-            found = self.passes.there_and_back(self.model, chunk, waves, "watch")[1]
+            found = self.passes.expose(self.model, chunk, self.scene(estimate, chunk), "watch")[1]
             total.add(found[:, MISFIT : ROOTS + 1])
         return _residuals(*self.totals(total))
 
@@ -313,7 +312,7 @@ class Problem:
 
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
-        waves, found = self.passes.there_and_back(self.model, chunk, scene.exit, "revise")
+        waves, found = self.passes.expose(self.model, chunk, scene, "revise")
         self._see(chunk, found)
         return waves
 
@@ -326,7 +325,7 @@ class Problem:
 
         `note`: for the running loss of the epoch.
         """
-        waves, seen = self.passes.there_and_back(self.model, chunk, scene.exit, "descend")
+        waves, seen = self.passes.expose(self.model, chunk, scene, "descend")
         if note:
             self._see(chunk, seen)
         # by their numbers: a list of them would have to be sent to the device

@@ -1,4 +1,4 @@
-"""The pass that transforms columns on its way to the detector and back, against torch's transforms and the twin."""
+"""The pass from exit waves to the detector and back in one go, against torch's transforms and the twin."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from twins import Case
+from twins import Case, compare_scenes
 
 from ptymesh.kernels import compiled_fourier
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.ready import keep_memory
 
-#: Heights of every kind of stage, of one stage and of several, and one (13) that has none; widths of whole and part
+#: Sides of every kind of stage, two of which (13, 22) have none, and some that are too short; widths of whole and part
 #: strips.
-WINDOWS = [(128, 128), (60, 34), (9, 7), (50, 33), (13, 22), (2, 70), (16, 16)]
+WINDOWS = [(128, 128), (60, 36), (9, 7), (50, 33), (13, 22), (2, 70), (16, 16), (56, 21), (8, 30)]
 
 
-@pytest.mark.parametrize("height", range(1, 130))
-def test_stages(height: int) -> None:
-    found = compiled_fourier.stages(height)
-    rest = height
-    for prime in (2, 3, 5):
+@pytest.mark.parametrize("size", range(1, 130))
+def test_stages(size: int) -> None:
+    found = compiled_fourier.stages(size)
+    rest = size
+    for prime in (2, 3, 5, 7):
         while rest % prime == 0:
             rest //= prime
-    assert (len(found) > 0) == (rest == 1 and height > 1)
+    assert (len(found) > 0) == (rest == 1 and size >= 8)
     if found:
-        assert int(np.prod(found)) == height and 2 not in found[:-1]
+        assert int(np.prod(found)) == size and 2 not in found[:-1] and len(found) > 1
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -50,16 +50,33 @@ def test_there_and_back(window: tuple[int, int], task: str, dtype: torch.dtype) 
             case.close(fused, twin)
 
 
-def test_columns_are_taken_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = []
-    row_fft = torch.fft.fft
-    monkeypatch.setattr(torch.fft, "fft", lambda waves: rows.append(waves.shape) or row_fft(waves))
-    for window in ((60, 34), (13, 22)):
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+@pytest.mark.parametrize("task", ["revise", "watch"])
+def test_exit_waves_made_on_the_way(window: tuple[int, int], subpixel: str, task: str) -> None:
+    case = Case(window=window, subpixel=subpixel)
+    (twin, wanted), (fused, got) = (p.expose(case.model, c, s, task) for p, c, s in case.scenes())  # type: ignore[arg-type]
+    case.close(got, wanted)
+    if task != "watch":
+        case.close(fused, twin)
+
+
+def test_shifted_probes_of_any_window() -> None:
+    for window in ((60, 36), (50, 33), (13, 22), (56, 21), (8, 30)):
+        compare_scenes(Case(window=window, modes=3))
+
+
+def test_transforms_are_ours_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    fft2 = torch.fft.fft2
+    monkeypatch.setattr(torch.fft, "fft2", lambda waves, **how: seen.append(waves.shape) or fft2(waves, **how))
+    for window in ((60, 36), (13, 22)):
         case = Case(window=window)
         case.both[1].there_and_back(case.model, case.chunk, case.many(), "revise")
-    near = Case(window=(60, 34), propagation="angular_spectrum")
+    assert [shape[-2:] for shape in seen] == [(13, 22)]
+    near = Case(window=(60, 36), propagation="angular_spectrum")
     near.both[1].there_and_back(near.model, near.chunk, near.many(), "revise")
-    assert [shape[-2:] for shape in rows] == [(60, 34)]
+    assert seen[-1][-2:] == (60, 36)
 
 
 def test_patterns_where_they_lie() -> None:

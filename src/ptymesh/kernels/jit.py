@@ -1,0 +1,25 @@
+"""How numba compiles the functions in the files called compiled_*.py, and compiled.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+#: Sums may be reordered and multiplications joined with additions (that is what makes loops into vector code), but
+#: NaN and infinity keep their meaning: counts may be NaN.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+#: Divisions are numpy's: by zero they give infinity, not an exception.
+OPTIONS: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
+
+
+def parallel(function: Any) -> Any:
+    """Compiled when first called or told to; kept on disk where numba finds a place to write."""
+    try:
+        return njit(parallel=True, cache=True, **OPTIONS)(function)
+    except RuntimeError:  # numba's word for: neither beside this file nor in the user's cache folder
+        return njit(parallel=True, **OPTIONS)(function)
+
+
+#: Called by the others alone, and kept with them.
+inlined = njit(**OPTIONS)
