@@ -1,5 +1,6 @@
 """Elementwise torch optimisers as engines: against torch itself, on phantoms, through checkpoints, growth and ranks."""
 
+import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ def run(toy: Toy, engine: Elementwise, start: Estimate, seed: int = 0) -> RunSta
     state = RunState(start)
     Loop(toy.problem(), state, [engine], seed=seed).run()
     return state
+
+
+def test_an_array_is_gone_over_once_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    module = importlib.import_module("torch.optim.adam")
+    fused = module._fused_adam
+    monkeypatch.setattr(module, "_fused_adam", lambda *a, **how: steps.append(1) or fused(*a, **how))
+    toy = make()
+    run(toy, Adam(epochs=1, batch=10), toy.start())
+    assert len(steps) == 2 * toy.measurement.views // 10  # object and probe of every batch
 
 
 # --- against torch ---

@@ -14,6 +14,7 @@ The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own fr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from inspect import signature
 from typing import Annotated, Any, ClassVar
 
@@ -50,6 +51,12 @@ class Unknowns(Options):
     background: Annotated[Unknown | None, OnOff] = None
     slice_spacing: Annotated[Unknown | None, OnOff] = None
     tilt: Annotated[Unknown | None, OnOff] = None
+
+
+@cache
+def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether this optimiser of torch's can go over an array once."""
+    return "fused" in signature(kind).parameters
 
 
 class Elementwise(Autodiff):
@@ -144,8 +151,8 @@ class Elementwise(Autodiff):
         if "losses" in self.state:  # an earlier call's are not this one's
             self.state["losses"] = self.state["losses"][: epoch - 1]
         groups = self._pace.at(epoch, self.state.get("losses"))
-        parameters = [{**groups[name], "params": [leaf]} for name, leaf in leaves.items()]
-        one_pass = {"fused": True} if fused and "fused" in signature(self.torch_class).parameters else {}
+        one_pass = {"fused": True} if fused and _has_fused(self.torch_class) else {}
+        parameters = [{**groups[name], **one_pass, "params": [leaf]} for name, leaf in leaves.items()]
         optimiser = self.torch_class(parameters, **self._hyperparameters(), **one_pass)
         for name, leaf in leaves.items():
             memory = self._memory(name, leaf)

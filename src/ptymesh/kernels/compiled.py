@@ -1,4 +1,4 @@
-"""Loops over pixels, compiled by numba for this CPU. `cpu.py` calls them around torch's FFT.
+"""Loops over pixels, compiled by numba for this CPU. `cpu.py` calls them.
 
 B, M, h, w   views of the chunk, modes, window pixels
 obj          (H, W) one slice of the object;  n  (B, 2) int64, its pixel under each window's corner, y x

@@ -1,4 +1,4 @@
-"""The passes on a CPU: numba's loops (compiled.py) around torch's FFT.
+"""The passes on a CPU: numba's loops (compiled.py, compiled_fourier.py), with torch's FFT where these have none.
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 

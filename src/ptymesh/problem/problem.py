@@ -39,8 +39,8 @@ from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, 
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Sums, Swept
 
-#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time. On a CPU a chunk must fit the
-#: cache (measured: the FFTs of larger ones are up to three times slower).
+#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. Twice as
+#: many views at a time gain a CPU nothing more: it goes through them one by one.
 CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
