@@ -39,9 +39,9 @@ from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, 
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Sums, Swept
 
-#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. Twice as
-#: many views at a time gain a CPU nothing more: it goes through them one by one.
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
+#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
+#: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
