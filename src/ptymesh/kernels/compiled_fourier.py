@@ -16,7 +16,7 @@ A view's waves are made, transformed, compared with its counts and brought back 
 in its cache. The transform is Stockham's: every stage reads one array and writes another, and nothing has to be sorted
 (Van Loan, Computational Frameworks for the Fast Fourier Transform, 1992, sec. 1.7). The inverse is that of conjugate
 numbers, conjugated: what is to be transformed inversely is made conjugate, and made so again when rows leave a plane.
-Sums over views are made strip by strip.
+Sums over views are made in groups of neighbours, which are the same for any number of threads.
 All that transforms stands in this one file, for the reason given in compiled.py.
 """
 

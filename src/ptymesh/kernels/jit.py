@@ -1,4 +1,4 @@
-"""How numba compiles the functions in the files called compiled_*.py, and compiled.py."""
+"""How numba compiles the functions in compiled.py and in the files called compiled_*.py."""
 
 from __future__ import annotations
 
