@@ -9,8 +9,7 @@ row          (2 w' 8,) real, eight rows of a wave in the same way: column after 
 plan         (2, k) radices whose products are h and w, filled up with zeros; or nothing but zeros where waves have
              been transformed by other means
 turns        (2, 2 max(h, w)) cos and -sin of 2 pi k / h, by turns, and of 2 pi k / w
-work         (bands, n) real, room to work in for every band: memory that threads ask for themselves is taken from them
-             again when they are done, and cleared by the kernel before they get it back
+work         (bands, n) real, room to work in for every band, kept from call to call: threads ask for no large memory
 
 A view's waves are made, transformed, compared with its counts and brought back by one thread in one go, while they are
 in its cache. The transform is Stockham's: every stage reads one array and writes another, and nothing has to be sorted
