@@ -12,7 +12,7 @@ import torch
 
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
-from ptymesh.kernels import VARIABLE, passes_for, ready
+from ptymesh.kernels import VARIABLE, compiling, passes_for, ready
 from ptymesh.physics.passes import Passes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -74,9 +74,11 @@ MAKE_READY = """
 import sys, ptymesh.kernels
 assert not {{'numba', 'llvmlite'}} & set(sys.modules), 'the package itself loads no compiler'
 import torch; torch.set_num_threads(1)
-from ptymesh.kernels import compiled, compiled_blocks, compiled_fourier, compiled_fixed, ready
+from ptymesh.kernels import compiled_blocks, compiling, ready
 kernel = compiled_blocks.clear
-compiled.SIGNATURES = compiled_fourier.SIGNATURES = compiled_fixed.SIGNATURES = {{}}
+for room in compiling.ROOMS:
+    if room is not compiled_blocks:
+        room.SIGNATURES = {{}}
 compiled_blocks.SIGNATURES = {{kernel: compiled_blocks.SIGNATURES[kernel]}}
 {first}
 ready.make_ready(torch.complex64)
@@ -95,6 +97,20 @@ def test_compiled_once_and_by_nobody_who_computes(tmp_path: Path) -> None:
     """An empty cache is filled by order of the first process, which says so, and then reads it as the second does."""
     for expected in (f"{ready.MESSAGE}\n", ""):
         assert made_ready(tmp_path) == ("1\n", expected)
+    (mark,) = tmp_path.rglob(compiling.MARK)
+    mark.write_text("of other files")
+    assert made_ready(tmp_path) == ("1\n", f"{ready.MESSAGE}\n")
+
+
+def test_what_was_compiled_from_other_files_is_deleted_alone(tmp_path: Path) -> None:
+    names = ("compiled.exit_waves-60.py311.nbi", "compiled_probes.ramped-9.py311.1.nbc", "others.sweep-1.py311.nbi")
+    for name in names:
+        (tmp_path / name).touch()
+    compiling.mark_as(tmp_path, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {names[2], compiling.MARK}
+    (tmp_path / names[0]).touch()
+    compiling.mark_as(tmp_path, "new")
+    assert (tmp_path / names[0]).exists()
 
 
 def test_compiled_where_nobody_else_can(tmp_path: Path) -> None:

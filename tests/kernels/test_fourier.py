@@ -12,7 +12,7 @@ import pytest
 import torch
 from twins import Case, compare_scenes
 
-from ptymesh.kernels import compiled_fourier
+from ptymesh.kernels import strips
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.ready import keep_memory
 
@@ -23,7 +23,7 @@ WINDOWS = [(128, 128), (60, 36), (9, 7), (50, 33), (13, 22), (2, 70), (16, 16), 
 
 @pytest.mark.parametrize("size", range(1, 130))
 def test_stages(size: int) -> None:
-    found = compiled_fourier.stages(size)
+    found = strips.stages(size)
     rest = size
     for prime in (2, 3, 5, 7):
         while rest % prime == 0:

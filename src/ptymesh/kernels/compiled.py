@@ -8,9 +8,6 @@ real, complex   of one precision
 
 Views are written by one thread each; sums over views are made by bands of rows, every pixel adding view after view.
 So nothing that is computed depends on the number of threads. Bands and views are independent: there are no races.
-
-All functions stand in this one file, because numba looks at a function's own file alone to see whether its cache is
-of date.
 """
 
 from __future__ import annotations

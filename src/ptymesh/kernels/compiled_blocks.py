@@ -3,7 +3,7 @@
 L, H, W   slices, object pixels;  n  blocks;  b  side of a block
 rows, columns   (n,) int64, block coordinates
 
-Blocks are independent of each other. All functions stand in this one file, as those of compiled.py do in theirs.
+Blocks are independent of each other.
 """
 
 from __future__ import annotations

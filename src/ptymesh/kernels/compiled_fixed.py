@@ -2,8 +2,7 @@
 
 B, C, P   views, channels, parts of a number (1, or 2 of a complex one);  h, w; H, W  windows, array
 
-All functions stand in this one file, as those of compiled.py do in theirs. None of the liberties are taken that
-compiled.py takes with sums: there are no sums of floats here.
+None of the liberties are taken that compiled.py takes with sums: there are no sums of floats here.
 """
 
 from __future__ import annotations

@@ -4,12 +4,16 @@ A process never calls what it has compiled itself, where there is a place to kee
 joined to them anew when they are read, and then round otherwise than in the process that compiled them. Ranks of which
 one had compiled would differ in last bits.
 
+Whether a kernel on disk is out of date, numba judges by the kernel's own file, but they share others. So what is kept
+is marked with a digest of all files of this package, and `forget_others` deletes what bears another one.
+
 `python -m ptymesh.kernels.compiling DTYPE FOLDER NAME...` compiles the kernels of these names that no other such
 process has claimed by a file in FOLDER.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -21,18 +25,48 @@ from typing import Any
 import numba
 from numba.core import event
 
-from ptymesh.kernels import compiled, compiled_blocks, compiled_fixed, compiled_fourier
+from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed, compiled_probes
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
+
+#: Modules with kernels; first what takes the longest to compile.
+ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled, compiled_fixed)
+#: File beside the kernels on disk that says of which files they were made.
+MARK = "ptymesh-kernels.sha256"
 
 config: Any = numba.config
 
 
 def kernels() -> dict[str, tuple[Any, str]]:
-    """All kernels and the words for their arguments, by name; first what takes the longest to compile."""
-    rooms = (compiled_fourier, compiled_blocks, compiled, compiled_fixed)
-    return {kernel.__name__: (kernel, words) for room in rooms for kernel, words in room.SIGNATURES.items()}
+    """All kernels and the words for their arguments, by name."""
+    return {kernel.__name__: (kernel, words) for room in ROOMS for kernel, words in room.SIGNATURES.items()}
+
+
+def forget_others() -> None:
+    """Deletes kernels from disk that were compiled from other files than these, and marks the place."""
+    for place in {kernel.stats.cache_path for kernel, _ in kernels().values()} - {None}:
+        mark_as(Path(place), digest())
+
+
+def mark_as(place: Path, digest: str) -> None:
+    """Deletes kernels in this folder if its mark says another digest, or none; then it says this one."""
+    mark = place / MARK
+    if mark.is_file() and mark.read_text() == digest:
+        return
+    for room in ROOMS:
+        for kept in place.glob(f"{room.__name__.rpartition('.')[2]}.*.nb[ic]"):
+            kept.unlink(missing_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    mark.write_text(digest)
+
+
+def digest() -> str:
+    """Of all files of this package."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def read(dtype: str) -> list[str]:

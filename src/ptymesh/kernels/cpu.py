@@ -1,4 +1,4 @@
-"""The passes on a CPU: numba's loops (compiled.py, compiled_fourier.py), with torch's FFT where these have none.
+"""The passes on a CPU: numba's loops (compiled.py, compiled_*.py), with torch's FFT where these have none.
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled, compiled_blocks, compiled_fixed, compiled_fourier
+from ptymesh.kernels import (
+    blocks,
+    compiled,
+    compiled_blocks,
+    compiled_detector,
+    compiled_fixed,
+    compiled_probes,
+    strips,
+)
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
@@ -31,9 +39,9 @@ from ptymesh.physics.propagate import fft, frequencies, ifft
 BANDS = 4
 #: Groups of views that are summed by themselves before they are summed up.
 GROUPS = 8
-TASKS = {"watch": compiled_fourier.WATCH, "revise": compiled_fourier.REVISE, "descend": compiled_fourier.DESCEND}
+TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
-NATIVE = [getattr(torch, name) for name in compiled_fourier.NATIVE]
+NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
 
 class CpuPasses(FusedPasses):
@@ -78,7 +86,9 @@ class CpuPasses(FusedPasses):
             return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
         given = _arrays(spectrum, fractions, amplitudes)
-        compiled_fourier.ramped(self._work(out.shape), *given, axis, *transform.tables, out.numpy())
+        compiled_probes.ramped(
+            self._work(_threads_for(len(out)), out.shape[1:]), *given, axis, *transform.tables, out.numpy()
+        )
         return out
 
     # --- the detector ---
@@ -100,86 +110,68 @@ class CpuPasses(FusedPasses):
         transform = self._far_field(model, window_of(waves))
         if transform is None:
             return super().there_and_back(model, chunk, waves, task)
-        return self._to_detector(model, chunk, self._as_beams(chunk, waves), False, task, transform)
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, transform)
 
     def expose(self, model: Model, chunk: Chunk, scene: Scene, task: Task) -> tuple[Tensor, Tensor]:
         """As the twin's; in the far field the exit waves are made on the way."""
         transform = self._far_field(model, window_of(scene.beams.waves)) if isinstance(scene, FusedScene) else None
         if transform is None or not isinstance(scene, FusedScene):
             return super().expose(model, chunk, scene, task)
-        return self._to_detector(model, chunk, _parts(scene), True, task, transform)
+        return self._detector(model, chunk, (*_parts(scene), True), task, transform)
 
     def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
         """The transform to the detector, if the kernels know it."""
         transform = _transform(window, self.real)
         return transform if model.kernel is None and transform.known else None
 
-    def _as_beams(self, chunk: Chunk, waves: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
-        """Waves in the place of what exit waves are made of; of the others nothing is used."""
-        return _arrays(waves.new_empty((1, 1)), chunk.anchors, waves, waves.new_empty(len(waves), dtype=self.real))
-
     def _at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
         assert detected.is_contiguous(), "waves on the detector come from a transform"
-        given = self._as_beams(chunk, detected)
-        return self._detector(model, chunk, given, False, task, _untransformed(self.real), detected)
-
-    def _to_detector(
-        self,
-        model: Model,
-        chunk: Chunk,
-        given: tuple[np.ndarray[Any, Any], ...],
-        product: bool,
-        task: Task,
-        transform: Transform,
-    ) -> tuple[Tensor, Tensor]:
-        count = 0 if task == "watch" else len(given[3])  # nothing comes back
-        out = torch.empty(
-            (count, *given[2].shape[1:]), dtype=torch.complex64 if self.real == torch.float32 else torch.complex128
-        )
-        return out, self._detector(model, chunk, given, product, task, transform, out)
+        given = _waves_alone(chunk, detected)
+        return self._detector(model, chunk, given, task, _untransformed(self.real), detected)[1]
 
     def _detector(
         self,
         model: Model,
         chunk: Chunk,
-        given: tuple[np.ndarray[Any, Any], ...],
-        product: bool,
+        given: tuple[Any, ...],
         task: Task,
         transform: Transform,
-        out: Tensor,
-    ) -> Tensor:
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the task makes of waves, in `out` if that is given, and of each view the sums; given: see the kernel."""
         kept = chunk.sweep.get("detector")
         if kept is None:
             kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
-        count = len(given[3])
+        (_, *wave), count = given[2].shape, len(given[3])
         if places is None:
             places = torch.arange(count)
+        if out is None:  # of a watch nothing comes back
+            out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
         found = torch.empty((count, 6), dtype=torch.float64)
-        compiled_fourier.detector(
-            self._work(given[2].shape),
+        compiled_detector.detector(
+            self._work(_threads_for(count), wave),
             *given,
-            product,
             *_arrays(counts.view(torch.uint8), places),
             NATIVE.index(counts.dtype),
             *kept[:2],
             transform.constants,
             kept[2],
-            compiled_fourier.KINDS[model.fidelity],
+            compiled_detector.KINDS[model.fidelity],
             TASKS[task],
             transform.plan,
             transform.turns,
             *_arrays(out, found),
         )
-        return found
+        return out, found
 
     def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
         """Mask and background as the kernel reads them, and whether there is any; made anew when they have changed."""
         tensors, versions = (mask, background), (mask._version, background._version)
         if self._given is None or any(map(is_not, self._given[0], tensors)) or self._given[1] != versions:
-            good, light = (compiled_fourier.in_strips(plane.numpy()) for plane in tensors)
+            good, light = (strips.in_strips(plane.numpy()) for plane in tensors)
             self._given, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
         return self._made
 
@@ -229,15 +221,15 @@ class CpuPasses(FusedPasses):
             out += (waves * views.ramps(-fractions, window_of(chi))[:, None]).sum(0)
             return
         groups = min(GROUPS, len(chi))
-        sums = amplitudes.new_zeros((groups, chi.shape[1], compiled_fourier.pixels(*window_of(chi)) * 2))
+        sums = amplitudes.new_zeros((groups, chi.shape[1], strips.pixels(*window_of(chi)) * 2))
         lights = amplitudes.new_zeros((groups, *window_of(chi)))
         obj, corner, _, _ = _parts(scene)
-        given = (self._work(chi.shape, groups), _array(chi), obj, corner, *_arrays(amplitudes, fractions))
-        compiled_fourier.to_spectrum(*given, *transform.tables, *_arrays(sums, lights, out, light))
+        given = (self._work(groups, chi.shape[1:]), _array(chi), obj, corner, *_arrays(amplitudes, fractions))
+        compiled_probes.to_spectrum(*given, *transform.tables, *_arrays(sums, lights, out, light))
 
-    def _work(self, waves: Sequence[int], bands: int = 0) -> np.ndarray[Any, Any]:
-        """Room for kernels that go through waves (B, M, h, w), in a band for each thread."""
-        bands, each = bands or torch.get_num_threads(), compiled_fourier.room(*waves[1:])
+    def _work(self, bands: int, wave: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Room for so many bands of a kernel that goes through waves (M, h, w)."""
+        each = strips.room(*wave)
         if len(self._room) < bands * each:
             self._room = torch.empty(bands * each, dtype=self.real)
         return self._room[: bands * each].view(bands, each).numpy()
@@ -289,7 +281,7 @@ class CpuPasses(FusedPasses):
 
 @dataclass(frozen=True)
 class Transform:
-    """How windows are transformed: constants of the kernels, plan and turns (see compiled_fourier)."""
+    """How windows are transformed: constants of the kernels, plan and turns (see strips.py)."""
 
     constants: np.ndarray[Any, Any]
     plan: np.ndarray[Any, Any]
@@ -308,7 +300,7 @@ class Transform:
 
 @lru_cache
 def _transform(window: tuple[int, int], real: torch.dtype) -> Transform:
-    stages = [compiled_fourier.stages(size) for size in window]
+    stages = [strips.stages(size) for size in window]
     if not all(stages):
         return _untransformed(real)
     plan = np.zeros((2, max(map(len, stages))), dtype=np.int64)
@@ -365,6 +357,17 @@ def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:
 def _places(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
     """(1, 2, n)."""
     return np.array((rows.numpy(), columns.numpy()))[None]
+
+
+def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[Any, ...]:
+    """Waves in the place of what exit waves are made of, and that they are not; of the others nothing is used."""
+    nothing = waves.new_empty((1, 1))
+    return *_arrays(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False
+
+
+def _threads_for(views: int) -> int:
+    """Threads that can share so many views."""
+    return max(1, min(torch.get_num_threads(), views))
 
 
 def _bands() -> int:

@@ -1,4 +1,4 @@
-"""How numba compiles the functions in compiled.py and in the files called compiled_*.py."""
+"""How numba compiles the functions in compiled.py, in the files called compiled_*.py, and what these share."""
 
 from __future__ import annotations
 

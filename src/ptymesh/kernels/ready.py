@@ -65,6 +65,7 @@ def share_threads() -> None:
 
 
 def _read_or_compile(dtype: str) -> None:
+    compiling.forget_others()
     missing = compiling.read(dtype)
     if not missing:
         return

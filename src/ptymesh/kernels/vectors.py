@@ -6,9 +6,6 @@ that each processor takes registers as wide as it has.
 
 a, b    vectors, of float32 or float64
 array   C-contiguous, real or complex; `place` counts real numbers from its start
-
-A change of this file asks for another of the kernels that use it: numba looks at a function's own file alone to see
-whether its cache is out of date.
 """
 
 from __future__ import annotations

@@ -1,0 +1,315 @@
+"""Waves in strips of eight columns, and their Fourier transform: what kernels that transform are made of.
+
+M, h, w      modes, window pixels;  h, w >= 8
+strip        eight neighbouring columns of one wave, all its rows: row after row the eight real parts, then the eight
+             imaginary ones (vectors.py); of a last strip that is not full, the rest means nothing
+plane        (2 h w',) real, a wave strip after strip; w' is w rounded up to whole strips
+row          (2 w' 8,) real, eight rows of a wave in the same way: column after column
+plan         (2, k) radices whose products are h and w, filled up with zeros; or nothing but zeros where waves have
+             been transformed by other means
+turns        (2, 2 max(h, w)) cos and -sin of 2 pi k / h, by turns, and of 2 pi k / w
+work         (bands, n) real, room to work in for every band, kept from call to call: threads ask for no large memory
+
+The transform is Stockham's: every stage reads one array and writes another, and nothing has to be sorted (Van Loan,
+Computational Frameworks for the Fast Fourier Transform, 1992, sec. 1.7). The inverse is that of conjugate numbers,
+conjugated: what is to be transformed inversely is made conjugate, and made so again when rows leave a plane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptymesh.kernels.jit import inlined
+from ptymesh.kernels.vectors import (
+    LANES,
+    load,
+    load_complex,
+    load_eight,
+    number,
+    put_number,
+    spread,
+    store,
+    store_complex,
+    store_eight,
+    transposed,
+)
+
+U: Any = np.uint64
+ZERO, ONE, TWO, THREE = U(0), U(1), U(2), U(3)
+#: Real numbers that belong to a pixel of eight neighbours: real parts, imaginary parts.
+PAIR = TWO * LANES
+#: Columns of a strip, for others to count with.
+WIDTH = int(LANES)
+#: Stages that `transform` knows, in this order: that of radix 2 is the last.
+RADICES = (3, 5, 7, 4, 2)
+
+
+def in_strips(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A real plane (h, w) strip after strip, (h w',); what fills up the last one is zero."""
+    padded = np.pad(plane, ((0, 0), (0, -plane.shape[1] % WIDTH)))
+    return padded.reshape(len(plane), -1, WIDTH).swapaxes(0, 1).ravel()
+
+
+def stages(size: int) -> list[int]:
+    """Radices of a transform of this length; none where it is too short or has other prime factors than 2, 3, 5, 7."""
+    found, rest = [], size
+    for radix in RADICES:
+        while rest % radix == 0 and rest > 1:
+            found.append(radix)
+            rest //= radix
+    return found if rest == 1 and size >= LANES else []
+
+
+def pixels(h: int, w: int) -> int:
+    """Of all strips of a wave, h w'."""
+    return h * (w + -w % WIDTH)
+
+
+def room(modes: int, h: int, w: int) -> int:
+    """Numbers that a band works in: counts, powers and factors, a row and two spare ones, and planes."""
+    return (3 + 2 * modes) * pixels(h, w) + 2 * (pixels(WIDTH, w) + 2 * WIDTH * max(h, w))
+
+
+# --- the transform of strips and rows ---
+
+
+@inlined
+def _stage4(x: Any, at: int, y: Any, to: int, n: int, s: int, turns: Any, step: int) -> None:
+    """n / 4 butterflies, each over a run of s pixels; step: of the twiddles."""
+    m, between = n // U(4), PAIR * s
+    far = m * between
+    for p in range(m):
+        t = TWO * p * step
+        c1, d1 = spread(turns[t]), spread(turns[t + ONE])
+        c2, d2 = spread(turns[TWO * t]), spread(turns[TWO * t + ONE])
+        c3, d3 = spread(turns[THREE * t]), spread(turns[THREE * t + ONE])
+        begin, o0 = at + p * between, to + U(4) * p * between
+        for i0 in range(begin, begin + between, PAIR):
+            i1 = i0 + far
+            i2, i3 = i1 + far, i1 + TWO * far
+            x0, u0, x2, u2 = load(x, i0), load(x, i0 + LANES), load(x, i2), load(x, i2 + LANES)
+            x1, u1, x3, u3 = load(x, i1), load(x, i1 + LANES), load(x, i3), load(x, i3 + LANES)
+            a, b, c, d = x0 + x2, u0 + u2, x0 - x2, u0 - u2
+            e, f, g, k = x1 + x3, u1 + u3, u1 - u3, x3 - x1
+            o1 = o0 + between
+            o2, o3 = o1 + between, o1 + TWO * between
+            store(y, o0, a + e)
+            store(y, o0 + LANES, b + f)
+            a, b, e, f = a - e, b - f, c + g, d + k
+            store(y, o1, c1 * e - d1 * f)
+            store(y, o1 + LANES, c1 * f + d1 * e)
+            store(y, o2, c2 * a - d2 * b)
+            store(y, o2 + LANES, c2 * b + d2 * a)
+            e, f = c - g, d - k
+            store(y, o3, c3 * e - d3 * f)
+            store(y, o3 + LANES, c3 * f + d3 * e)
+            o0 += PAIR
+
+
+@inlined
+def _stage2(x: Any, at: int, y: Any, to: int, s: int) -> None:
+    """The last stage of an even length: sums and differences."""
+    for q in range(ZERO, PAIR * s, LANES):
+        a, b = load(x, at + q), load(x, at + PAIR * s + q)
+        store(y, to + q, a + b)
+        store(y, to + PAIR * s + q, a - b)
+
+
+@inlined
+def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, turns: Any, step: int) -> None:
+    """The same with any radix, term by term; size: of the whole transform."""
+    m, between = n // radix, PAIR * s
+    for p in range(m):
+        for k in range(radix):
+            o = to + (radix * p + k) * between
+            for q in range(ZERO, between, PAIR):
+                i = at + p * between + q
+                a, b = load(x, i), load(x, i + LANES)
+                # exp(-2 pi i (j / radix + p / n) k): the butterfly's, and the twiddle of what it gives
+                c, d = spread(turns[TWO * p * k * step]), spread(turns[TWO * p * k * step + ONE])
+                e, f = c * a - d * b, c * b + d * a
+                for j in range(ONE, radix):
+                    place = TWO * ((j * k * (size // radix) + p * k * step) % size)
+                    c, d = spread(turns[place]), spread(turns[place + ONE])
+                    i += m * between
+                    a, b = load(x, i), load(x, i + LANES)
+                    e, f = e + (c * a - d * b), f + (c * b + d * a)
+                store(y, o + q, e)
+                store(y, o + q + LANES, f)
+
+
+@inlined
+def transform(x: Any, at: int, spare: Any, size: int, plan: Any, turns: Any) -> None:
+    """Eight transforms of `size` pixels that start at x[at], in place; spare: room for two of them."""
+    n, s, step, half = size, ONE, ONE, PAIR * size
+    last = U(len(plan))
+    while plan[last - ONE] == 0:
+        last -= ONE
+    source, i = x, at
+    for k in range(last):
+        radix = U(plan[k])
+        if k + ONE == last:
+            target, o = x, at
+        else:
+            target, o = spare, half * (k % TWO)
+        if radix == 4:
+            _stage4(source, i, target, o, n, s, turns, step)
+        elif radix == 2:
+            _stage2(source, i, target, o, s)
+        else:
+            _stage(radix, source, i, target, o, n, s, size, turns, step)
+        n, s, step = n // radix, s * radix, step * radix
+        source, i = target, o
+
+
+# --- rows to strips and back ---
+
+
+@inlined
+def _turned(x: Any, i: int, step: int, y: Any, o: int, to: int, w: int) -> None:
+    """Eight rows of w pixels from strips to a row or back: from x[i] on to y[o] on, by `step` and by `to` at a time."""
+    for _ in range(ZERO, w, LANES):
+        store_eight(y, o, PAIR, transposed(load_eight(x, i, PAIR)))
+        store_eight(y, o + LANES, PAIR, transposed(load_eight(x, i + LANES, PAIR)))
+        i, o = i + step, o + to
+
+
+@inlined
+def _put_eight(row: Any, start: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> None:
+    """Eight pixels, from `start` on, of eight rows: real and imaginary parts of each row's pixels."""
+    real = (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])
+    imaginary = (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])
+    store_eight(row, PAIR * start, PAIR, transposed(real))
+    store_eight(row, PAIR * start + LANES, PAIR, transposed(imaginary))
+
+
+@inlined
+def _factored(waves: Any, i: int, obj: Any, o: int, f: Any, g: Any, product: bool) -> Any:
+    """Eight pixels of waves, times the object's if so asked, whose parts are multiplied by f and g."""
+    p, q = load_complex(waves, i)
+    if product:
+        s, t = load_complex(obj, o)
+        s, t = f * s, g * t
+        p, q = p * s - q * t, p * t + q * s
+    return p, q
+
+
+@inlined
+def rows_in(
+    waves: Any,
+    wave: int,
+    obj: Any,
+    window: int,
+    stride: int,
+    real: float,
+    imaginary: float,
+    product: bool,
+    h: int,
+    w: int,
+    row: Any,
+    spare: Any,
+    plan: Any,
+    turns: Any,
+    plane: Any,
+) -> None:
+    """Rows of a wave, transformed, to a plane; with `product` of a wave times the object in its window.
+
+    The wave starts at number `wave`, its window at number `window`; real, imaginary: factors of the object's parts.
+    """
+    f, g, wide = spread(real), spread(imaginary), TWO * w
+    for r in range(ZERO, h, LANES):
+        first = min(r, h - LANES)
+        for c in range(ZERO, w, LANES):
+            start = min(c, w - LANES)
+            i, o = wave + wide * first + TWO * start, window + stride * first + TWO * start
+            _put_eight(
+                row,
+                start,
+                _factored(waves, i, obj, o, f, g, product),
+                _factored(waves, i + wide, obj, o + stride, f, g, product),
+                _factored(waves, i + TWO * wide, obj, o + TWO * stride, f, g, product),
+                _factored(waves, i + THREE * wide, obj, o + THREE * stride, f, g, product),
+                _factored(waves, i + U(4) * wide, obj, o + U(4) * stride, f, g, product),
+                _factored(waves, i + U(5) * wide, obj, o + U(5) * stride, f, g, product),
+                _factored(waves, i + U(6) * wide, obj, o + U(6) * stride, f, g, product),
+                _factored(waves, i + U(7) * wide, obj, o + U(7) * stride, f, g, product),
+            )
+        transform(row, ZERO, spare, w, plan[1], turns[1])
+        _turned(row, ZERO, PAIR * LANES, plane, PAIR * first, TWO * h * LANES, w)
+
+
+@inlined
+def _rows_out(row: Any, w: int, minus: Any, out: Any, place: int) -> None:
+    """Conjugates of eight rows of w pixels to complex ones from a place on; minus: -1."""
+    for c in range(ZERO, w, LANES):
+        start = min(c, w - LANES)  # the last eight, though some of them have been written
+        a, b, c2, d, e, f, g, h = transposed(load_eight(row, PAIR * start, PAIR))
+        p, q, r, s, t, u, v, x = transposed(load_eight(row, PAIR * start + LANES, PAIR))
+        o, stride = place + TWO * start, TWO * w
+        store_complex(out, o, a, minus * p)
+        store_complex(out, o + stride, b, minus * q)
+        store_complex(out, o + TWO * stride, c2, minus * r)
+        store_complex(out, o + THREE * stride, d, minus * s)
+        store_complex(out, o + U(4) * stride, e, minus * t)
+        store_complex(out, o + U(5) * stride, f, minus * u)
+        store_complex(out, o + U(6) * stride, g, minus * v)
+        store_complex(out, o + U(7) * stride, h, minus * x)
+
+
+@inlined
+def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, turns: Any, out: Any, place: int) -> None:
+    """To a place of `out` the wave (h, w) whose conjugate stands in a plane, columns transformed and rows not."""
+    minus = spread(-turns[0, 0])
+    for r in range(ZERO, h, LANES):
+        first = min(r, h - LANES)
+        _turned(plane, PAIR * first, TWO * h * LANES, row, ZERO, PAIR * LANES, w)
+        transform(row, ZERO, spare, w, plan[1], turns[1])
+        _rows_out(row, w, minus, out, place + TWO * w * first)
+
+
+@inlined
+def strip_in(waves: Any, place: int, h: int, w: int, start: int, plane: Any) -> None:
+    """Columns from `start` on of a complex wave at a place, to theirs in a plane."""
+    for r in range(h):
+        i, o = place + TWO * (w * r + start), TWO * h * start + PAIR * r
+        if start + LANES <= w:
+            p, q = load_complex(waves, i)
+            store(plane, o, p)
+            store(plane, o + LANES, q)
+        else:
+            plane[o : o + PAIR] = 0
+            for c in range(w - start):
+                plane[o + c], plane[o + LANES + c] = number(waves, i + TWO * c), number(waves, i + TWO * c + ONE)
+
+
+@inlined
+def strip_out(plane: Any, h: int, w: int, start: int, out: Any, place: int) -> None:
+    """Columns from a plane to those from `start` on of a complex wave."""
+    for r in range(h):
+        i, o = TWO * h * start + PAIR * r, place + TWO * (w * r + start)
+        if start + LANES <= w:
+            store_complex(out, o, load(plane, i), load(plane, i + LANES))
+        else:
+            for c in range(w - start):
+                put_number(out, o + TWO * c, plane[i + c])
+                put_number(out, o + TWO * c + ONE, plane[i + LANES + c])
+
+
+# --- room to work in ---
+
+
+@inlined
+def rows_of(work: Any, at: int, h: int, w: int) -> Any:
+    """A row, whose pixels beyond w are zero, and room for transforms; what follows them starts at the third."""
+    long, room = PAIR * ((w + LANES - ONE) // LANES * LANES), PAIR * max(h, w)
+    row = work[at : at + long]
+    row[PAIR * w :] = 0
+    return row, work[at + long : at + long + TWO * room], at + long + TWO * room
+
+
+@inlined
+def plane_of(planes: Any, m: int, size: int) -> Any:
+    """That of a mode."""
+    return planes[TWO * size * m : TWO * size * (m + ONE)]
