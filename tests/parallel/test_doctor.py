@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ptymesh.parallel import doctor
+from ptymesh.parallel import doctor, nearby
 
 #: A rank of a backend that hangs as long as GPUs copy to each other directly.
 HANGS = """
@@ -17,7 +17,7 @@ import json, os, time
 if os.environ.get("NCCL_P2P_DISABLE") != "1":
     time.sleep(600)
 if os.environ["RANK"] == "0":
-    print(json.dumps({"ranks": 2, "allreduce": [{"bytes": 4, "seconds": 1.0, "GB_per_s": 2.0}]}))
+    print(json.dumps({"through": "nccl", "allreduce": [{"bytes": 4, "seconds": 1.0, "GB_per_s": 2.0}]}))
 """
 #: Copies of which the second pair never arrives.
 STUCK = """
@@ -27,6 +27,9 @@ print(json.dumps({"from": 0, "to": 1, "direct": True, "GB_per_s": 40.0, "latency
 print(json.dumps({"from": 1, "to": 0}), file=sys.stderr, flush=True)
 time.sleep(600)
 """
+#: Between CPUs, ranks share memory where they can.
+NEARBY = [("cpu", "auto", 3)] if nearby.possible() else []
+SHARED = "shared memory" if nearby.possible() else "gloo"
 GPU = {"kind": "cuda", "name": "H100", "slice": False, "memory_bytes": 80 << 30, "memory_free_bytes": 79 << 30}
 
 
@@ -36,8 +39,10 @@ def program(tmp_path: Path, body: str) -> tuple[str, ...]:
     return (str(path),)
 
 
-def test_gloo_works_here() -> None:
-    tried = doctor.hang_test("cpu", "gloo", 2, 120)
+@pytest.mark.parametrize(("backend", "through"), [("gloo", "gloo"), ("auto", SHARED)])
+def test_ranks_can_sum_here(backend: str, through: str) -> None:
+    tried = doctor.hang_test("cpu", backend, 2, 120)
+    assert tried["backend"] == through
     assert tried["works"] and not tried["hangs"], tried
     assert [row["bytes"] for row in tried["allreduce"]] == [1 << 10, 1 << 15, 1 << 20, 1 << 24]
     assert all(row["seconds"] > 0 and row["GB_per_s"] > 0 for row in tried["allreduce"])
@@ -76,10 +81,10 @@ def test_the_pair_at_which_copies_hang(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ([], [("cpu", "gloo", 3)]),
-        ([GPU], [("cpu", "gloo", 3)]),
-        ([GPU, GPU], [("cpu", "gloo", 3), ("cuda", "nccl", 2), ("cuda", "gloo", 2)]),
-        ([{**GPU, "slice": True}] * 2, [("cpu", "gloo", 3)]),
+        ([], [*NEARBY, ("cpu", "gloo", 3)]),
+        ([GPU], [*NEARBY, ("cpu", "gloo", 3)]),
+        ([GPU, GPU], [*NEARBY, ("cpu", "gloo", 3), ("cuda", "nccl", 2), ("cuda", "gloo", 2)]),
+        ([{**GPU, "slice": True}] * 2, [*NEARBY, ("cpu", "gloo", 3)]),
     ],
 )
 def test_what_is_tried(found: list[dict[str, Any]], expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

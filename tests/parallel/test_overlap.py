@@ -10,7 +10,6 @@ import torch
 from ptymesh.engines import LSQML, RPIE
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import BLOCK
-from ptymesh.parallel.layout import covered_blocks
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch, Problem
@@ -35,14 +34,15 @@ def test_interior_views_touch_no_shared_block(ranks: int, seed: int) -> None:
         part = layout.place(extent, (0.0, 0.0), anchors.numpy())
         obj = torch.empty(1, *part.shape, dtype=torch.complex64)
         mine = replace(e, object=obj, corner=part.corner, extent=extent, probe=torch.empty(1, *window))
-        border, blocks = layout.border(mine, anchors), layout.blocks(mine, anchors, batch)
+        boxes = layout.boxes(mine, anchors)
+        border, blocks = layout.border(boxes), layout.blocks(boxes, batch)
         assert border is not None
         travels = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)
         for places in blocks.mine.values():
             travels[blocks.rows[places], blocks.columns[places]] = True
         held = [layout.parts[r] for r in range(ranks) if r != rank]
         for view in batch[layout.owner[batch] == rank]:
-            touched = covered_blocks(mine.here(anchors[[view]]), window, obj.shape)
+            touched = torch.from_numpy(boxes.cover(np.array([view])))
             corners = [(part.top + BLOCK * y, part.left + BLOCK * x) for y, x in touched.nonzero().tolist()]
             shared = any(r.top <= y < r.bottom and r.left <= x < r.right for r in held for y, x in corners)
             assert border[view] == shared

@@ -6,7 +6,7 @@ import torch
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel.devices import device_for
-from ptymesh.parallel.layout import Blocks, Replicated, along_curve, covered_blocks
+from ptymesh.parallel.layout import Blocks, Boxes, Replicated, along_curve
 from ptymesh.parallel.world import Solo, World
 from ptymesh.physics.blocks import blocked
 from toy import make
@@ -105,7 +105,8 @@ def fake(rank: int, size: int) -> World:
 
 def test_touched_blocks_cover_windows_and_nothing_far() -> None:
     anchors = torch.tensor([[1, 1], [40, 90], [-90, 4], [500, 4]])
-    found = {tuple(place) for place in covered_blocks(anchors, (24, 28), (1, 128, 160)).nonzero().tolist()}
+    covered = Boxes.of(anchors, (24, 28), (1, 128, 160)).cover(np.arange(4))
+    found = {tuple(place) for place in np.argwhere(covered).tolist()}
     assert found == {(0, 0), (1, 2), (1, 3), (2, 2), (2, 3)}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import torch
 
+from ptymesh.parallel import nearby
 from ptymesh.parallel.devices import available_backends, is_slice, memory_nodes, say_cpus
 from ptymesh.parallel.launch import cores
 
@@ -72,7 +73,8 @@ def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
 
 def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str, int]]:
     """(device, backend, ranks) to try: every backend with the devices that it is for."""
-    tried = [("cpu", "gloo", ranks)]
+    tried = [("cpu", "auto", ranks)] if nearby.possible() else []
+    tried.append(("cpu", "gloo", ranks))
     for kind, own in (("cuda", "nccl"), ("xpu", "xccl")):
         whole = [device for device in found if device["kind"] == kind and not device["slice"]]
         if len(whole) > 1 and own in available_backends():
@@ -163,7 +165,8 @@ def hang_test(
     status, out, err = run(command, timeout_s, {**os.environ, **(extra or {})})
     tried |= {"works": status == 0, "hangs": status is None, "seconds": time.monotonic() - began, "allreduce": []}
     if status == 0:
-        tried["allreduce"] = json.loads(out.splitlines()[-1])["allreduce"]
+        answer = json.loads(out.splitlines()[-1])
+        tried |= {"backend": answer["through"], "allreduce": answer["allreduce"]}
     else:
         tried["said"] = err.strip().splitlines()[-1:] or ["nothing"]
     return tried

@@ -31,6 +31,8 @@ class Fetched(Slotted):
     device: the one that computes; capacity: bytes that the pieces under way and those kept may take together.
     """
 
+    fetched = True
+
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int) -> None:
         super().__init__(shape, dtype)
         self.device, self._most = device, capacity
@@ -167,6 +169,8 @@ class Cropped(Patterns):
 
     Rows that join are kept on the device that computes: they are few, and small.
     """
+
+    fetched = True
 
     def __init__(self, whole: Fetched, c: int) -> None:
         super().__init__((len(whole), whole.shape[1] // c, whole.shape[2] // c), whole.dtype)

@@ -11,7 +11,7 @@ Every layout answers the same questions. `Replicated`: the whole object on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -110,6 +110,33 @@ class Blocks:
         return Blocks(self.rows[:0], self.columns[:0])
 
 
+@dataclass(frozen=True)
+class Boxes:
+    """Of an array of blocks (H/b, W/b), those that windows reach into.
+
+    sides: H/b, W/b; edges: (N, 4) first row, first column, row and column after the last; of a window outside, one of
+    the sides is empty.
+    """
+
+    sides: tuple[int, int]
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, anchors: Tensor, window: tuple[int, int], shape: Sequence[int]) -> Boxes:
+        """Of windows at anchors (N, 2) in an array (..., H, W)."""
+        at, sides = anchors.cpu().numpy(), (shape[-2] // BLOCK, shape[-1] // BLOCK)
+        first = np.maximum((at - REACH) // BLOCK, 0)
+        after = np.maximum(np.minimum((at + np.array(window) + (REACH - 1)) // BLOCK + 1, sides), 0)
+        return cls(sides, np.concatenate((np.minimum(first, after), after), axis=1))
+
+    def cover(self, views: np.ndarray) -> np.ndarray:
+        """Blocks (H/b, W/b) bool that the windows of these views reach into."""
+        hit = np.zeros(self.sides, dtype=bool)
+        for top, left, bottom, right in self.edges[views].tolist():
+            hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
+        return hit
+
+
 class Layout:
     """What all layouts share: who owns which view.
 
@@ -151,8 +178,12 @@ class Layout:
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
-    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
-        """Views (N,) bool, at these anchors (N, 2), after which sums of this rank can travel; None: after all."""
+    def boxes(self, estimate: Estimate, anchors: Tensor) -> Boxes:
+        """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into."""
+        return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape)
+
+    def border(self, boxes: Boxes) -> np.ndarray | None:
+        """Views (N,) bool, of these boxes, after which sums of this rank can travel; None: after all."""
         return None
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
@@ -223,12 +254,10 @@ class Replicated(Layout):
         """The pixels that this rank writes into a file: all are the first rank's."""
         return Rect(0, 0, *estimate.extent) if self.world.rank == 0 else Rect(0, 0, 0, 0)
 
-    def blocks(self, estimate: Estimate, anchors: Tensor, views: np.ndarray) -> Blocks:
-        """Blocks that windows at these of all anchors (N, 2) reach into."""
-        covered = covered_blocks(anchors[torch.as_tensor(views)], estimate.window, estimate.object.shape)
-        rows, columns = covered.nonzero(as_tuple=True)
-        device = estimate.object.device
-        return Blocks(sent(rows, device), sent(columns, device))
+    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+        """Blocks that the windows of these views reach into."""
+        rows, columns = boxes.cover(views).nonzero()
+        return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
@@ -321,27 +350,6 @@ class Move:
         """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
         where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
         return None
-
-
-def covered_blocks(anchors: Tensor, window: tuple[int, int], shape: Any) -> Tensor:
-    """Blocks (H/b, W/b) bool of an array (..., H, W) that windows at these anchors (B, 2) reach into."""
-    sides = (shape[-2] // BLOCK, shape[-1] // BLOCK)
-    hit = np.zeros(sides, dtype=bool)
-    first, after = block_boxes(anchors, window, sides)
-    for (top, left), (bottom, right) in zip(first.tolist(), after.tolist(), strict=True):
-        hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
-    return torch.from_numpy(hit)
-
-
-def block_boxes(anchors: Tensor, window: tuple[int, int], sides: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of blocks (H/b, W/b), the first that windows at anchors (B, 2) reach, and the one after the last, (B, 2).
-
-    Of a window outside, one of the sides is empty.
-    """
-    at = anchors.cpu().numpy()
-    first = np.maximum((at - REACH) // BLOCK, 0)
-    after = np.maximum(np.minimum((at + np.array(window) + (REACH - 1)) // BLOCK + 1, sides), 0)
-    return np.minimum(first, after), after
 
 
 def product(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:

@@ -38,11 +38,13 @@ class Patterns(ABC):
         kind: device, host or disk.
         shape, dtype: (n, h, w), as the detector counts.
         indexed_on: the device on which `rows` wants its indices.
+        fetched: whether patterns are brought from elsewhere, so that it helps to know which come next.
         waited_s, fetched_bytes: what the computation has waited for patterns, and how much was brought to it.
     """
 
     kind: Kind
     indexed_on = torch.device("cpu")
+    fetched = False
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -98,9 +100,12 @@ class Patterns(ABC):
         What comes next is on the way while a piece is being worked on.
         """
         pieces = sent(rows, self.indexed_on).split(size)
-        later = () if coming is None else torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)
+        later: Sequence[Tensor] = ()
+        if self.fetched and coming is not None:
+            later = torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)
         for k, piece in enumerate(pieces):
-            self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])
+            if self.fetched:
+                self.prefetch((*pieces[k : k + LOOKAHEAD], *later)[:LOOKAHEAD])
             yield self.lying(piece)
 
     @abstractmethod

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.parallel.devices import sent
-from ptymesh.parallel.layout import Blocks, Layout, Move, Touched, block_boxes, covered_blocks, product
+from ptymesh.parallel.layout import Blocks, Boxes, Layout, Move, Touched, product
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
@@ -81,7 +81,9 @@ class Tiled(Layout):
         """These are the tiles and the parts from here on."""
         me = self.world.rank
         self.tiles, self.parts = tiles, parts
-        self._neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
+        neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
+        #: By rank, blocks (H/b, W/b) bool of the part that this rank holds too.
+        self._common = {rank: _common(parts[me], parts[rank]) for rank in neighbours}
         self.relayed = relayed_is_less(tiles, parts)
         self._keepers = _keepers(tiles, parts[me])
 
@@ -95,28 +97,21 @@ class Tiled(Layout):
 
     # --- sums over a batch ---
 
-    def blocks(self, estimate: Estimate, anchors: Tensor, views: np.ndarray) -> Blocks:
-        """Blocks of the part that windows at these of all anchors (N, 2) reach into, and what travels of their sums."""
-        me, here, shape = self.world.rank, estimate.here(anchors.cpu()), estimate.object.shape
-        owner, device = self.owner[views], estimate.object.device
+    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+        """Blocks of the part that the windows of these views reach into, and what travels of their sums."""
+        me, owner, device = self.world.rank, self.owner[views], self.world.device
+        whole = boxes.cover(views)
+        rows, columns = whole.nonzero()
 
-        def covered(rank: int | None) -> Tensor:
-            some = views if rank is None else views[owner == rank]
-            return covered_blocks(here[torch.as_tensor(some)], estimate.window, shape)
+        def places(mask: np.ndarray) -> Tensor:
+            return sent(mask[rows, columns].nonzero()[0], device)
 
-        whole = covered(None)
-        rows, columns = whole.nonzero(as_tuple=True)
-
-        def places(mask: Tensor) -> Tensor:
-            return sent(mask[rows, columns].nonzero()[:, 0], device)
-
-        found, arriving = Blocks(sent(rows, device), sent(columns, device)), torch.zeros_like(whole)
-        own = covered(me)
+        found, arriving = Blocks(sent(rows, device), sent(columns, device)), np.zeros_like(whole)
+        own = boxes.cover(views[owner == me])
         keeper = self._keepers if self.relayed else None
-        for rank in self._neighbours:
-            common = self._common(rank)
+        for rank, common in self._common.items():
             found.mine[rank] = places(own & (common if keeper is None else keeper == rank))
-            theirs = covered(rank) & (common if keeper is None else common & (keeper == me))
+            theirs = boxes.cover(views[owner == rank]) & (common if keeper is None else common & (keeper == me))
             found.theirs[rank] = places(theirs)
             arriving |= theirs
             if keeper is not None:
@@ -128,19 +123,16 @@ class Tiled(Layout):
                 del travels[rank]
         return replace(found, shared=places(arriving))
 
-    def border(self, estimate: Estimate, anchors: Tensor) -> np.ndarray | None:
-        """Views (N,) bool, at these anchors (N, 2), that reach blocks of this rank's part which others hold too.
+    def border(self, boxes: Boxes) -> np.ndarray | None:
+        """Views (N,) bool, of these boxes, that reach blocks of this rank's part which others hold too.
 
         Own views besides these touch no block that travels; of others' views nothing is said (True).
         """
-        if not self._neighbours:
+        if not self._common:
             return None
-        shared = torch.zeros([n // BLOCK for n in estimate.object.shape[-2:]], dtype=torch.bool)
-        for rank in self._neighbours:
-            shared |= self._common(rank)
+        shared = np.logical_or.reduce(list(self._common.values()))
         border = np.ones(len(self.owner), dtype=bool)
-        here = estimate.here(anchors.cpu())[torch.as_tensor(self.own)]
-        border[self.own] = _reach_into(shared, here, estimate.window).numpy()
+        border[self.own] = _reach_into(shared, boxes.edges[self.own])
         return border
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
@@ -357,14 +349,6 @@ class Tiled(Layout):
             owner[view] = int(np.flatnonzero(at)[0])
         return owner
 
-    def _common(self, rank: int) -> Tensor:
-        """Blocks (H/b, W/b) bool of the part that the other rank holds too."""
-        part = self.parts[self.world.rank]
-        mask = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)
-        y, x = (part & self.parts[rank]).inside(part.corner)
-        mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
-        return mask
-
 
 class TiledMove(Move):
     """From the parts and owners that were to those that are now; every rank takes part."""
@@ -429,9 +413,17 @@ def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
     return relayed < LESS * directly
 
 
-def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
+def _common(part: Rect, other: Rect) -> np.ndarray:
+    """Blocks (H/b, W/b) bool of a part that another has too."""
+    mask = np.zeros([n // BLOCK for n in part.shape], dtype=bool)
+    y, x = (part & other).inside(part.corner)
+    mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
+    return mask
+
+
+def _keepers(tiles: list[Rect], part: Rect) -> np.ndarray:
     """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
-    keeper = torch.full([n // BLOCK for n in part.shape], -1)
+    keeper = np.full([n // BLOCK for n in part.shape], -1)
     for rank, tile in enumerate(tiles):
         y, x = (tile & part).inside(part.corner)
         if not (tile & part).empty:
@@ -440,14 +432,13 @@ def _keepers(tiles: list[Rect], part: Rect) -> Tensor:
     return keeper
 
 
-def _reach_into(mask: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
-    """Whether windows at anchors (B, 2) reach into a block of the mask (H/b, W/b), (B,) bool."""
+def _reach_into(mask: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Whether boxes (B, 4) reach into a block of the mask (H/b, W/b), (B,) bool."""
     height, width = mask.shape
     counts = np.zeros((height + 1, width + 1), dtype=np.int64)
-    counts[1:, 1:] = mask.numpy().astype(np.int64).cumsum(0).cumsum(1)
-    (top, left), (bottom, right) = (box.T for box in block_boxes(anchors, window, (height, width)))
-    inside = counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left]
-    return torch.from_numpy(inside > 0)
+    counts[1:, 1:] = mask.astype(np.int64).cumsum(0).cumsum(1)
+    top, left, bottom, right = edges.T
+    return counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left] > 0
 
 
 def _real(values: Tensor) -> Tensor:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.parallel import program
+from ptymesh.parallel import nearby, program
 from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
-from ptymesh.parallel.place import settle_environment
+from ptymesh.parallel.nearby import Combine, Nearby
+from ptymesh.parallel.place import read, settle_environment
 from ptymesh.parallel.program import reason
 from ptymesh.parallel.pulse import Pulse, budgets
 from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog
@@ -34,15 +37,15 @@ TIMEOUT = timedelta(hours=2)
 class Flight:
     """Messages under way; what is being sent must live until it has gone."""
 
-    works: list[Any]
+    waits: list[Callable[[], Any]]
     sends: dict[int, Tensor]
     receives: dict[int, Tensor]
 
     def land(self) -> list[Tensor]:
         """What has arrived, once all has."""
-        for work in self.works:
-            work.wait()
-        self.works, self.sends = [], {}
+        for wait in self.waits:
+            wait()
+        self.waits, self.sends = [], {}
         return list(self.receives.values())
 
 
@@ -73,6 +76,7 @@ class World:
 
     rank = 0
     size = 1
+    through = ""  #: what messages between ranks go through
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -179,16 +183,47 @@ class Ranks(World):
         if watchdog:
             self.pulse = watchdog.pulse
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._nearby: Nearby | None = None
+        place = read(os.environ)
+        one_machine = place.size in (1, place.local_size)  # as far as a launcher says
+        if self.device.type == "cpu" and one_machine and os.environ.get(BACKEND, "auto") == "auto":
+            self._nearby = self._meet_nearby()
+            self.collectives = self.bytes_reduced = 0  # this was not the run's
+        self.through = "shared memory" if self._nearby else dist.get_backend(group)
+
+    def _meet_nearby(self) -> Nearby | None:
+        """Memory that all ranks share; None where they are not on one machine, or it has none."""
+        handle, path = -1, ""
+        if self.rank == 0 and nearby.possible():
+            with suppress(OSError):
+                handle, path = nearby.create(self.size)
+        path = self.words(path)[0]
+        found = None
+        if path and nearby.possible():
+            with suppress(OSError):  # a rank on another machine does not find the file
+                handle = os.open(path, os.O_RDWR) if self.rank else handle
+                found = Nearby(self.rank, self.size, handle)
+        all_found = not self.agree(found is None)
+        if path and self.rank == 0:
+            Path(path).unlink()
+        if found and not all_found:
+            found.close()
+        return found if all_found else None
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Sum over ranks of each tensor, one message per real dtype."""
-        act = partial(dist.all_reduce, op=dist.ReduceOp.SUM, group=self.group)
+        act = self._reduction(dist.ReduceOp.SUM, torch.add)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
         """Elementwise maximum over ranks of each real tensor."""
-        act = partial(dist.all_reduce, op=dist.ReduceOp.MAX, group=self.group)
+        act = self._reduction(dist.ReduceOp.MAX, torch.maximum)
         return self._recorded(lambda: self._bucketed(tensors, act))
+
+    def _reduction(self, op: dist.ReduceOp.RedOpType, combine: Combine) -> Callable[[Tensor], Any]:
+        if self._nearby is None:
+            return partial(dist.all_reduce, op=op, group=self.group)
+        return partial(self._nearby.reduce, combine=combine)
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Each tensor as rank 0 has it."""
@@ -197,22 +232,37 @@ class Ranks(World):
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
         """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end."""
-        operations = [
-            dist.P2POp(way, tensor.view(-1).view(torch.uint8), group=self.group, group_peer=rank)
-            for way, tensors in ((dist.isend, sends), (dist.irecv, receives))
-            for rank, tensor in tensors.items()
-        ]
         record = self.record
         if record is not None and record.place < len(record.results):
             record.place += 1
             return partial(self._arrive, list(receives.values()), record.results[record.place - 1], record.place - 1)
         self.messages += len(sends)
         self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
-        flight = Flight(dist.batch_isend_irecv(operations) if operations else [], sends, receives)
+        flight = Flight(self._posted(sends, receives), sends, receives)
         if record is not None:
             record.results.append(flight)
             record.place += 1
         return partial(self._arrive, list(receives.values()), flight, 0 if record is None else record.place - 1)
+
+    def _posted(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], Any]]:
+        """What waits for the end of each message."""
+        out, back = (
+            [(rank, tensor.view(-1).view(torch.uint8)) for rank, tensor in tensors.items()]
+            for tensors in (sends, receives)
+        )
+        near = self._nearby
+        if near is None:
+            operations = [dist.P2POp(dist.isend, letter, group=self.group, group_peer=rank) for rank, letter in out]
+            operations += [dist.P2POp(dist.irecv, letter, group=self.group, group_peer=rank) for rank, letter in back]
+            return [work.wait for work in (dist.batch_isend_irecv(operations) if operations else [])]
+        isend, recv = partial(dist.isend, group=self.group), partial(dist.recv, group=self.group)
+        self.pulse.waiting = True  # where a rank has not taken the letters before these
+        try:
+            works = [near.send(letter, rank, partial(isend, letter, group_dst=rank)) for rank, letter in out]
+        finally:
+            self.pulse.waiting = False
+        waits = [near.awaited(letter, rank, partial(recv, letter, group_src=rank)) for rank, letter in back]
+        return waits + [work.wait for work in works if work is not None]
 
     def _arrive(self, receives: list[Tensor], came: list[Tensor] | Flight, place: int) -> None:
         """What came is in `receives` then, and on record."""
@@ -276,6 +326,8 @@ class Ranks(World):
 
 _joins = 0
 _watchdog: Watchdog | None = None
+#: Kept to the end: on rank 0, which may serve all others, it must outlive the group for them to say what happened.
+_store: dist.Store | None = None
 
 
 def join(device: str = "auto") -> World:
@@ -284,7 +336,7 @@ def join(device: str = "auto") -> World:
     Device and backend are also taken from PTYMESH_DEVICE (instead of auto) and PTYMESH_BACKEND.
     Raises BadInput where the device is not there, PtymeshError where a rank does not come.
     """
-    global _watchdog, _joins
+    global _watchdog, _joins, _store
     place = settle_environment()
     name, wanted = os.environ.get(DEVICE, device) if device == "auto" else device, os.environ.get(BACKEND, "auto")
     chosen = check_sums(device_for(name, place.local_rank, place.local_size, wanted))
@@ -300,7 +352,7 @@ def join(device: str = "auto") -> World:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise PtymeshError(f"Rank {place.rank} cannot reach rank 0 at {address} ({reason(error)}).") from error
         _wait_for_all(store, rank, size, patience_s)
-        _joins += 1
+        _joins, _store = _joins + 1, store
         dist.init_process_group(
             backend,
             store=dist.PrefixStore(f"ptymesh/{_joins}", store),

@@ -29,7 +29,7 @@ class Accumulator:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
         with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        blocks = problem.blocks(estimate, batch)
+        blocks = problem.blocks(batch)
         self.blocks = blocks if with_object else blocks.none()
         problem.reclaim()
         self.exact = None

@@ -28,7 +28,7 @@ from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread, sent
 from ptymesh.parallel.exact import FixedSum, Tally, largest_wave
-from ptymesh.parallel.layout import Blocks, Move, Replicated, Touched
+from ptymesh.parallel.layout import Blocks, Boxes, Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
@@ -102,7 +102,7 @@ class Problem:
         self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
-        self._anchors = torch.zeros(0, 2, dtype=torch.int64)
+        self._boxes = Boxes((0, 0), np.zeros((0, 4), dtype=np.int64))
         #: Positions and anchors as the epoch began: the tensors, their versions, and whether all are whole pixels.
         self._placed: tuple[tuple[Tensor, Tensor], list[int], bool] | None = None
         #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
@@ -134,11 +134,11 @@ class Problem:
 
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
-        self._anchors = estimate.anchors.cpu()
-        places = (estimate.positions, estimate.anchors)
-        self._placed = (places, _versions(places), bool((estimate.positions.cpu() == self._anchors).all()))
+        anchors, places = estimate.anchors.cpu(), (estimate.positions, estimate.anchors)
+        self._placed = (places, _versions(places), bool((estimate.positions.cpu() == anchors).all()))
         check_room(estimate)
-        self._border = self.layout.border(estimate, self._anchors)
+        self._boxes = self.layout.boxes(estimate, anchors)
+        self._border = self.layout.border(self._boxes)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
@@ -233,37 +233,39 @@ class Problem:
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
         whole, sweep = self._whole(estimate), dict[str, tuple[Any, ...]]()
-        every, rows = self.sent(mine), self.sent(self.layout.local(mine))
-        of_views = (
-            every,
-            rows,
-            estimate.here(estimate.anchors[every]),
-            estimate.fractions(every),
-            estimate.weights[every],
-        )
         swept = self._patterns(mine, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
         done = 0
-        for count, (counts, places) in zip(sizes, swept, strict=False):
+        for (some, *of_views), (counts, places) in zip(self._of_views(estimate, mine, sizes), swept, strict=False):
             if done == border and self._collecting:
                 self._collecting.begin()
-            some, row, anchors, fractions, weights = (values[done : done + count] for values in of_views)
+            row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
-            done += count
+            done += len(some)
             self.world.pulse.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
+
+    def _of_views(self, estimate: Estimate, mine: np.ndarray, sizes: list[int]) -> Iterable[tuple[Tensor, ...]]:
+        """Chunk by chunk of these own views: their numbers, rows, anchors, fractions and weights."""
+        every = self.sent(mine)
+        anchors = estimate.anchors[every]
+        fractions = (estimate.positions[every] - anchors).to(self.real)
+        values = (every, self.sent(self.layout.local(mine)), estimate.here(anchors), fractions, estimate.weights[every])
+        return [values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in values), strict=True)
 
     def _whole(self, estimate: Estimate) -> bool:
         """Whether all positions are whole pixels.
 
-        Within an epoch a device is not asked again: positions that have moved are taken for fractions.
+        Within an epoch only a CPU is asked again, where positions have moved; elsewhere these are taken for fractions.
         """
         if self.exact:  # a rank whose own views have not moved yet must round as the others do
             return False
         places = (estimate.positions, estimate.anchors)
-        if self.device.type == "cpu" or self._placed is None or any(map(is_not, self._placed[0], places)):
+        if self._placed is None or any(map(is_not, self._placed[0], places)):
             return bool((estimate.positions == estimate.anchors).all())
         _, versions, whole = self._placed
-        return whole and versions == _versions(places)
+        if versions == _versions(places):
+            return whole
+        return self.device.type == "cpu" and bool((estimate.positions == estimate.anchors).all())
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
@@ -351,9 +353,9 @@ class Problem:
         """Sums are complete: no sweep needs to tell anybody of its border."""
         self._collecting = None
 
-    def blocks(self, estimate: Estimate, batch: Batch) -> Blocks:
+    def blocks(self, batch: Batch) -> Blocks:
         """The blocks of this rank's part of the object that the batch covers."""
-        return self.layout.blocks(estimate, self._anchors, batch.views)
+        return self.layout.blocks(self._boxes, batch.views)
 
     def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
         """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.

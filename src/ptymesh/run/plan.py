@@ -293,7 +293,7 @@ def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarra
     estimate = Estimate(
         pixel, probe, nothing, nothing, nothing, nothing, nothing, opr=probe[:0], corner=part.corner, extent=scan.extent
     )
-    return layout.blocks(estimate, torch.as_tensor(scan.anchors), batch)
+    return layout.blocks(layout.boxes(estimate, torch.as_tensor(scan.anchors)), batch)
 
 
 def _traffic(
