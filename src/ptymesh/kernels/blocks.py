@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,17 @@ from ptymesh.kernels import compiled_blocks as c
 from ptymesh.physics.blocks import Expression, Leaf, Operation
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
+
+
+#: By name, and whether the operands are complex.
+OPERATIONS = {
+    ("add", True, True): c.C_AND_C,
+    ("add", False, False): c.R_AND_R,
+    ("multiply", False, False): c.R_BY_R,
+    ("divide", False, False): c.R_OVER_R,
+    ("multiply", True, False): c.C_BY_R,
+    ("divide", True, False): c.C_OVER_R,
+}
 
 
 class TooMuchError(Exception):
@@ -70,15 +83,7 @@ class Program:
         return leaf.is_complex
 
     def _combine(self, name: str, is_complex: bool, by_complex: bool, complex_at: int, real_at: int) -> None:
-        ops = {
-            ("add", True, True): c.C_AND_C,
-            ("add", False, False): c.R_AND_R,
-            ("multiply", False, False): c.R_BY_R,
-            ("divide", False, False): c.R_OVER_R,
-            ("multiply", True, False): c.C_BY_R,
-            ("divide", True, False): c.C_OVER_R,
-        }
-        op = ops.get((name, is_complex, by_complex))
+        op = OPERATIONS.get((name, is_complex, by_complex))
         if op is None:
             raise TooMuchError
         first = complex_at if is_complex else real_at
@@ -113,26 +118,35 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
     """
     if not target.is_complex() or not target.is_contiguous() or target.is_conj():
         return False
-    program = Program(len(target))
+    program = Program(target.shape[0])
     try:
         if not program.add(expression):
             return False
     except TooMuchError:
         return False
-    fields, places = [], []
-    real = target.real.dtype
+    fields, where = [], np.empty((c.COMPLEX_FIELDS + c.REAL_FIELDS + 1, 2, rows.shape[0]), dtype=np.int64)
+    where[:, 0], where[:, 1] = rows.numpy(), columns.numpy()  # of most fields, and of the target
+    real = target.dtype.to_real()
     found = [*_filled(program.complex_fields, c.COMPLEX_FIELDS), *_filled(program.real_fields, c.REAL_FIELDS)]
-    for leaf, dtype in zip(found, [target.dtype] * c.COMPLEX_FIELDS + [real] * c.REAL_FIELDS, strict=True):
-        array, y, x = (target.new_empty((0, 0, 0), dtype=dtype), rows, columns) if leaf is None else _field(leaf)
+    for place, leaf in enumerate(found):
+        dtype = target.dtype if place < c.COMPLEX_FIELDS else real
+        if leaf is None:
+            fields.append(_nothing(dtype))
+            continue
+        array, y, x = _field(leaf)
         if array.dtype != dtype or not array.is_contiguous():
             return False
         fields.append(array.numpy())
-        places += [y.numpy(), x.numpy()]
-    places += [rows.numpy(), columns.numpy()]
+        if y is not rows or x is not columns:
+            where[place] = y.numpy(), x.numpy()
     steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
-    where = np.array(places).reshape(len(fields) + 1, 2, -1)
     c.write(steps, numbers, *fields, where, add, bands, target.numpy())
     return True
+
+
+@lru_cache
+def _nothing(dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    return torch.empty((0, 0, 0), dtype=dtype).numpy()
 
 
 def _field(leaf: Leaf) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,10 +18,12 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.vectors import LANES, add_complex, load, load_complex, spread, store, total
+from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total
 
 U: Any = np.uint64
 ZERO, TWO = U(0), U(2)
+#: Rows of the object that are asked for before they are wanted: they lie far from each other.
+AHEAD = U(2)
 # What one thread does stands in a function of its own: numba takes several times longer over the body of a parallel
 # loop. The index of such a loop is unsigned, and with a signed one it would make a float.
 
@@ -87,6 +89,8 @@ def _add_row(j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: 
     i, e = mode * M * U(j) + TWO * w * U(r), mode * M * U(b) + TWO * w * U(r)
     by, by2 = spread(f), spread(f * f)
     full = w // LANES * LANES
+    fetch(out, TWO * (k + AHEAD * W), TWO * w)
+    fetch(weight, k + AHEAD * W, w)
     for c in range(ZERO, full, LANES):
         at = TWO * c
         (p, q), (s, t) = load_complex(beams, e + at), load_complex(chi, i + at)
@@ -220,6 +224,7 @@ def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: An
         by, by2 = spread(f), spread(f * f)
         for r in range(h * band // bands, h * (band + U(1)) // bands):
             y, x = U(n[j, 0]) + r, U(n[j, 1])
+            fetch(obj, TWO * (W * (y + AHEAD) + x), TWO * w)
             for c in range(ZERO, full, LANES):
                 u, v = load_complex(obj, TWO * (W * y + x + c))
                 k = w * r + c

@@ -190,9 +190,9 @@ class CpuPasses(FusedPasses):
         compiled.to_object(*arrays, _bands(), self.constants, *_arrays(out, light))
 
     def _zeros(self, like: Tensor) -> Tensor:
-        if len(self._nothing) < len(like):
+        if self._nothing.shape[0] < like.shape[0]:
             self._nothing = torch.zeros_like(like)
-        return self._nothing[: len(like)]
+        return self._nothing[: like.shape[0]]
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """As the twin's."""
@@ -230,7 +230,7 @@ class CpuPasses(FusedPasses):
     def _work(self, bands: int, wave: Sequence[int]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
         each = strips.room(*wave)
-        if len(self._room) < bands * each:
+        if self._room.shape[0] < bands * each:
             self._room = torch.empty(bands * each, dtype=self.real)
         return self._room[: bands * each].view(bands, each).numpy()
 
@@ -242,10 +242,11 @@ class CpuPasses(FusedPasses):
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
-        if leaf.whole is None or len(leaf.rows) == 0 or leaf.whole.dtype != self.real:
+        if leaf.whole is None or not leaf.rows.shape[0] or leaf.whole.dtype != self.real:
             return super().largest(leaf)
-        found = leaf.whole.new_empty((_bands(), len(leaf.whole)))
-        compiled_blocks.largest(_places(leaf.rows, leaf.columns), len(found), *_arrays(leaf.whole, found))
+        bands = _bands()
+        found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
+        compiled_blocks.largest(_places(leaf.rows, leaf.columns), bands, *_arrays(leaf.whole, found))
         return found.amax(0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:

@@ -151,7 +151,7 @@ class FusedPasses(Passes, ABC):
             return super().scene(model, chunk, obj, probe, opr)
         if self.begin:
             self.begin()
-        only = None if opr is not None and len(opr) else probe
+        only = None if opr is not None and opr.shape[0] else probe
         return FusedScene(self, model, chunk, obj.contiguous(), only, self.beams(model, chunk, probe, opr))
 
     def kept(self, scene: Scene) -> Scene | None:
@@ -163,7 +163,7 @@ class FusedPasses(Passes, ABC):
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""
-        if opr is not None and len(opr):
+        if opr is not None and opr.shape[0]:
             waves = model.probes(probe, chunk.fractions, chunk.weights, opr).contiguous()
             return Beams(waves, torch.ones_like(chunk.weights[:, 0]))
         amplitudes = chunk.weights[:, 0].contiguous()
@@ -200,7 +200,7 @@ class FusedPasses(Passes, ABC):
         if into.probe is None:
             return
         amplitudes = chunk.weights[:, 0].contiguous()
-        if len(into.opr):
+        if into.opr.shape[0]:
             self._to_variable(model, chunk, scene, waves, into)
         elif model.subpixel == "fourier" and not chunk.whole:
             if into.spectrum is None:

@@ -28,6 +28,8 @@ from ptymesh.kernels.jit import inlined
 #: Numbers in a vector.
 LANES: Any = np.uint64(8)
 _lanes = int(LANES)
+#: Numbers of single precision in a line of the cache.
+LINE: Any = np.uint64(16)
 intrinsic: Any = _intrinsic  # what it makes is called with other arguments than it is given
 TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uint64(n) for n in range(2, 8))
 
@@ -95,6 +97,28 @@ def load(typing: Any, array: Any, place: Any) -> Any:
         return builder.load(address, align=align)
 
     return _in(array)(array, types.uint64), lower
+
+
+@intrinsic
+def _fetch(typing: Any, array: Any, place: Any) -> Any:
+    """Asks for the line of the cache with the number at a place."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        whole = ir.IntType(32)
+        address = builder.bitcast(_number(context, builder, sig, args), ir.IntType(8).as_pointer())
+        signature = ir.FunctionType(ir.VoidType(), [address.type, whole, whole, whole])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], signature)
+        builder.call(prefetch, [address, *(ir.Constant(whole, n) for n in (0, 3, 1))])  # to read, near, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), lower
+
+
+@inlined
+def fetch(array: Any, place: int, count: int) -> None:
+    """Asks for so many numbers from a place on, to be in the cache when they are wanted; they need not exist."""
+    for at in range(place, place + count, LINE):
+        _fetch(array, at)
 
 
 @intrinsic

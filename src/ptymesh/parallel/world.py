@@ -145,6 +145,8 @@ class World:
             return
         self.pulse.agreed = True
         said = self.words("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
+        with suppress(RuntimeError):  # nobody ends while others may still be reading what was said
+            self.barrier()
         if failure is not None:
             raise failure
         rank, text = next((rank, text) for rank, text in enumerate(said) if text)

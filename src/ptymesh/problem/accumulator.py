@@ -66,7 +66,7 @@ class Accumulator:
         problem = self.problem
         if chunk.border and self._finish:
             raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
-        self._added += len(chunk.views)
+        self._added += chunk.views.shape[0]
         if self.exact:
             self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
         else:

@@ -240,16 +240,18 @@ class Problem:
                 self._collecting.begin()
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
-            done += len(some)
+            done += some.shape[0]
             self.world.pulse.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
 
     def _of_views(self, estimate: Estimate, mine: np.ndarray, sizes: list[int]) -> Iterable[tuple[Tensor, ...]]:
         """Chunk by chunk of these own views: their numbers, rows, anchors, fractions and weights."""
         every = self.sent(mine)
-        anchors = estimate.anchors[every]
-        fractions = (estimate.positions[every] - anchors).to(self.real)
-        values = (every, self.sent(self.layout.local(mine)), estimate.here(anchors), fractions, estimate.weights[every])
+        positions, anchors, weights = (
+            values.index_select(0, every) for values in (estimate.positions, estimate.anchors, estimate.weights)
+        )
+        fractions = (positions - anchors).to(self.real)
+        values = (every, self.sent(self.layout.local(mine)), estimate.here(anchors), fractions, weights)
         return [values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in values), strict=True)
 
     def _whole(self, estimate: Estimate) -> bool:
@@ -362,7 +364,7 @@ class Problem:
 
         What it holds is left from its last use.
         """
-        shape = (copies * len(like), *like.shape[1:])
+        shape = (copies * like.shape[0], *like.shape[1:])
         kept = self._buffers.get(name)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
