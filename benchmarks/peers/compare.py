@@ -1,10 +1,12 @@
-"""ptymesh beside Pty-Chi, CDTools and PtyRAD on the Siemens star, in one session, epoch by epoch in turns.
+"""ptymesh beside Pty-Chi, CDTools and PtyRAD on the Siemens star, in one session, in turns.
 
     python benchmarks/peers/compare.py STAR.npz.bz2 --venv DIR [--threads 2] [--out peers.json]
 
 Run it with the Python that has ptymesh. DIR is an environment of the peers' own; it is made, and the peers installed
 from PyPI, where it does not exist. All programs get the same patterns, positions (fixed), starting probe modes, batch
-size and threads, in single precision. The first epoch of each is not counted; speeds are those of the median epoch.
+size and threads, in single precision. A turn is as many whole epochs as make a second, at least one: the first epoch
+after another program had the processor is slower than those that follow, and an epoch may take a tenth of a second. The
+very first epoch of each is not counted; speeds are those of the median epoch.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ HERE = Path(__file__).parent
 PEERS = ("ptychi==2.2.0", "cdtools-py==0.3.2", "ptyrad==1.0.0")
 #: Views of the star.
 VIEWS = 516
+#: Seconds of a turn, at least, and epochs that programs are told they will do, at most.
+TURN_S, MOST = 1.0, 1000
 #: (script, its engine); ptymesh's engine of the same name runs beside it.
 RUNS = (
     ("ptychi_run.py", "rpie"),
@@ -91,6 +95,13 @@ class Run:
         """Waits until data and model are there."""
         self.about = self._answer()["ready"]
 
+    def turn(self) -> None:
+        """Epochs of a second, or one that takes longer."""
+        first = len(self.seconds)
+        self.epoch()
+        while first and sum(self.seconds[first:]) < TURN_S:
+            self.epoch()
+
     def epoch(self) -> None:
         """One epoch; its seconds and loss are noted."""
         _pipe(self.process.stdin).write("go\n")
@@ -120,9 +131,9 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def side_by_side(python: Path, script: str, engine: str, modes: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Epochs of a peer and of ptymesh in turns, the first of each not counted."""
+    """A peer and ptymesh in turns, the first epoch of each not counted."""
     options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
-    options += ["--epochs", str(given.epochs + 1), "--threads", str(given.threads), "--device", given.device]
+    options += ["--epochs", str(MOST), "--threads", str(given.threads), "--device", given.device]
     ours = Path(sys.executable)
     with contextlib.ExitStack() as stack:
         runs = [
@@ -133,9 +144,9 @@ def side_by_side(python: Path, script: str, engine: str, modes: int, given: argp
             stack.callback(run.stop)
         for run in runs:
             run.ready()
-        for _ in range(given.epochs + 1):
+        for _ in range(given.turns + 1):
             for run in runs:
-                run.epoch()
+                run.turn()
         speeds = [VIEWS / statistics.median(run.seconds[1:]) for run in runs]
         return {
             "engine": engine,
@@ -168,7 +179,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", default=["ptychi", "cdtools", "ptyrad"])
     parser.add_argument("--modes", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=5, help="that are counted")
+    parser.add_argument("--turns", type=int, default=5, help="that are counted")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--subpixel", default="fourier", help="ptymesh's; Pty-Chi and CDTools shift by Fourier too")

@@ -3,7 +3,7 @@
 N, M        views, probe modes
 h, w        window pixels
 
-A run is a process that waits for a line on its standard input, does one epoch, and answers with a line of JSON: epoch,
+A run is a process that waits for a line on its standard input, does an epoch, and answers with a line of JSON: epoch,
 seconds (of the epoch alone), loss (the program's own). compare.py lets two such processes take turns.
 """
 
