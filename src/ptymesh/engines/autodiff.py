@@ -95,6 +95,11 @@ class Autodiff(Engine):
             raise ValueError(f"averaged cannot be added to {kind}, which is not divided by the counts; remove it")
         return self
 
+    @property
+    def from_vacuum(self) -> bool:
+        """Whether a complex object is counted from vacuum, as one is that decays."""
+        return True
+
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
         if self.parametrisation == "phase":
@@ -139,13 +144,14 @@ class Autodiff(Engine):
         return (layout.totals(densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
-        """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, so
-        that decay leads there."""
+        """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, or
+        its own memory."""
         found = {}
         for name, part in parts.items():
             if name == "object":
                 whole = self.parametrisation == "complex"
-                found[name] = real(estimate.object - 1) if whole else estimate.object.angle()
+                departs = estimate.object - 1 if self.from_vacuum else estimate.object
+                found[name] = real(departs) if whole else estimate.object.angle()
             elif name == "amplitude":
                 found[name] = estimate.object.abs() - 1
             elif name in ("positions", "slice_spacing", "tilt"):
@@ -159,7 +165,11 @@ class Autodiff(Engine):
         obj = estimate.object
         if leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":
-                obj.copy_(torch.view_as_complex(leaves["object"]) + 1)
+                found = torch.view_as_complex(leaves["object"])
+                if self.from_vacuum:
+                    obj.copy_(found + 1)
+                elif found.data_ptr() != obj.data_ptr():  # it has not been moved where it is
+                    obj.copy_(found)
             else:
                 phase = leaves["object"] if "object" in leaves else obj.angle()
                 kept = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()

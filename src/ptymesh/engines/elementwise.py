@@ -110,6 +110,11 @@ class Elementwise(Autodiff):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
                 raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")
 
+    @property
+    def from_vacuum(self) -> bool:
+        """Where nothing decays it makes no difference, and three passes over the object are saved."""
+        return getattr(self, "weight_decay", 0.0) > 0
+
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One update of every unknown that moves in this epoch."""
         wanted = self._moving(problem, batch)

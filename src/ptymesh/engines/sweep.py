@@ -90,7 +90,7 @@ class Sweep:
             steps[:] = [(views, step / c) for views, step in steps]
         problem.last = replace(sums, opr=sums.opr / c)
         parts = {}
-        rms = estimate.probe.abs().square().mean().sqrt()
+        rms = (2 * real(estimate.probe).square().mean()).sqrt()
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
             if name in self.wanted and len(field):
                 parts[name] = Part(real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms)
@@ -171,12 +171,16 @@ def above_zero(x: Tensor) -> Tensor:
 
 
 def packed(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Memory of a leaf of pairs of reals as complex numbers, so that what is of the object's shape grows with it."""
-    return torch.view_as_complex(tensor) if tensor.ndim == 4 and tensor.shape == leaf.shape else tensor
+    """Memory of a leaf of pairs of reals as complex numbers, so that what is of the object's shape grows with it.
+
+    Detached: torch remembers of a view what it is a view of, and of views of views all that lies between. Memory that
+    goes back and forth in every batch would carry an ever longer tale, and take ever longer.
+    """
+    return torch.view_as_complex(tensor.detach()) if tensor.ndim == 4 and tensor.shape == leaf.shape else tensor
 
 
 def unpacked(tensor: Tensor, leaf: Tensor) -> Tensor:
     """What `packed` was given; counters of a leaf stay on the host."""
     if tensor.is_complex():
-        return torch.view_as_real(tensor)
+        return torch.view_as_real(tensor.detach())
     return tensor.cpu() if tensor.ndim == 0 and leaf.ndim else tensor

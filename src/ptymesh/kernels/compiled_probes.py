@@ -175,12 +175,14 @@ def to_spectrum(
 ) -> None:
     """out_m += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2.
 
-    sums (groups, M, 2 h w') and lights (groups, h, w), zero: neighbouring views are summed in groups, and then those.
-    A band of `work` is one of a group.
+    sums (groups, M, 2 h w') and lights (groups, h, w), to work in: neighbouring views are summed in groups, and then
+    those. A band of `work` is one of a group.
     """
     B, groups = len(chi), len(work)
     for i in prange(groups):
         group = np.int64(i)
+        sums[group] = 0
+        lights[group] = 0
         for j in range(B * group // groups, B * (group + 1) // groups):
             _add_view(U(j), work[group], chi, obj, n, a, fractions, constants, plan, turns, sums[group], lights[group])
     for i in prange(out.shape[1]):

@@ -221,8 +221,8 @@ class CpuPasses(FusedPasses):
             out += (waves * views.ramps(-fractions, window_of(chi))[:, None]).sum(0)
             return
         groups = min(GROUPS, len(chi))
-        sums = amplitudes.new_zeros((groups, chi.shape[1], strips.pixels(*window_of(chi)) * 2))
-        lights = amplitudes.new_zeros((groups, *window_of(chi)))
+        sums = amplitudes.new_empty((groups, chi.shape[1], strips.pixels(*window_of(chi)) * 2))
+        lights = amplitudes.new_empty((groups, *window_of(chi)))
         obj, corner, _, _ = _parts(scene)
         given = (self._work(groups, chi.shape[1:]), _array(chi), obj, corner, *_arrays(amplitudes, fractions))
         compiled_probes.to_spectrum(*given, *transform.tables, *_arrays(sums, lights, out, light))
