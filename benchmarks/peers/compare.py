@@ -4,9 +4,9 @@
 
 Run it with the Python that has ptymesh. DIR is an environment of the peers' own; it is made, and the peers installed
 from PyPI, where it does not exist. All programs get the same patterns, positions (fixed), starting probe modes, batch
-size and threads, in single precision. A turn is as many whole epochs as make a second, at least one: the first epoch
-after another program had the processor is slower than those that follow, and an epoch may take a tenth of a second. The
-very first epoch of each is not counted; speeds are those of the median epoch.
+size and threads, in single precision. A turn is as many whole epochs as make a second, at least one and at most fifty:
+the first epoch after another program had the processor is slower than those that follow, and an epoch may take a tenth
+of a second. The very first epoch of each is not counted; speeds are those of the median epoch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 PEERS = ("ptychi==2.2.0", "cdtools-py==0.3.2", "ptyrad==1.0.0")
 #: Views of the star.
 VIEWS = 516
-#: Seconds of a turn, at least, and epochs that programs are told they will do, at most.
-TURN_S, MOST = 1.0, 1000
+#: A turn: seconds, at least, unless these are so many epochs.
+TURN_S, MOST = 1.0, 50
 #: (script, its engine); ptymesh's engine of the same name runs beside it.
 RUNS = (
     ("ptychi_run.py", "rpie"),
@@ -96,10 +96,10 @@ class Run:
         self.about = self._answer()["ready"]
 
     def turn(self) -> None:
-        """Epochs of a second, or one that takes longer."""
+        """Epochs of a second, or one that takes longer; the very first by itself."""
         first = len(self.seconds)
         self.epoch()
-        while first and sum(self.seconds[first:]) < TURN_S:
+        while first and sum(self.seconds[first:]) < TURN_S and len(self.seconds) < first + MOST:
             self.epoch()
 
     def epoch(self) -> None:
@@ -133,7 +133,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 def side_by_side(python: Path, script: str, engine: str, modes: int, given: argparse.Namespace) -> dict[str, Any]:
     """A peer and ptymesh in turns, the first epoch of each not counted."""
     options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
-    options += ["--epochs", str(MOST), "--threads", str(given.threads), "--device", given.device]
+    options += ["--epochs", str(1 + MOST * given.turns), "--threads", str(given.threads), "--device", given.device]
     ours = Path(sys.executable)
     with contextlib.ExitStack() as stack:
         runs = [
