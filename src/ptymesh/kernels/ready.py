@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ MAPPED_BYTES, FREE_BYTES = 32 << 20, 64 << 20
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()
+#: What numba was told last, which it keeps for each thread of Python.
+_told = threading.local()
 
 
 def make_ready(dtype: torch.dtype) -> None:
@@ -57,8 +60,11 @@ def keep_memory() -> None:
 
 
 def share_threads() -> None:
-    """As many threads for numba as torch has in this process."""
+    """As many threads for numba as torch has in this process, if that is not what numba was told last."""
     threads = torch.get_num_threads()
+    if getattr(_told, "threads", 0) == threads:
+        return
+    _told.threads = threads
     numba.set_num_threads(min(threads, config.NUMBA_NUM_THREADS))
     if torch.get_num_threads() != threads:  # when numba starts its threads, it sets OpenMP's number of them for all
         torch.set_num_threads(threads)
