@@ -136,6 +136,23 @@ def test_nothing_is_left_in_the_folder(ranks) -> None:  # type: ignore[no-untype
     assert not list(nearby.FOLDER.glob("ptymesh-*"))
 
 
+def many_worlds(world: World) -> int:
+    """Open files after worlds have come and gone, beyond those before."""
+    assert isinstance(world, Ranks)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(10):
+        other = Ranks(group=world.group)
+        other.sum(torch.ones(3))
+        if number % 2:
+            other.close()
+        del other
+    return len(os.listdir("/proc/self/fd")) - before
+
+
+def test_worlds_that_are_forgotten_leave_no_memory(ranks) -> None:  # type: ignore[no-untyped-def]
+    assert max(ranks(2, many_worlds)) <= 2
+
+
 def test_no_room_means_sockets(ranks) -> None:  # type: ignore[no-untyped-def]
     assert all(ranks(3, without_room))
 

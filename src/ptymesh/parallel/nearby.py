@@ -24,6 +24,7 @@ import platform
 import sys
 import tempfile
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ class Nearby:
         self._out: deque[tuple[int, int, int, int]] = deque()
         self._awaited = [0] * size
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        #: Lets go of the lock, and of the memory once nobody holds a view of it: at the latest when this is forgotten.
+        self.close = weakref.finalize(self, os.close, handle)
 
     # --- sums ---
 
@@ -235,11 +238,6 @@ class Nearby:
             fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, rank)
             if counters[place] < number:  # it has not come meanwhile and ended then
                 raise RuntimeError(f"Connection closed: rank {rank} has ended")
-
-    def close(self) -> None:
-        """Lets go of the lock; the memory goes with the process."""
-        fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, self.rank)
-        os.close(self._handle)
 
 
 def _combined(places: Tensor, combine: Combine, out: Tensor) -> None:

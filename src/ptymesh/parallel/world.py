@@ -302,7 +302,10 @@ class Ranks(World):
         return [bytes(row[row > 0].tolist()).decode() for row in table.cpu()]
 
     def close(self) -> None:
-        """Leaves the process group that `join` entered."""
+        """Leaves the process group that `join` entered, and the memory of this machine's ranks."""
+        if self._nearby:
+            self._nearby.close()
+            self._nearby = None
         if self.group is None and dist.is_initialized():
             if self.watchdog:
                 self.watchdog.leave()
