@@ -17,7 +17,6 @@ which the system lets go of when the process ends, however it ends: so those tha
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import platform
@@ -34,6 +33,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+if sys.platform != "win32":
+    import fcntl
 
 #: Where files are memory. Of a container's this is often 64 MiB.
 FOLDER = Path("/dev/shm")
