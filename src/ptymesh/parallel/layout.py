@@ -265,7 +265,7 @@ class Replicated(Layout):
             own: list[Any] = [
                 Touched(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns) for f in fields
             ]
-            return [*own, *others]
+            return own + self.world.sum(*others)
         gathered = [cut_blocks(f, blocks.rows, blocks.columns) for f in fields]
         summed = self.world.sum(*gathered, *others)
         return [Touched(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[
