@@ -133,6 +133,7 @@ def test_the_outbox_is_filled_round_and_round() -> None:
 
 def names(world: World) -> list[str]:
     """Of the files of memory that this rank shares, as the system calls them."""
+    world.barrier()  # the first rank has made its world, too
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return [line.split(maxsplit=5)[5] for line in lines if f"{nearby.FOLDER}/ptymesh-" in line]
 
