@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
     given = parser.parse_args()
+    if given.turns < 1:
+        parser.error(f"--turns is {given.turns}; give 1 or more")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for(given.device, 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
     found: list[dict[str, Any]] = []

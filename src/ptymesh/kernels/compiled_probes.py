@@ -59,6 +59,14 @@ def _ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> 
 
 
 @inlined
+def _prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
+    """A row, room for transforms, a plane, and the factors of rows and of columns (0 beyond w)."""
+    wide = (w + LANES - ONE) // LANES * LANES
+    row, spare, at = rows_of(work, ZERO, h, w)
+    return row, spare, work[at : at + TWO * h * wide], np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype)
+
+
+@inlined
 def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
     """Eight pixels of row r, from number i of a plane on, times the factors across, c + id, and down."""
     e, f = spread(down[0, r]), spread(down[1, r])
@@ -71,10 +79,7 @@ def _ramped(
     j: int, work: Any, spectrum: Any, fractions: Any, a: Any, axis: int, constants: Any, plan: Any, turns: Any, out: Any
 ) -> None:
     M, h, w, dtype = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), constants.dtype
-    wide = (w + LANES - ONE) // LANES * LANES
-    row, spare, at = rows_of(work, ZERO, h, w)
-    plane = work[at : at + TWO * h * wide]
-    down, across = np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype)
+    row, spare, plane, down, across = _prepared(work, h, w, dtype)
     _ramps(fractions[j], np.int64(w), axis, a[j] * constants[6], down, across)
     minus = spread(-constants[1])
     for m in range(M):
@@ -119,10 +124,7 @@ def _add_view(
 ) -> None:
     """One view's share of a group's sums (M, 2 h w') and light (h, w)."""
     M, h, w, dtype = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), constants.dtype
-    wide = (w + LANES - ONE) // LANES * LANES
-    row, spare, at = rows_of(work, ZERO, h, w)
-    plane = work[at : at + TWO * h * wide]
-    down, across = np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype)
+    row, spare, plane, down, across = _prepared(work, h, w, dtype)
     _ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     y, x, f2, stride = U(n[j, 0]), U(n[j, 1]), a[j] * a[j], TWO * U(obj.shape[1])
     window = stride * y + TWO * x

@@ -102,7 +102,8 @@ def backend_for(device: torch.device, wanted: str = "auto") -> str:
     if wanted == "auto":
         return own if own in available_backends() else "gloo"
     if wanted not in ("gloo", own):
-        raise BadInput(f"Backend {wanted} does not speak for {device.type}; use --backend {own}, or gloo.")
+        names = " or ".join(dict.fromkeys(("auto", own, "gloo")))
+        raise BadInput(f"Backend {wanted} does not speak for {device.type}; use --backend {names}.")
     if wanted not in available_backends():
         raise BadInput(f"This torch has no backend {wanted}; use --backend {' or '.join(available_backends())}.")
     return wanted
