@@ -13,9 +13,11 @@ import json
 import platform
 from pathlib import Path
 
+import ptymesh as pm  # before torch, so that both use the same threads
+
+# isort: split
 import torch
 
-import ptymesh as pm
 from ptymesh.engines import ENGINES
 
 POSITIONS = {"positions": {"start": 10}, "momentum": True}

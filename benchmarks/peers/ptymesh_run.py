@@ -3,11 +3,13 @@
 import tempfile
 from pathlib import Path
 
+import ptymesh as pm  # before torch, so that both use the same threads
+
+# isort: split
 import numpy as np
 import torch
 from star import arguments, load, serve, synchronise
 
-import ptymesh as pm
 from ptymesh.engines import ENGINES
 from ptymesh.parallel.devices import device_for
 from ptymesh.parallel.world import Solo

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,11 @@ from twins import (
     compare_detector,
     compare_scenes,
     compare_steps,
+    compare_sweeps,
     compare_systems,
     nothing,
     summed,
+    swept,
 )
 
 from ptymesh.kernels.cpu import CpuPasses
@@ -29,6 +33,20 @@ WINDOWS = [(16, 16), (13, 22), (9, 7)]
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_scene_and_adjoint(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> None:
     compare_scenes(Case(dtype, window, modes, subpixel))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("modes", [1, 3, 4])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_sweep(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> None:
+    for task, fidelity in (("revise", "amplitude"), ("descend", "poisson")):
+        compare_sweeps(Case(dtype, window, modes, subpixel, fidelity=fidelity, background=1.0), task)
+
+
+def test_sweep_of_whole_positions() -> None:
+    case = Case(modes=2)
+    compare_sweeps(case, "revise", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
 
 def test_object_or_probe_alone() -> None:
@@ -103,21 +121,25 @@ def test_pixels_without_data_stay() -> None:
     check_pixels_without_data(Case(counts=torch.float64))
 
 
-def test_threads_do_not_change_a_bit() -> None:
-    case = Case(torch.complex64, modes=3)
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_threads_do_not_change_a_bit(subpixel: str) -> None:
+    case = Case(torch.complex64, modes=3, subpixel=subpixel)
     waves, before = case.many(), torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             (_, (fused, chunk, scene)) = case.scenes()
-            found.append((scene.exit, summed(case, fused, chunk, scene, waves)))
+            exit_waves, sums = scene.exit, summed(case, fused, chunk, scene, waves)
+            found.append((exit_waves, sums, *swept(case, fused, replace(chunk, sweep={}), "revise", keep=True)[:2]))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0][0], found[1][0])
+    one, two = found
+    assert torch.equal(one[0], two[0]) and torch.equal(one[3], two[3])
     for name in ("object", "object_weight", "probe", "probe_weight"):
-        assert torch.equal(getattr(found[0][1], name), getattr(found[1][1], name))
+        for place in (1, 2):
+            assert torch.equal(getattr(one[place], name), getattr(two[place], name))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -127,6 +127,34 @@ def compare_scenes(case: Case, **changes: object) -> None:
         case.close(getattr(sums[1], name), getattr(sums[0], name))
 
 
+def swept(case: Case, passes: Passes, chunk: Chunk, task: str, keep: bool) -> tuple[Adjoints, Tensor, Tensor, object]:
+    """Sums of two chunks and of a single view; of the first chunk waves, found and its scene."""
+    sums, whole = nothing(case), []
+    parts = [slice(0, len(chunk.views)), slice(0, 1), slice(1, len(chunk.views))]
+    names = ("views", "rows", "anchors", "fractions", "weights", "counts")
+    for part in parts:
+        some = replace(chunk, **{name: getattr(chunk, name)[part] for name in names}, sweep=chunk.sweep)
+        scene = passes.scene(case.model, some, case.object, case.probe, case.opr)
+        whole.append((*passes.sweep(case.model, some, scene, task, sums, keep), scene))  # type: ignore[arg-type]
+    passes.finish(sums)
+    return sums, *whole[0]
+
+
+def compare_sweeps(case: Case, task: str, **changes: object) -> None:
+    """Sums, and what is kept for a second sweep."""
+    chunk = replace(case.chunk, **changes, sweep={})  # type: ignore[arg-type]
+    twin, fused = case.both
+    wanted, waves, found, scene = swept(case, twin, chunk, task, keep=True)
+    for keep in (False, True):
+        sums, got, seen, other = swept(case, fused, replace(chunk, sweep={}), task, keep)
+        for column in range(found.shape[1]):
+            case.close(seen[:, column], found[:, column])
+        for name in ("object", "object_weight", "probe", "probe_weight"):
+            case.close(getattr(sums, name), getattr(wanted, name))
+    case.close(got, waves)
+    case.close(other.exit, scene.exit)  # type: ignore[attr-defined]
+
+
 def compare_steps(case: Case, **changes: object) -> None:
     """Steps of positions."""
     chi = case.many()

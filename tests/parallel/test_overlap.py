@@ -66,8 +66,8 @@ class Told:
         self.events.append("post")
         return lambda: (self.events.append("wait"), wait())
 
-    def _chunks(self, *arguments: Any) -> Any:
-        for chunk in self.chunks(*arguments):
+    def _chunks(self, *arguments: Any, **options: Any) -> Any:
+        for chunk in self.chunks(*arguments, **options):
             self.events.append("border" if chunk.border else "interior")
             yield chunk
 
@@ -129,8 +129,8 @@ def retried(world: World, name: str, first: bool, fails: bool, exact: bool) -> d
     memory.step(engine, problem, e, batch, first=True)
     chunks, left = problem.chunks, [fails and world.rank == world.size - 1]
 
-    def scarce(*arguments: Any) -> Any:
-        for chunk in chunks(*arguments):
+    def scarce(*arguments: Any, **options: Any) -> Any:
+        for chunk in chunks(*arguments, **options):
             if left[0] and not chunk.border:
                 left[0] = False
                 raise MemoryError("all gone")

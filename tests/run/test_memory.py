@@ -34,8 +34,8 @@ class Scarce:
         self.world, self.chunks, self.sweep, self.error, self.largest = problem.world, problem.chunks, sweep, error, 0
         self.swept: set[int] = set()
 
-    def __call__(self, estimate: Any, views: Any, with_counts: bool = True) -> Any:
-        for chunk in self.chunks(estimate, views, with_counts):
+    def __call__(self, estimate: Any, views: Any, **options: Any) -> Any:
+        for chunk in self.chunks(estimate, views, **options):
             if self.world.record:  # within a step
                 self._look(set(chunk.views.tolist()))
             yield chunk

@@ -117,8 +117,7 @@ class Autodiff(Engine):
         if self.averaged:
             loss = losses.WithAverage(loss, self.averaged, *averages(problem, estimate, batch))
         sweep = Sweep(problem, estimate, batch, wanted, loss)
-        for chunk in problem.chunks(estimate, batch.views):
-            sweep.add(chunk, note)
+        sweep.run(note)
         sums, summary, parts = sweep.total()
         value = summary.value
         if wanted & {"object", "amplitude"}:

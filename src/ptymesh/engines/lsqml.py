@@ -87,10 +87,9 @@ class LSQML(Engine):
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Swept]]:
         accumulator, swept = problem.accumulator(estimate, batch), []
-        for chunk in problem.chunks(estimate, batch.views):
+        for chunk in accumulator.chunks():
             scene = problem.scene(estimate, chunk)
-            chi = problem.revise(chunk, scene)
-            accumulator.add(chunk, scene, chi)
+            chi = accumulator.revise(chunk, scene, keep=True)
             swept.append(problem.keep(chunk, scene, chi))
         return accumulator.total(), swept
 

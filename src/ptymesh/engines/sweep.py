@@ -44,8 +44,17 @@ class Sweep:
         shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
         self.tallies = {name: problem.tally(*shape) for name, shape in shapes.items() if name in wanted}
 
-    def add(self, chunk: Chunk, note: bool = True) -> None:
-        """Sweeps a chunk; `note`: for the running loss of the epoch."""
+    def run(self, note: bool = True) -> None:
+        """Sweeps the batch; `note`: for the running loss of the epoch."""
+        if isinstance(self.loss, OfFidelity) and not {"background", "slice_spacing", "tilt"} & self.wanted:
+            for chunk in self.accumulator.chunks():
+                self.terms.add(self.accumulator.descend(chunk, self.problem.scene(self.estimate, chunk), note))
+            return
+        for chunk in self.problem.chunks(self.estimate, self.batch.views):
+            self._add(chunk, note)
+
+    def _add(self, chunk: Chunk, note: bool) -> None:
+        """A chunk whose waves are looked at, or whose loss is not the model's fidelity."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
         scene = problem.scene(estimate, chunk)
         if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:

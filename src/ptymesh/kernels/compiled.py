@@ -196,6 +196,36 @@ def to_object(
 
 
 @inlined
+def _add_windows(
+    band: int, waves: Any, light: Any, n: Any, top: int, bottom: int, bands: int, out: Any, weight: Any
+) -> None:
+    h, w, W = U(waves.shape[1]), U(waves.shape[2]), U(out.shape[1])
+    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+    full = w // LANES * LANES
+    for j in range(len(n)):
+        y, x = n[j, 0], n[j, 1]
+        for r in range(max(0, start - y), min(waves.shape[1], stop - y)):
+            k, i = W * U(y + r) + U(x), w * (h * U(j) + U(r))
+            fetch(out, TWO * (k + AHEAD * W), TWO * w)
+            fetch(weight, k + AHEAD * W, w)
+            for c in range(ZERO, full, LANES):
+                real, imaginary = load_complex(waves, TWO * (i + c))
+                add_complex(out, TWO * (k + c), real, imaginary)
+                store(weight, k + c, load(weight, k + c) + load(light, i + c))
+            for c in range(full, w):
+                out[y + r, U(x) + c] += waves[j, r, c]
+                weight[y + r, U(x) + c] += light[j, r, c]
+
+
+@parallel
+def add_windows(waves: Any, light: Any, n: Any, bands: int, out: Any, weight: Any) -> None:
+    """out += sum_j S_j^H waves_j, waves (B, h, w), and weight += sum_j S_j^H light_j, light (B, h, w) real."""
+    top, bottom = _reach(n, waves.shape[1])
+    for i in prange(bands):
+        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, out, weight)
+
+
+@inlined
 def _add_light(band: int, light: Any, n: Any, a: Any, top: int, bottom: int, bands: int, out: Any) -> None:
     h, w = light.shape
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
@@ -314,8 +344,9 @@ def along_positions(
 
 
 @inlined
-def _step_systems(
+def step_system(
     j: int,
+    d_view: int,
     chi: Any,
     obj: Any,
     change: Any,
@@ -327,10 +358,11 @@ def _step_systems(
     constants: Any,
     out: Any,
 ) -> None:
+    """Row j of `step_systems`; d_view: which of d_beams is the view's."""
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
     y, x, full = U(n[j, 0]), U(n[j, 1]), w // LANES * LANES
     f, g, nothing = spread(a[j]), spread(d_a[j]), spread(constants[0])
-    beam, d_beam = ZERO if len(beams) == 1 else j * M, ZERO if len(d_beams) == 1 else j * M
+    beam, d_beam = ZERO if len(beams) == 1 else j * M, d_view * M
     s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
     for m in range(M):
         for r in range(h):
@@ -352,7 +384,7 @@ def _step_systems(
             s4 += total(t4)
             for c in range(full, w):
                 P = a[j] * (beams[beam // M, m, r, c] * change[y + r, x + c])
-                Q, z = d_a[j] * (d_beams[d_beam // M, m, r, c] * obj[y + r, x + c]), chi[j, m, r, c]
+                Q, z = d_a[j] * (d_beams[d_view, m, r, c] * obj[y + r, x + c]), chi[j, m, r, c]
                 s0 += P.real * P.real + P.imag * P.imag
                 s1 += Q.real * Q.real + Q.imag * Q.imag
                 s2 += P.real * Q.real + P.imag * Q.imag
@@ -370,7 +402,8 @@ def step_systems(
     change (H, W) holds dO at the same pixels as obj holds O.
     """
     for i in prange(len(out)):
-        _step_systems(U(i), chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
+        d_view = ZERO if len(d_beams) == 1 else U(i)
+        step_system(U(i), d_view, chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
 
 
 # --- types of arguments: c complex, r real, d float64, u uint8, i int64, b bool; behind arrays their dimensions ---
@@ -379,6 +412,7 @@ SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
     to_object: "c4 i2 r2 c4 r1 i r1 c2 r2",
+    add_windows: "c3 r3 i2 i c2 r2",
     add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 i c3 r2",
     to_probes: "c4 c2 i2 r1 i c4 r2",

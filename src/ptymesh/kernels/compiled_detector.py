@@ -2,10 +2,10 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  h, w >= 8
 waves        (B, M, h, w) complex
-strip, plane, row, plan, turns, work   see strips.py
+strip, plane, row, work   see strips.py;  spectrum, tables   see shifts.py
 
-A view's waves are made, transformed, compared with its counts and brought back by one thread in one go, while they are
-in its cache.
+A view's waves are made, transformed, compared with its counts, brought back and gathered by one thread in one go, while
+they are in its cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.comparison import compare, newton_step
+from ptymesh.kernels.compiled_probes import begin_group
 from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.shifts import add_light, add_shifted_back, shifted
 from ptymesh.kernels.strips import (
+    ONE,
     PAIR,
     THREE,
     TWO,
@@ -30,12 +34,17 @@ from ptymesh.kernels.strips import (
     strip_out,
     transform,
 )
-from ptymesh.kernels.vectors import LANES, load, load_as, spread, store, where_at_least
+from ptymesh.kernels.vectors import (
+    LANES,
+    load,
+    load_as,
+    load_complex,
+    spread,
+    store,
+    store_complex,
+    where_at_least,
+)
 
-#: Pixels that are summed in the precision of the waves before they join a sum in double precision.
-PART = U(1024)
-#: Fidelities as numbers.
-KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
 #: Patterns of these dtypes are read as they are, others as floats. One function reads them all: `detector` is large,
 #: and to compile it for each dtype would take a minute.
 NATIVE = ("uint8", "uint16", "uint32", "float32", "float64")
@@ -95,46 +104,39 @@ def _times(plane: Any, at: int, h: int, change: Any, own: int, real: float, imag
 
 
 @inlined
-def _detector(
+def _there_and_back(
     j: int,
+    slot: int,
     work: Any,
-    obj: Any,
-    n: Any,
-    beams: Any,
-    a: Any,
-    product: bool,
-    counts: Any,
-    place: int,
-    code: int,
-    good: Any,
-    b: Any,
-    constants: Any,
-    has_background: bool,
-    kind: int,
-    task: int,
-    plan: Any,
-    turns: Any,
+    scene: Any,
+    view: int,
+    f: float,
+    data: Any,
+    how: Any,
+    tables: Any,
     out: Any,
     terms: Any,
 ) -> None:
+    """View j, whose beam is the `view`th, times f: its sums, and what comes back in out[slot]."""
+    (obj, n, beams, _), (counts, places, good, b) = scene, data
+    (code, has_background, product, kind, task), (constants, plan, turns) = how, tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     scale = constants[6] * constants[6]
     size, strip, far = U(len(good)), LANES * h, plan[0, 0] > 0
     newton = task == 1 and kind != 0
-    view = ZERO if len(beams) == 1 else j
     y, S, change = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
     row, spare, at = rows_of(work, THREE * size, h, w)
     planes = work[at:]
     for t in range(6):
         terms[j, t] = 0.0
-    _counts(counts, place, code, h, w, good, constants, y)
+    _counts(counts, U(places[j]), code, h, w, good, constants, y)
     for m in range(M):
         beam = TWO * h * w * (view * M + m)
         if far:
             stride = TWO * U(obj.shape[1])
             window = stride * U(n[j, 0]) + TWO * U(n[j, 1])
             plane = plane_of(planes, m, size)
-            rows_in(beams, beam, obj, window, stride, a[j], a[j], product, h, w, row, spare, plan, turns, plane)
+            rows_in(beams, beam, obj, window, stride, f, f, product, h, w, row, spare, plan, turns, plane)
         else:
             for start in range(ZERO, w, LANES):
                 strip_in(beams, beam, h, w, start, plane_of(planes, m, size))
@@ -145,18 +147,18 @@ def _detector(
             if far:
                 transform(plane_of(planes, m, size), TWO * at, spare, h, plan[0], turns[0])
             _add_power(plane_of(planes, m, size), TWO * at, h, m == ZERO, scale, S, own)
-        _compare(strip, S, change, own, y, b, at, constants, has_background, kind, task, j, terms)
+        compare(strip, S, change, own, y, b, at, constants, has_background, kind, task, j, terms)
         if task > 0 and not newton:
             for m in range(M):
                 _changed(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, turns)
     if newton:
-        alpha = scale * _newton(kind, S, y, change, b, constants)
+        alpha = scale * newton_step(kind, S, y, change, b, constants)
         for start in range(ZERO, w, LANES):
             for m in range(M):
                 _changed(plane_of(planes, m, size), h * start, h, change, h * start, alpha, far, spare, plan, turns)
     if task > 0:
         for m in range(M):
-            wave = TWO * h * w * (j * M + m)
+            wave = TWO * h * w * (slot * M + m)
             if far:
                 rows_back(plane_of(planes, m, size), h, w, row, spare, plan, turns, out, wave)
             else:
@@ -174,185 +176,82 @@ def _changed(
         transform(plane, TWO * at, spare, h, plan[0], turns[0])
 
 
-@parallel
-def detector(
+@inlined
+def _to_window(j: int, slot: int, beams: Any, waves: Any, windows: Any, light: Any) -> None:
+    """windows[j] = sum_m conj(P_m) waves_m, light[j] = sum_m |P_m|^2, of beams and waves in a slot."""
+    M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
+    mode = TWO * h * w
+    for r in range(h):
+        for c in range(ZERO, w, LANES):
+            k = w * r + min(c, w - LANES)  # the last eight, though some of them have been written
+            at = mode * M * slot + TWO * k
+            (p, q), (s, t) = load_complex(beams, at), load_complex(waves, at)
+            real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
+            for m in range(ONE, M):
+                (p, q), (s, t) = load_complex(beams, at + mode * m), load_complex(waves, at + mode * m)
+                real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
+            store_complex(windows, mode * U(j) + TWO * k, real, imaginary)
+            store(light, h * w * U(j) + k, power)
+
+
+@inlined
+def _view(
+    j: int,
+    slot: int,
+    g: int,
     work: Any,
-    obj: Any,
-    n: Any,
-    beams: Any,
-    a: Any,
-    product: bool,
-    counts: Any,
-    places: Any,
-    code: int,
-    good: Any,
-    background: Any,
-    constants: Any,
-    has_background: bool,
-    kind: int,
-    task: int,
-    plan: Any,
-    turns: Any,
+    scene: Any,
+    shift: Any,
+    data: Any,
+    how: Any,
+    tables: Any,
     out: Any,
     terms: Any,
+    into: Any,
 ) -> None:
-    """From exit waves to the detector and back: sums for the history, and out (B, M, h, w) as the task says.
+    """All that is done to view j, of group g."""
+    (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, added) = scene, shift, into
+    if len(spectrum) == 0:
+        view = ZERO if len(beams) == 1 else U(j)
+        _there_and_back(j, U(slot), work, scene, view, a[j], data, how, tables, out, terms)
+        return
+    y, x, own = U(n[j, 0]), U(n[j, 1]), U(slot)
+    shifted(work, spectrum, fractions[j], a[j], -1, tables, beams, own)
+    _there_and_back(j, own, work, scene, own, tables[0][1], data, how, tables, out, terms)
+    _to_window(j, own, beams, out, windows, light)
+    begin_group(g, sums, lights, added)
+    add_shifted_back(work, out, own, obj, y, x, a[j], fractions[j], tables, sums[g])
+    add_light(obj, y, x, a[j], lights[g])
 
-    obj (H, W), n (B, 2), beams (1 or B, M, h, w), a (B,): see compiled.py; with `product` exit waves are made of them,
-    without it they are `beams`. counts: (n, h, w times the bytes of one) uint8, places (B,) in it, what they are: code.
-    good, background: (h w',), strip after strip; not good is 0. task: 0 watches and leaves `out` alone, 1 makes
-    D^H (Psi' - Psi), 2 makes -D^H dL/dI Psi. constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, the number of
-    Newton steps, and the factor of the transform, there and back. Without a plan D is nothing: `beams` are waves on
-    the detector, and may be `out`. terms: (B, 6), see Passes.revise.
+
+@parallel
+def detector(
+    work: Any, scene: Any, shift: Any, data: Any, how: Any, keep: bool, tables: Any, out: Any, terms: Any, into: Any
+) -> None:
+    """From exit waves to the detector and back, and further to object and probe.
+
+    scene: obj (H, W), n (B, 2), beams (1 or B, M, h, w), a (B,), see compiled.py. data: counts (n, h, w times the
+    bytes of one) uint8, places (B,) in it, good and background (h w',), strip after strip; not good is 0. how: what
+    counts are (NATIVE); whether there is background; whether exit waves are made of beams and object, or are `beams`;
+    fidelity (KINDS); task: 0 watches and leaves `out` alone, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI Psi.
+    tables: constants, plan and turns; without a plan D is nothing: `beams` are waves on the detector, and may be `out`.
+    out: (B, M, h, w) with `keep`, else room for a view of each band. terms: (B, 6), see Passes.revise.
+
+    shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise `beams`, room like `out`, are
+    made here, and what comes back is gathered: into windows (B, h, w), sum_m conj(P_m) out_m of each view, and light
+    (B, h, w), sum_m |P_m|^2; and into sums, lights and added as in `to_spectrum`.
     """
     count, bands = len(terms), len(work)
+    groups = len(into[4]) if len(into[4]) > 0 else bands
     for i in prange(bands):
         band = np.int64(i)
-        for j in range(count * band // bands, count * (band + 1) // bands):
-            _detector(
-                U(j),
-                work[band],
-                obj,
-                n,
-                beams,
-                a,
-                product,
-                counts,
-                U(places[j]),
-                code,
-                good,
-                background,
-                constants,
-                has_background,
-                kind,
-                task,
-                plan,
-                turns,
-                out,
-                terms,
-            )
+        for g in range(groups * band // bands, groups * (band + 1) // bands):
+            for j in range(count * g // groups, count * (g + 1) // groups):
+                slot = j if keep else band
+                _view(j, slot, g, work[band], scene, shift, data, how, tables, out, terms, into)
 
 
-@inlined
-def _compare(
-    size: int,
-    S: Any,
-    change: Any,
-    own: int,
-    y: Any,
-    b: Any,
-    at: int,
-    constants: Any,
-    has_background: bool,
-    kind: int,
-    task: int,
-    j: int,
-    terms: Any,
-) -> None:
-    """Sums of a strip, and the factor by which its waves are to change (for Newton steps: their direction).
-
-    The strip starts at pixel `own` of S and `change`, and at pixel `at` of y and b.
-    """
-    zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
-    misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero
-    for i in range(size):
-        good = y[at + i] >= zero
-        counts = y[at + i] if good else zero
-        root_y, root_I = np.sqrt(counts), np.sqrt(S[own + i] + b[at + i])
-        difference = root_I - root_y if good else zero
-        misfit += difference * difference
-        absolute += abs(difference)
-        total += counts
-        roots += root_y
-        squares += counts * counts
-        # 1 - sqrt(y / I), or without background the same as the projection
-        change[own + i] = root_y / max(root_I, dark_root) - one if good else zero
-    terms[j, 1] += misfit
-    terms[j, 2] += total
-    terms[j, 3] += absolute
-    terms[j, 4] += roots
-    terms[j, 5] += squares
-    if kind == 0:
-        terms[j, 0] += misfit
-        if has_background and task == 1:
-            for i in range(size):
-                signal = max(y[at + i] - b[at + i], zero)
-                change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if y[at + i] >= zero else zero
-    else:
-        terms[j, 0] += _loss(kind, size, S, own, y, b, at, dark, zero)
-        _slope(kind, size, S, change, own, y, b, at, constants, task == 1)
-
-
-@inlined
-def _loss(kind: int, size: int, S: Any, own: int, y: Any, b: Any, at: int, dark: float, zero: float) -> float:
-    total = zero
-    if kind == 1:
-        for i in range(size):
-            I = S[own + i] + b[at + i]
-            total += I - y[at + i] * np.log(max(I, dark)) if y[at + i] >= zero else zero
-    else:
-        for i in range(size):
-            difference = S[own + i] + b[at + i] - y[at + i] if y[at + i] >= zero else zero
-            total += difference * difference
-    return total
-
-
-@inlined
-def _slope(
-    kind: int, size: int, S: Any, out: Any, own: int, y: Any, b: Any, at: int, constants: Any, newton: bool
-) -> None:
-    """-dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
-    zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
-    sign = -one if newton else one
-    if kind == 1:
-        for i in range(size):
-            ratio = y[at + i] / max(S[own + i] + b[at + i], dark)
-            ratio = min(ratio, brightest) if newton else ratio
-            out[own + i] = sign * (ratio - one) if y[at + i] >= zero else zero
-    else:
-        for i in range(size):
-            out[own + i] = sign * (y[at + i] - S[own + i] - b[at + i]) * (one + one) if y[at + i] >= zero else zero
-
-
-@inlined
-def _newton(kind: int, S: Any, y: Any, xi: Any, b: Any, constants: Any) -> float:
-    """-alpha of Psi' = (1 - alpha xi) Psi, from planes (h w,) of a view; see fidelity._poisson_step."""
-    one, dark, steps = constants[1], constants[2], int(constants[5])
-    alpha = np.empty(1, S.dtype)  # a cell, so that alpha keeps its precision
-    alpha[0] = one / (one + one)
-    for _ in range(steps if kind == 1 else 1):
-        first, second, size = 0.0, 0.0, U(len(S))
-        for k in range(ZERO, size, PART):
-            parts = _newton_part(kind, S, y, xi, b, k, min(k + PART, size), alpha[0], constants)
-            first += parts[0]
-            second += parts[1]
-        if kind == 1:
-            alpha[0] = min(max(alpha[0] - first / max(second, float(dark)), 0.0), 1.0)
-        else:
-            alpha[0] = first / max(second, float(dark)) if second > 0 else 0.0
-    return -alpha[0]
-
-
-@inlined
-def _newton_part(
-    kind: int, S: Any, y: Any, xi: Any, b: Any, begin: int, end: int, a: float, constants: Any
-) -> tuple[float, float]:
-    """First and second derivative of the loss by alpha, over some pixels."""
-    zero, one, dark = constants[0], constants[1], constants[2]
-    two, first, second = one + one, zero, zero
-    if kind == 1:
-        for i in range(begin, end):
-            scale = one - a * xi[i]
-            over = one / max(S[i] * scale * scale + b[i], dark)
-            dI, d2I, misfit = -two * S[i] * xi[i] * scale, two * S[i] * xi[i] * xi[i], one - y[i] * over
-            first += misfit * dI
-            second += y[i] * (dI * over) * (dI * over) + misfit * d2I
-    else:
-        for i in range(begin, end):
-            first += two * S[i] * xi[i] * xi[i]
-            second += two * S[i] * xi[i] * xi[i] * (two * two * S[i] + xi[i])
-    return first, second
-
-
-#: See compiled.SIGNATURES.
-SIGNATURES = {detector: "r2 c2 i2 c4 r1 b u3 i1 i r1 r1 r1 b i i i2 r2 c4 d2"}
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
+SIGNATURES = {
+    detector: "r2 (c2 i2 c4 r1) (c3 r2) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 r3 r3 i1)",
+}

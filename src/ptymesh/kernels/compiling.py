@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def compile_one(name: str, dtype: str) -> None:
         "b": numba.boolean,
     }
     kernel, words = kernels()[name]
-    kernel.compile(tuple(_type(types[word[0]], word[1:]) for word in words.split()))
+    kernel.compile(_types(iter(words.replace("(", "( ").replace(")", " )").split()), types))
 
 
 def choose_threads() -> None:
@@ -122,8 +122,18 @@ def choose_threads() -> None:
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def _type(scalar: Any, dimensions: str) -> Any:
-    return numba.types.Array(scalar, int(dimensions), "C") if dimensions else scalar
+def _types(words: Iterator[str], scalars: dict[str, Any]) -> tuple[Any, ...]:
+    """Types of arguments up to the end, or of a tuple up to its bracket."""
+    found: list[Any] = []
+    for word in words:
+        if word == ")":
+            break
+        if word == "(":
+            found.append(numba.types.Tuple(_types(words, scalars)))
+        else:
+            scalar, dimensions = scalars[word[0]], word[1:]
+            found.append(numba.types.Array(scalar, int(dimensions), "C") if dimensions else scalar)
+    return tuple(found)
 
 
 class _NotKept(Exception):

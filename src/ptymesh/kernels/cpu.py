@@ -27,12 +27,13 @@ from ptymesh.kernels import (
     compiled_probes,
     strips,
 )
+from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Chunk, Task
+from ptymesh.physics.passes import Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, frequencies, ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
@@ -56,6 +57,9 @@ class CpuPasses(FusedPasses):
         make_ready(dtype)
         self._nothing, self._room = torch.zeros(0, 2, dtype=self.real), torch.zeros(0, dtype=self.real)
         self.constants = _constants(self.real, 1.0)
+        nothing = torch.zeros(0, 1, 1, dtype=self.real)
+        self._no_shift = _arrays(nothing.to(dtype), self._nothing)
+        self._no_sums = _arrays(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         #: Mask and background with their versions, and what `_planes` made of them.
         self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
         self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
@@ -86,9 +90,8 @@ class CpuPasses(FusedPasses):
             return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
         given = _arrays(spectrum, fractions, amplitudes)
-        compiled_probes.ramped(
-            self._work(_threads_for(len(out)), out.shape[1:]), *given, axis, *transform.tables, out.numpy()
-        )
+        work = self._work(_threads_for(len(out)), out.shape[1:])
+        compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
         return out
 
     # --- the detector ---
@@ -117,7 +120,49 @@ class CpuPasses(FusedPasses):
         transform = self._far_field(model, window_of(scene.beams.waves)) if isinstance(scene, FusedScene) else None
         if transform is None or not isinstance(scene, FusedScene):
             return super().expose(model, chunk, scene, task)
-        return self._detector(model, chunk, (*_parts(scene), True), task, transform)
+        return self._detector(model, chunk, (_parts(scene), True), task, transform)
+
+    def sweep(
+        self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """As the twin's; in the far field shifted probes, and what comes of them, stay in the cache view by view.
+
+        Probes that all views share gain nothing by it: passes over a chunk sum faster what is summed over views.
+        """
+        complete = None not in (into.object, into.object_weight, into.probe) and not into.opr.shape[0]
+        transform = self._gathering(model, window_of(into.probe_weight), chunk.whole) if complete else None
+        if transform is None or not isinstance(scene, FusedScene):
+            return super().sweep(model, chunk, scene, task, into, keep)
+        return self._sweep(model, chunk, scene, task, into, keep, transform)
+
+    def _sweep(
+        self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
+    ) -> tuple[Tensor, Tensor]:
+        probe, amplitudes, count = scene.probe, chunk.weights[:, 0].contiguous(), chunk.views.shape[0]
+        assert probe is not None and into.object is not None and into.object_weight is not None
+        into.spectrum = torch.zeros_like(probe) if into.spectrum is None else into.spectrum
+        self._begin_groups(into, probe)
+        threads, window = min(_threads_for(count), GROUPS), scene.window
+        beams, out = (probe.new_empty((count if keep else threads, *probe.shape)) for _ in range(2))
+        windows, light = probe.new_empty((count, *window)), amplitudes.new_empty((count, *window))
+        anchors, shift = chunk.anchors, _arrays(self.spectrum(chunk, probe), chunk.fractions)
+        given = (_arrays(scene.whole_object[0], anchors, beams, amplitudes), True)
+        gathered = _arrays(windows, light, *into.kept)
+        found = self._detector(model, chunk, given, task, far, out, (shift, gathered, threads, keep))[1]
+        sums = _arrays(into.object[0], into.object_weight[0])
+        compiled.add_windows(*_arrays(windows, light, anchors), _bands(), *sums)
+        if keep:
+            scene.__dict__["beams"] = Beams(beams, torch.ones_like(amplitudes))
+        return out, found
+
+    def sweep_bytes(self, model: Model, probe: Tensor, whole: bool) -> int:
+        """As the twin's; a view's modes stay in the cache where `sweep` does."""
+        modes = 1 if self._gathering(model, window_of(probe), whole) else len(probe)
+        return probe[0].numel() * probe.element_size() * modes
+
+    def _gathering(self, model: Model, window: tuple[int, int], whole: bool) -> Transform | None:
+        """The transform with which `sweep` goes view by view, if it does."""
+        return self._far_field(model, window) if model.subpixel == "fourier" and not whole else None
 
     def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
         """The transform to the detector, if the kernels know it."""
@@ -133,38 +178,35 @@ class CpuPasses(FusedPasses):
         self,
         model: Model,
         chunk: Chunk,
-        given: tuple[Any, ...],
+        given: tuple[Any, bool],
         task: Task,
         transform: Transform,
         out: Tensor | None = None,
+        gathering: tuple[Any, Any, int, bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the task makes of waves, in `out` if that is given, and of each view the sums; given: see the kernel."""
+        """What the task makes of waves, in `out` if that is given, and of each view the sums.
+
+        given: the kernel's scene, and whether exit waves are to be made of it; gathering: its shift, what it gathers
+        into, on how many threads, and whether waves are kept.
+        """
         kept = chunk.sweep.get("detector")
         if kept is None:
             kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
-        (_, *wave), count = given[2].shape, len(given[3])
+        scene, product = given
+        (_, *wave), count = scene[2].shape, len(scene[3])
         if places is None:
             places = torch.arange(count)
         if out is None:  # of a watch nothing comes back
             out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
         found = torch.empty((count, 6), dtype=torch.float64)
-        compiled_detector.detector(
-            self._work(_threads_for(count), wave),
-            *given,
-            *_arrays(counts.view(torch.uint8), places),
-            NATIVE.index(counts.dtype),
-            *kept[:2],
-            transform.constants,
-            kept[2],
-            compiled_detector.KINDS[model.fidelity],
-            TASKS[task],
-            transform.plan,
-            transform.turns,
-            *_arrays(out, found),
-        )
+        shift, into, threads, keep = gathering or (self._no_shift, self._no_sums, _threads_for(count), True)
+        how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
+        data = (*_arrays(counts.view(torch.uint8), places), *kept[:2])
+        work = self._work(threads, wave)
+        compiled_detector.detector(work, scene, shift, data, how, keep, transform.tables, *_arrays(out, found), into)
         return out, found
 
     def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
@@ -212,20 +254,36 @@ class CpuPasses(FusedPasses):
         return out
 
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
-        """See the base."""
-        transform = _transform(window_of(chi), self.real)
+        """See the base; sums stay in groups until `finish`."""
+        assert into.spectrum is not None
+        window = window_of(chi)
+        transform = _transform(window, self.real)
         if not transform.known:
-            waves = fft(self.to_probes(scene, chi, amplitudes, light))
-            out += (waves * views.ramps(-fractions, window_of(chi))[:, None]).sum(0)
+            waves = fft(self.to_probes(scene, chi, amplitudes, into.probe_weight))
+            into.spectrum += (waves * views.ramps(-fractions, window)[:, None]).sum(0)
             return
-        groups = min(GROUPS, len(chi))
-        sums = amplitudes.new_empty((groups, chi.shape[1], strips.pixels(*window_of(chi)) * 2))
-        lights = amplitudes.new_empty((groups, *window_of(chi)))
+        self._begin_groups(into, into.spectrum)
         obj, corner, _, _ = _parts(scene)
-        given = (self._work(groups, chi.shape[1:]), _array(chi), obj, corner, *_arrays(amplitudes, fractions))
-        compiled_probes.to_spectrum(*given, *transform.tables, *_arrays(sums, lights, out, light))
+        work = self._work(min(_threads_for(len(chi)), GROUPS), chi.shape[1:])
+        given = (_array(chi), obj, corner, *_arrays(amplitudes, fractions))
+        compiled_probes.to_spectrum(work, *given, transform.tables, *_arrays(*into.kept))
+
+    def _begin_groups(self, into: Adjoints, probe: Tensor) -> None:
+        """Room for sums over groups of views of what a probe (M, h, w) gathers, if there is none yet."""
+        if not into.kept:
+            window = window_of(probe)
+            sums = torch.empty((GROUPS, len(probe), strips.pixels(*window) * 2), dtype=self.real)
+            light = torch.empty((GROUPS, *window), dtype=self.real)
+            into.kept = (sums, light, torch.zeros(GROUPS, dtype=torch.int64))
+
+    def finish(self, into: Adjoints) -> None:
+        """As the base's, after groups of views have been summed up."""
+        if into.kept and into.spectrum is not None:
+            compiled_probes.gather_groups(self.constants, *_arrays(*into.kept, into.spectrum, into.probe_weight))
+            into.kept = ()
+        super().finish(into)
 
     def _work(self, bands: int, wave: Sequence[int]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
@@ -270,6 +328,23 @@ class CpuPasses(FusedPasses):
         arrays = (_array(chi), *_parts(scene), *_arrays(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
+
+    def systems(
+        self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
+    ) -> Tensor:
+        """As the twin's; in the far field shifted directions of the probe stay in the cache view by view."""
+        far = self._gathering(model, window_of(chi), chunk.whole)
+        if far is None or not isinstance(scene, FusedScene):
+            return super().systems(model, chunk, scene, d_object, d_probe, chi)
+        modes, threads = chi.shape[1], _threads_for(len(chi))
+        spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
+        obj, corner, _, amplitudes = _parts(scene)
+        beams, d_beams = scene.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
+        arrays = (_array(chi), obj, _array(d_object[0]), corner, _array(beams), amplitudes, _array(spectrum))
+        shift, out = _arrays(chunk.fractions, chunk.weights[:, 0]), torch.empty((len(chi), 5), dtype=torch.float64)
+        work = self._work(threads, chi.shape[1:])
+        compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *_arrays(d_beams, out))
+        return out
 
     def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
         """See the base."""
@@ -360,10 +435,10 @@ def _places(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
     return np.array((rows.numpy(), columns.numpy()))[None]
 
 
-def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[Any, ...]:
+def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[Any, bool]:
     """Waves in the place of what exit waves are made of, and that they are not; of the others nothing is used."""
     nothing = waves.new_empty((1, 1))
-    return *_arrays(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False
+    return _arrays(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False
 
 
 def _threads_for(views: int) -> int:

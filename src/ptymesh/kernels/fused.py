@@ -46,29 +46,37 @@ class FusedScene(Scene):
     """
 
     def __init__(
-        self, passes: FusedPasses, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor | None, beams: Beams
+        self, passes: FusedPasses, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None
     ) -> None:
         set_ = object.__setattr__  # the base class is frozen
+        variable = opr is not None and len(opr) > 0
         set_(self, "passes", passes)
         set_(self, "model", model)
         set_(self, "chunk", chunk)
         set_(self, "whole_object", obj)
-        set_(self, "probe", probe)
-        set_(self, "beams", beams)
+        set_(self, "probe", None if variable else probe)
+        set_(self, "_given", (probe, opr))
+        set_(self, "window", window_of(probe))
 
     passes: FusedPasses
     model: Model
     chunk: Chunk
     whole_object: Tensor
     probe: Tensor | None  # what beams are made of, if that is all
-    beams: Beams
+    window: tuple[int, int]
+    _given: tuple[Tensor, Tensor | None]
+
+    @cached_property
+    def beams(self) -> Beams:
+        """P_jm of the views, or what they share."""
+        return self.passes.beams(self.model, self.chunk, *self._given)
 
     @cached_property
     def windows(self) -> Tensor:
         """(B, 1, h, w)."""
         if self.model.subpixel == "bilinear":
             return self.object.view(len(self.corners), 1, -1, self.object.shape[1])
-        return views.cut(self.whole_object, self.chunk.anchors, window_of(self.beams.waves))
+        return views.cut(self.whole_object, self.chunk.anchors, self.window)
 
     @cached_property
     def incoming(self) -> tuple[Tensor, ...]:
@@ -82,7 +90,7 @@ class FusedScene(Scene):
 
     @cached_property
     def _cut(self) -> tuple[Tensor, Tensor]:
-        return self.passes.cut_from(self.model, self.chunk, self.whole_object, window_of(self.beams.waves))
+        return self.passes.cut_from(self.model, self.chunk, self.whole_object, self.window)
 
     @property
     def object(self) -> Tensor:
@@ -131,9 +139,10 @@ class FusedPasses(Passes, ABC):
 
     @abstractmethod
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
-        """out (M, h, w) += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; light as in `to_probe`."""
+        """into.spectrum (M, h, w) += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; into.probe_weight as in
+        `to_probe`. Either may wait until `finish`."""
 
     @abstractmethod
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
@@ -151,8 +160,7 @@ class FusedPasses(Passes, ABC):
             return super().scene(model, chunk, obj, probe, opr)
         if self.begin:
             self.begin()
-        only = None if opr is not None and opr.shape[0] else probe
-        return FusedScene(self, model, chunk, obj.contiguous(), only, self.beams(model, chunk, probe, opr))
+        return FusedScene(self, model, chunk, obj.contiguous(), probe, opr)
 
     def kept(self, scene: Scene) -> Scene | None:
         """A fused scene with its probes, which took a transform."""
@@ -173,11 +181,16 @@ class FusedPasses(Passes, ABC):
 
     def _shifted(self, chunk: Chunk, probe: Tensor, amplitudes: Tensor, axis: int = -1) -> Tensor:
         """w_j0 T_f P_m, (B, M, h, w), and with an axis its derivative."""
+        return self.ramped(self.spectrum(chunk, probe), chunk.fractions, amplitudes, axis)
+
+    def spectrum(self, chunk: Chunk, probe: Tensor) -> Tensor:
+        """F P_m, (M, h, w); computed once in a sweep."""
         name = f"spectrum {id(probe)}"  # of a tensor that is kept, so that no other takes its name
         kept = chunk.sweep.get(name)
         if kept is None:
             kept = chunk.sweep[name] = (probe, fft(probe))
-        return self.ramped(kept[1], chunk.fractions, amplitudes, axis)
+        found: Tensor = kept[1]
+        return found
 
     def cut_from(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Array (H', W') and pixels (B, 2) of it where the windows of a chunk start: obj (1, H, W) or interpolated."""
@@ -205,7 +218,7 @@ class FusedPasses(Passes, ABC):
         elif model.subpixel == "fourier" and not chunk.whole:
             if into.spectrum is None:
                 into.spectrum = torch.zeros_like(into.probe)
-            self.to_spectrum(scene, waves, chunk.fractions, amplitudes, into.spectrum, into.probe_weight)
+            self.to_spectrum(scene, waves, chunk.fractions, amplitudes, into)
         else:
             self.to_probe(scene, waves, amplitudes, into.probe, into.probe_weight)
 

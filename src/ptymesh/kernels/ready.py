@@ -25,7 +25,7 @@ MESSAGE = "Compiling kernels for this processor; that takes half a minute, and o
 #: Parameters of glibc's mallopt, by their numbers in malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 #: Arrays of fewer bytes than these (the most that glibc allows) come from the heap, which keeps so many when free.
-MAPPED_BYTES, FREE_BYTES = 32 << 20, 64 << 20
+MAPPED_BYTES, FREE_BYTES = 32 << 20, 256 << 20
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()

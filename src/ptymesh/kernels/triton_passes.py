@@ -18,7 +18,7 @@ from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners
 from ptymesh.physics import views
 from ptymesh.physics.model import Model
-from ptymesh.physics.passes import Chunk
+from ptymesh.physics.passes import Adjoints, Chunk
 from ptymesh.physics.propagate import fft, ifft
 
 #: Pixels of a program.
@@ -115,14 +115,15 @@ class GpuPasses(FusedPasses):
         return out
 
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor
+        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
         """See the base."""
-        waves = fft(self.to_probes(scene, chi, amplitudes, light))
+        assert into.spectrum is not None
+        waves = fft(self.to_probes(scene, chi, amplitudes, into.probe_weight))
         B, M, h, w = waves.shape
         parts = waves.new_empty((_splits(waves, M), M, h, w))
         _over_views(kernels.unramped, parts, M, waves, fractions, parts, B, M, h, w)
-        out += parts.sum(0)
+        into.spectrum += parts.sum(0)
 
     # --- sums ---
 

@@ -70,7 +70,7 @@ class Adjoints:
     """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
-    spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`.
+    spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
@@ -80,6 +80,7 @@ class Adjoints:
     opr: Tensor
     opr_weight: Tensor
     spectrum: Tensor | None = None
+    kept: tuple[Tensor, ...] = ()
 
 
 class Passes:
@@ -141,6 +142,19 @@ class Passes:
                 into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
                 squares = chunk.weights[:, 1:].T ** 2
                 into.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+
+    def sweep(
+        self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """`expose`, and `adjoint` of what comes back; returns what `expose` does, of which without `keep` the waves
+        mean nothing."""
+        waves, found = self.expose(model, chunk, scene, task)
+        self.adjoint(model, chunk, scene, waves, into)
+        return waves, found
+
+    def sweep_bytes(self, model: Model, probe: Tensor, whole: bool) -> int:
+        """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
+        return probe.numel() * probe.element_size()
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""

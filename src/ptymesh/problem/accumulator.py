@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.parallel.exact import ExactAdjoints, Tally
 from ptymesh.physics.blocks import blocked
 from ptymesh.physics.model import Scene
-from ptymesh.physics.passes import Adjoints, Chunk
+from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
@@ -61,12 +61,20 @@ class Accumulator:
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
+    def chunks(self) -> Iterator[Chunk]:
+        """The batch's views for one sweep, whose waves `revise` or `descend` adds: nobody else changes them."""
+        return self.problem.chunks(self.estimate, self.batch.views, with_waves=self._waves_wanted)
+
+    @property
+    def _waves_wanted(self) -> bool:
+        """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
+        batch, problem = self.batch, self.problem
+        return problem.exact or batch.refine or batch.vary or problem.probe_frozen or len(self.estimate.opr) > 0
+
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem = self.problem
-        if chunk.border and self._finish:
-            raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
-        self._added += chunk.views.shape[0]
+        self._admit(chunk)
         if self.exact:
             self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
         else:
@@ -75,6 +83,33 @@ class Accumulator:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
             problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
+
+    def revise(self, chunk: Chunk, scene: Scene, keep: bool = False) -> Tensor:
+        """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
+        chi, found = self._sweep(chunk, scene, "revise", keep)
+        self.problem.see(chunk, found)
+        return chi
+
+    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> Tensor:
+        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Problem.descend` does of each view, (B, 3)."""
+        found = self._sweep(chunk, scene, "descend", keep=False)[1]
+        if note:
+            self.problem.see(chunk, found)
+        return loss_and_counts(found)
+
+    def _sweep(self, chunk: Chunk, scene: Scene, task: Task, keep: bool) -> tuple[Tensor, Tensor]:
+        problem, passes = self.problem, self.problem.passes
+        if self._waves_wanted:
+            waves, found = passes.expose(problem.model, chunk, scene, task)
+            self.add(chunk, scene, waves)
+            return waves, found
+        self._admit(chunk)
+        return passes.sweep(problem.model, chunk, scene, task, self.sums, keep)
+
+    def _admit(self, chunk: Chunk) -> None:
+        if chunk.border and self._finish:
+            raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
+        self._added += chunk.views.shape[0]
 
     def begin(self) -> None:
         """All border views have been swept: where they have been added, too, their sums start to travel."""
@@ -120,3 +155,9 @@ class Accumulator:
             for total, part in zip(found[len(own) :], parts, strict=True)
         ]
         return [obj.of(summed[0]), object_weight.of(summed[1]), *summed[2:]], rest
+
+
+def loss_and_counts(found: Tensor) -> Tensor:
+    """Of what a pass over the detector returns, loss, sum y and sum y^2 of each view, (B, 3) float64."""
+    # by their numbers: a list of them would have to be sent to the device
+    return torch.stack((found[:, LOSS], found[:, COUNTS], found[:, SQUARES]), dim=1)

@@ -35,8 +35,8 @@ from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, terms
-from ptymesh.problem.accumulator import Accumulator
+from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
+from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, Sums, Swept
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
@@ -143,9 +143,8 @@ class Problem:
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
         sums = self.accumulator(estimate, batch)
-        for chunk in self.chunks(estimate, batch.views):
-            scene = self.scene(estimate, chunk)
-            sums.add(chunk, scene, self.revise(chunk, scene))
+        for chunk in sums.chunks():
+            sums.revise(chunk, self.scene(estimate, chunk))
         return sums.total()
 
     def add(self, target: Tensor, change: Touched | Tensor) -> None:
@@ -219,20 +218,25 @@ class Problem:
 
     # --- the words it is made of ---
 
-    def chunks(self, estimate: Estimate, views: np.ndarray, with_counts: bool = True) -> Iterator[Chunk]:
+    def chunks(
+        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, with_waves: bool = True
+    ) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
-        sums other ranks wait for, then those that are swept while these sums travel."""
+        sums other ranks wait for, then those that are swept while these sums travel. with_waves: whether waves of a
+        chunk are looked at, rather than summed up by a pass alone."""
         self._follow_slices(estimate)
-        mine = self.mine(views)
-        wave_bytes = estimate.probe.numel() * estimate.probe.element_size()
-        size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // wave_bytes)
+        mine, whole = self.mine(views), self._whole(estimate)
+        view_bytes = estimate.probe.numel() * estimate.probe.element_size()
+        if not with_waves:
+            view_bytes = self.passes.sweep_bytes(self.model, estimate.probe, whole)
+        size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // view_bytes)
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
         size = min(size, self.chunk_limit or size)
         sizes = self._sizes(mine, size)
         self._largest = max(sizes, default=1)
         border = self.bordering(mine)
-        whole, sweep = self._whole(estimate), dict[str, tuple[Any, ...]]()
+        sweep = dict[str, tuple[Any, ...]]()
         swept = self._patterns(mine, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
         done = 0
         for (some, *of_views), (counts, places) in zip(self._of_views(estimate, mine, sizes), swept, strict=False):
@@ -317,7 +321,7 @@ class Problem:
     def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
         waves, found = self.passes.expose(self.model, chunk, scene, "revise")
-        self._see(chunk, found)
+        self.see(chunk, found)
         return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
@@ -331,19 +335,19 @@ class Problem:
         """
         waves, seen = self.passes.expose(self.model, chunk, scene, "descend")
         if note:
-            self._see(chunk, seen)
-        # by their numbers: a list of them would have to be sent to the device
-        return waves, torch.stack((seen[:, LOSS], seen[:, COUNTS], seen[:, SQUARES]), dim=1)
+            self.see(chunk, seen)
+        return waves, loss_and_counts(seen)
 
     def watch(self, chunk: Chunk, waves: Tensor) -> None:
         """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
-        self._see(chunk, self.passes.there_and_back(self.model, chunk, waves, "watch")[1])
+        self.see(chunk, self.passes.there_and_back(self.model, chunk, waves, "watch")[1])
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
-        self._see(chunk, terms(self.model, chunk, S))
+        self.see(chunk, terms(self.model, chunk, S))
 
-    def _see(self, chunk: Chunk, found: Tensor) -> None:
+    def see(self, chunk: Chunk, found: Tensor) -> None:
+        """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
         self.seen.index_copy_(0, chunk.rows, found[:, : ROOTS + 1])
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:

@@ -1,0 +1,132 @@
+"""Shifts of waves by fractions of a pixel in Fourier space: what kernels that shift are made of.
+
+M, h, w      modes, window pixels;  h, w >= 8
+spectrum     (M, h, w) complex, probes in Fourier space;  f  (2,) fraction, y x
+constants, plan, turns   what transforms are told by (cpu.Transform); together they are `tables`
+strip, plane, row, work  see strips.py
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ptymesh.kernels.jit import inlined
+from ptymesh.kernels.strips import ONE, PAIR, TWO, ZERO, U, rows_back, rows_in, rows_of, strip_in, transform
+from ptymesh.kernels.vectors import LANES, load, load_complex, spread, store
+
+
+@inlined
+def _ramp(f: float, out: Any) -> None:
+    """exp(-2 pi i k f) over the FFT frequencies k of len(out) pixels, in double precision."""
+    size = len(out)
+    phase = -2.0 * math.pi * f / size
+    turn, value = complex(math.cos(phase), math.sin(phase)), complex(1.0, 0.0)
+    out[0] = value
+    for k in range(1, (size + 1) // 2):
+        value *= turn
+        out[k] = value
+        out[size - k] = value.conjugate()
+    if size % 2 == 0:
+        phase = math.pi * f
+        out[size // 2] = complex(math.cos(phase), math.sin(phase))
+
+
+@inlined
+def _frequency(k: int, size: int) -> float:
+    return (k if k < (size + 1) // 2 else k - size) / size
+
+
+@inlined
+def _ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> None:
+    """Factors exp(-2 pi i k.f) of rows, times `factor`, down (2, h), and of columns, across (2, w' >= w).
+
+    Real parts, imaginary parts; those of the axis also times 2 pi i k.
+    """
+    ry, rx = np.empty(down.shape[1], np.complex128), np.empty(w, np.complex128)
+    _ramp(f[0], ry)
+    _ramp(f[1], rx)
+    for r in range(len(ry)):
+        value = factor * (ry[r] * (2j * math.pi * _frequency(r, len(ry))) if axis == 0 else ry[r])
+        down[0, r], down[1, r] = value.real, value.imag
+    for c in range(w):
+        value = rx[c] * (2j * math.pi * _frequency(c, w)) if axis == 1 else rx[c]
+        across[0, c], across[1, c] = value.real, value.imag
+
+
+@inlined
+def _prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
+    """A row, room for transforms, a plane, and the factors of rows and of columns (0 beyond w)."""
+    wide = (w + LANES - ONE) // LANES * LANES
+    row, spare, at = rows_of(work, ZERO, h, w)
+    return row, spare, work[at : at + TWO * h * wide], np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype)
+
+
+@inlined
+def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
+    """Eight pixels of row r, from number i of a plane on, times the factors across, c + id, and down."""
+    e, f = spread(down[0, r]), spread(down[1, r])
+    s, t, p, q = load(plane, i), load(plane, i + LANES), e * c - f * d, e * d + f * c
+    return p * s - q * t, p * t + q * s
+
+
+@inlined
+def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, out: Any, view: int) -> None:
+    """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
+    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
+    constants, plan, turns = tables
+    row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
+    _ramps(f, np.int64(w), axis, a * constants[6], down, across)
+    minus = spread(-constants[1])
+    for m in range(M):
+        for start in range(ZERO, w, LANES):
+            strip_in(spectrum, TWO * h * w * m, h, w, start, plane)
+            c, d = load(across[0], start), load(across[1], start)
+            for r in range(h):
+                i = TWO * h * start + PAIR * r
+                p, q = _turned_by(plane, i, c, d, down, r)
+                store(plane, i, p)
+                store(plane, i + LANES, minus * q)
+            transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+        rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
+
+
+@inlined
+def add_shifted_back(
+    work: Any, waves: Any, view: int, obj: Any, y: int, x: int, a: float, f: Any, tables: Any, sums: Any
+) -> None:
+    """sums (M, 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
+    M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
+    constants, plan, turns = tables
+    row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
+    _ramps(-f, np.int64(w), -1, constants[6], down, across)
+    stride = TWO * U(obj.shape[1])
+    window = stride * y + TWO * x
+    for m in range(M):
+        wave = TWO * h * w * (view * M + m)
+        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, turns, plane)
+        for start in range(ZERO, w, LANES):
+            transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+            c, d = load(across[0], start), load(across[1], start)
+            for r in range(h):
+                i = TWO * h * start + PAIR * r
+                p, q = _turned_by(plane, i, c, d, down, r)
+                store(sums[m], i, load(sums[m], i) + p)
+                store(sums[m], i + LANES, load(sums[m], i + LANES) + q)
+
+
+@inlined
+def add_light(obj: Any, y: int, x: int, a: float, out: Any) -> None:
+    """out (h, w) += |a O|^2, O the object's window at y x."""
+    h, w, W, by2 = U(out.shape[0]), U(out.shape[1]), U(obj.shape[1]), spread(a * a)
+    full = w // LANES * LANES
+    for r in range(h):
+        k, o = w * r, TWO * (W * (y + r) + x)
+        for c in range(ZERO, full, LANES):
+            u, v = load_complex(obj, o + TWO * c)
+            store(out, k + c, load(out, k + c) + by2 * (u * u + v * v))
+        for c in range(full, w):
+            O = obj[y + r, x + c]
+            out[r, c] += a * a * (O.real * O.real + O.imag * O.imag)
