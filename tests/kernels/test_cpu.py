@@ -20,7 +20,10 @@ from twins import (
     swept,
 )
 
+from ptymesh.kernels import cpu
 from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.parallel.layout import Boxes
+from ptymesh.physics.blocks import blocked
 from ptymesh.physics.passes import Passes
 
 DTYPES = [torch.complex64, torch.complex128]
@@ -119,6 +122,39 @@ def test_detector(task: str, fidelity: str, dtype: torch.dtype, background: floa
 
 def test_pixels_without_data_stay() -> None:
     check_pixels_without_data(Case(counts=torch.float64))
+
+
+@pytest.mark.parametrize("bands", [1, 3, 8])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_blocks_are_cleared_when_they_are_first_added_to(
+    subpixel: str, bands: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "LARGE", 1)
+    monkeypatch.setattr(cpu, "_bands", lambda: bands)
+    case = Case(torch.complex64, subpixel=subpixel)
+    case.object = case.waves(1, 128, 96)
+    passes, found = case.fused, []
+    boxes = Boxes.of(case.chunk.anchors, case.window, case.object.shape)
+    rows, columns = map(torch.from_numpy, boxes.cover(np.arange(case.views)).nonzero())
+    for before in (0.0, 7.0):
+        sums = nothing(case)
+        assert sums.object is not None and sums.object_weight is not None
+        sums.object += before
+        sums.object_weight += before
+        sums.stale = passes.begin(sums.object, sums.object_weight, rows, columns)
+        assert sums.stale is not None and int(sums.stale.sum()) == len(rows)
+        for swept_by in (passes.sweep, Passes.sweep.__get__(passes)):
+            chunk = replace(case.chunk, sweep={})
+            scene = passes.scene(case.model, chunk, case.object, case.probe)
+            swept_by(case.model, chunk, scene, "revise", sums)
+        passes.settle(sums)
+        assert sums.stale is None
+        found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight)])
+        outside = torch.ones(4, 3, dtype=torch.bool)
+        outside[rows, columns] = False
+        assert bool((blocked(sums.object_weight)[0][outside] == before).all()), "others stay"
+    for zero, seven in zip(*found, strict=True):
+        assert float(zero.abs().max()) > 0 and torch.equal(zero, seven)
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.estimate import BLOCK as SIDE
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total
 
@@ -79,6 +80,33 @@ def _reach(n: Any, h: int) -> Any:
     for j in range(1, len(n)):
         top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
     return top, bottom + h + 1
+
+
+@inlined
+def _band(top: int, bottom: int, band: int, bands: int) -> Any:
+    """First row of a band of rows top ... bottom - 1, and the one after its last: whole blocks."""
+    first, last = top // SIDE, (bottom + SIDE - 1) // SIDE
+    return (first + (last - first) * band // bands) * SIDE, (first + (last - first) * (band + 1) // bands) * SIDE
+
+
+@inlined
+def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
+    """The same, or with bands as even as can be, which may share blocks."""
+    if whole:
+        return _band(top, bottom, band, bands)
+    return top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+
+
+@inlined
+def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
+    """Blocks under rows top ... bottom - 1 and columns left ... right - 1 become zero if they are stale."""
+    for r in range(top // SIDE, (bottom + SIDE - 1) // SIDE):
+        for c in range(left // SIDE, (right + SIDE - 1) // SIDE):
+            if stale[r, c] != 0:
+                stale[r, c] = 0
+                for y in range(SIDE * r, SIDE * (r + 1)):
+                    out[y, SIDE * c : SIDE * (c + 1)] = 0
+                    weight[y, SIDE * c : SIDE * (c + 1)] = 0
 
 
 @inlined
@@ -157,15 +185,20 @@ def _to_object(
     bottom: int,
     bands: int,
     constants: Any,
+    stale: Any,
     out: Any,
     weight: Any,
 ) -> None:
     B, _, h, w = chi.shape
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+    whole = len(stale) > 0
+    start, stop = _rows(whole, top, bottom, band, bands)
     power, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
     for j in range(B):
         y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
         b, one = 0 if beams.shape[0] == 1 else j, constants[1]
+        if whole:
+            more = 1 if (ty != 0) | (tx != 0) else 0
+            _freshen(stale, max(start, y), min(stop, y + h + more), x, x + w + more, out, weight)
         if (ty != 0) | (tx != 0):
             for r in range(max(0, start - y - 1), min(h, stop - y)):
                 _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
@@ -183,27 +216,31 @@ def to_object(
     a: Any,
     bands: int,
     constants: Any,
+    stale: Any,
     out: Any,
     weight: Any,
 ) -> None:
     """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
 
-    t (B, 2): weights of the next pixel, down and right (bilinear), or zero.
+    t (B, 2): weights of the next pixel, down and right (bilinear), or zero. stale (H/b, W/b) uint8: blocks which become
+    zero before anything is added to them, and are stale no more; of no rows, there are none.
     """
     top, bottom = _reach(n, chi.shape[2])
     for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, out, weight)
+        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight)
 
 
 @inlined
 def _add_windows(
-    band: int, waves: Any, light: Any, n: Any, top: int, bottom: int, bands: int, out: Any, weight: Any
+    band: int, waves: Any, light: Any, n: Any, top: int, bottom: int, bands: int, stale: Any, out: Any, weight: Any
 ) -> None:
-    h, w, W = U(waves.shape[1]), U(waves.shape[2]), U(out.shape[1])
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+    h, w, W, whole = U(waves.shape[1]), U(waves.shape[2]), U(out.shape[1]), len(stale) > 0
+    start, stop = _rows(whole, top, bottom, band, bands)
     full = w // LANES * LANES
     for j in range(len(n)):
         y, x = n[j, 0], n[j, 1]
+        if whole:
+            _freshen(stale, max(start, y), min(stop, y + waves.shape[1]), x, x + waves.shape[2], out, weight)
         for r in range(max(0, start - y), min(waves.shape[1], stop - y)):
             k, i = W * U(y + r) + U(x), w * (h * U(j) + U(r))
             fetch(out, TWO * (k + AHEAD * W), TWO * w)
@@ -218,11 +255,14 @@ def _add_windows(
 
 
 @parallel
-def add_windows(waves: Any, light: Any, n: Any, bands: int, out: Any, weight: Any) -> None:
-    """out += sum_j S_j^H waves_j, waves (B, h, w), and weight += sum_j S_j^H light_j, light (B, h, w) real."""
+def add_windows(waves: Any, light: Any, n: Any, bands: int, stale: Any, out: Any, weight: Any) -> None:
+    """out += sum_j S_j^H waves_j, waves (B, h, w), and weight += sum_j S_j^H light_j, light (B, h, w) real.
+
+    stale: see `to_object`.
+    """
     top, bottom = _reach(n, waves.shape[1])
     for i in prange(bands):
-        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, out, weight)
+        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, stale, out, weight)
 
 
 @inlined
@@ -411,8 +451,8 @@ def step_systems(
 SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
-    to_object: "c4 i2 r2 c4 r1 i r1 c2 r2",
-    add_windows: "c3 r3 i2 i c2 r2",
+    to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2",
+    add_windows: "c3 r3 i2 i u2 c2 r2",
     add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 i c3 r2",
     to_probes: "c4 c2 i2 r1 i c4 r2",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.estimate import BLOCK
 from ptymesh.kernels import (
     blocks,
     compiled,
@@ -38,6 +39,8 @@ from ptymesh.physics.propagate import fft, frequencies, ifft
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
+#: Rows of blocks from which on an object counts as large.
+LARGE = 32
 #: Groups of views that are summed by themselves before they are summed up.
 GROUPS = 8
 TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
@@ -59,12 +62,13 @@ class CpuPasses(FusedPasses):
         self.constants = _constants(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = _arrays(nothing.to(dtype), self._nothing)
+        self._none_stale = torch.zeros(0, 0, dtype=torch.uint8)
         self._no_sums = _arrays(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         #: Mask and background with their versions, and what `_planes` made of them.
         self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
         self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
 
-    begin = staticmethod(share_threads)
+    prepare = staticmethod(share_threads)
 
     # --- forward ---
 
@@ -129,7 +133,7 @@ class CpuPasses(FusedPasses):
 
         Probes that all views share gain nothing by it: passes over a chunk sum faster what is summed over views.
         """
-        complete = None not in (into.object, into.object_weight, into.probe) and not into.opr.shape[0]
+        complete = into.object is not None and into.probe is not None and not into.opr.shape[0]
         transform = self._gathering(model, window_of(into.probe_weight), chunk.whole) if complete else None
         if transform is None or not isinstance(scene, FusedScene):
             return super().sweep(model, chunk, scene, task, into, keep)
@@ -139,7 +143,7 @@ class CpuPasses(FusedPasses):
         self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
     ) -> tuple[Tensor, Tensor]:
         probe, amplitudes, count = scene.probe, chunk.weights[:, 0].contiguous(), chunk.views.shape[0]
-        assert probe is not None and into.object is not None and into.object_weight is not None
+        assert probe is not None
         into.spectrum = torch.zeros_like(probe) if into.spectrum is None else into.spectrum
         self._begin_groups(into, probe)
         threads, window = min(_threads_for(count), GROUPS), scene.window
@@ -149,8 +153,7 @@ class CpuPasses(FusedPasses):
         given = (_arrays(scene.whole_object[0], anchors, beams, amplitudes), True)
         gathered = _arrays(windows, light, *into.kept)
         found = self._detector(model, chunk, given, task, far, out, (shift, gathered, threads, keep))[1]
-        sums = _arrays(into.object[0], into.object_weight[0])
-        compiled.add_windows(*_arrays(windows, light, anchors), _bands(), *sums)
+        compiled.add_windows(*_arrays(windows, light, anchors), _bands(), *self._object_sums(into))
         if keep:
             scene.__dict__["beams"] = Beams(beams, torch.ones_like(amplitudes))
         return out, found
@@ -219,9 +222,7 @@ class CpuPasses(FusedPasses):
 
     # --- adjoints ---
 
-    def to_object(
-        self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, light: Tensor
-    ) -> None:
+    def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
         if model.subpixel == "bilinear":
             corner, t = corners(chunk)
@@ -229,7 +230,13 @@ class CpuPasses(FusedPasses):
             corner, t = chunk.anchors, self._zeros(chunk.fractions)
         _, _, beams, amplitudes = _parts(scene)
         arrays = (*_arrays(waves, corner, t), beams, amplitudes)
-        compiled.to_object(*arrays, _bands(), self.constants, *_arrays(out, light))
+        compiled.to_object(*arrays, _bands(), self.constants, *self._object_sums(into))
+
+    def _object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
+        """Stale blocks, sums and weight (H, W)."""
+        assert into.object is not None and into.object_weight is not None
+        stale = self._none_stale if into.stale is None else into.stale
+        return _arrays(stale, into.object[0], into.object_weight[0])
 
     def _zeros(self, like: Tensor) -> Tensor:
         if self._nothing.shape[0] < like.shape[0]:
@@ -293,6 +300,27 @@ class CpuPasses(FusedPasses):
         return self._room[: bands * each].view(bands, each).numpy()
 
     # --- blocks of the object ---
+
+    def begin(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Blocks of an object larger than the caches are cleared when they are first added to, and are there already.
+
+        Bands of rows then must not share a block: of few blocks, there would be too few bands.
+        """
+        slices, height, width = field.shape
+        if slices > 1 or height < LARGE * BLOCK:
+            self.clear(field, weight, rows, columns)
+            return None
+        stale = torch.zeros(height // BLOCK, width // BLOCK, dtype=torch.uint8)
+        stale.numpy()[rows.numpy(), columns.numpy()] = 1
+        return stale
+
+    def settle(self, into: Adjoints) -> None:
+        """As the twin's."""
+        if into.stale is not None:
+            assert into.object is not None and into.object_weight is not None
+            rows, columns = map(torch.from_numpy, into.stale.numpy().nonzero())
+            self.clear(into.object, into.object_weight, rows, columns)
+            into.stale = None
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""

@@ -107,7 +107,7 @@ class FusedPasses(Passes, ABC):
     """Passes whose loops over pixels are kernels: the abstract methods, with `revise`, `descend` and `watch`."""
 
     #: Called before a chunk is begun.
-    begin: Callable[[], None] | None = None
+    prepare: Callable[[], None] | None = None
 
     # --- kernels ---
 
@@ -124,10 +124,8 @@ class FusedPasses(Passes, ABC):
         """F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
 
     @abstractmethod
-    def to_object(
-        self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, light: Tensor
-    ) -> None:
-        """out (H, W) += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, light (H, W) += the same of |a_j beams_jm|^2."""
+    def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
+        """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2."""
 
     @abstractmethod
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
@@ -158,8 +156,8 @@ class FusedPasses(Passes, ABC):
         """As the twin's; windows and waves are computed when they are asked for."""
         if model.slice_kernel is not None:
             return super().scene(model, chunk, obj, probe, opr)
-        if self.begin:
-            self.begin()
+        if self.prepare:
+            self.prepare()
         return FusedScene(self, model, chunk, obj.contiguous(), probe, opr)
 
     def kept(self, scene: Scene) -> Scene | None:
@@ -205,11 +203,12 @@ class FusedPasses(Passes, ABC):
     def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
         """As the twin's; a probe that was shifted is summed in Fourier space until `finish`."""
         if not isinstance(scene, FusedScene):
+            self.settle(into)
             super().adjoint(model, chunk, scene, waves, into)
             return
         waves = waves.contiguous()
         if into.object is not None and into.object_weight is not None:
-            self.to_object(model, chunk, scene, waves, into.object[0], into.object_weight[0])
+            self.to_object(model, chunk, scene, waves, into)
         if into.probe is None:
             return
         amplitudes = chunk.weights[:, 0].contiguous()

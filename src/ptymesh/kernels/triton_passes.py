@@ -81,10 +81,10 @@ class GpuPasses(FusedPasses):
 
     # --- adjoints ---
 
-    def to_object(
-        self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, out: Tensor, light: Tensor
-    ) -> None:
+    def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
+        assert into.object is not None and into.object_weight is not None
+        out, light = into.object[0], into.object_weight[0]
         bilinear = model.subpixel == "bilinear"
         corner, t = corners(chunk) if bilinear else (chunk.anchors, chunk.fractions)
         given = (waves, corner, t, scene.beams.waves, scene.beams.amplitudes, out, light)

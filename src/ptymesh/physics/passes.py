@@ -70,7 +70,8 @@ class Adjoints:
     """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
-    spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`, and kept: what else it does.
+    stale: (H/b, W/b) uint8, blocks of the object's sums that a pass clears when it first adds to them, and `settle` at
+    last. spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
@@ -79,6 +80,7 @@ class Adjoints:
     probe_weight: Tensor
     opr: Tensor
     opr_weight: Tensor
+    stale: Tensor | None = None
     spectrum: Tensor | None = None
     kept: tuple[Tensor, ...] = ()
 
@@ -167,6 +169,14 @@ class Passes:
         """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
+
+    def begin(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Clears these blocks of sums that are about to be added up, or returns which ones are `stale` (Adjoints)."""
+        self.clear(field, weight, rows, columns)
+        return None
+
+    def settle(self, into: Adjoints) -> None:
+        """No block of the object's sums is stale any more: they are about to be read."""
 
     def largest(self, leaf: Leaf) -> Tensor:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""

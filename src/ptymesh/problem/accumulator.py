@@ -45,7 +45,7 @@ class Accumulator:
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)
-            problem.passes.clear(obj, object_weight, self.blocks.rows, self.blocks.columns)
+            stale = problem.passes.begin(obj, object_weight, self.blocks.rows, self.blocks.columns)
             self.sums = Adjoints(
                 obj if with_object else None,
                 object_weight if with_object else None,
@@ -53,6 +53,7 @@ class Accumulator:
                 torch.zeros_like(estimate.probe[0].real),
                 torch.zeros_like(estimate.opr),
                 torch.zeros_like(estimate.opr.real),
+                stale if with_object else None,
             )
         self.fields = [obj, object_weight]
         #: Border views that the sums wait for, and views that have been added.
@@ -114,13 +115,19 @@ class Accumulator:
     def begin(self) -> None:
         """All border views have been swept: where they have been added, too, their sums start to travel."""
         if self._finish is None and self._added >= self._border:
-            self._finish = self.problem.layout.begin(self.fields, self.blocks)
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.exact is None:
+            self.problem.passes.settle(self.sums)
+        self._finish = self.problem.layout.begin(self.fields, self.blocks)
 
     def total(self, *others: Tally | Tensor) -> Sums:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
         problem.collected()
-        self._finish = self._finish or problem.layout.begin(self.fields, self.blocks)
+        if self._finish is None:
+            self._begin()
         kind = torch.int64 if self.exact else problem.real
         stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
         parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
