@@ -42,7 +42,7 @@ BANDS = 4
 #: Rows of blocks from which on an object counts as large.
 LARGE = 32
 #: Groups of views that are summed by themselves before they are summed up.
-GROUPS = 8
+GROUPS = 16
 TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
