@@ -87,7 +87,7 @@ class LSQML(Engine):
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Swept]]:
         accumulator, swept = problem.accumulator(estimate, batch), []
-        for chunk in accumulator.chunks():
+        for chunk in accumulator.chunks(keep=True):
             scene = problem.scene(estimate, chunk)
             chi = accumulator.revise(chunk, scene, keep=True)
             swept.append(problem.keep(chunk, scene, chi))

@@ -17,7 +17,7 @@ from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
-    from ptymesh.problem.problem import Problem
+    from ptymesh.problem.problem import Problem, Waves
 
 
 class Accumulator:
@@ -62,9 +62,10 @@ class Accumulator:
         problem.position_steps.clear()
         problem.weight_steps.clear()
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The batch's views for one sweep, whose waves `revise` or `descend` adds: nobody else changes them."""
-        return self.problem.chunks(self.estimate, self.batch.views, with_waves=self._waves_wanted)
+    def chunks(self, keep: bool = False) -> Iterator[Chunk]:
+        """The batch's views for one sweep, whose waves `revise` (with `keep`) or `descend` adds."""
+        waves: Waves = "used" if self._waves_wanted else "kept" if keep else "dropped"
+        return self.problem.chunks(self.estimate, self.batch.views, waves=waves)
 
     @property
     def _waves_wanted(self) -> bool:

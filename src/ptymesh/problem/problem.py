@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
 from operator import is_not
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ from ptymesh.problem.batch import Batch, Sums, Swept
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
+#: So many times as large may waves of a chunk be that are written, and not read before the batch's second sweep.
+KEPT_CHUNKS = 4
+Waves = Literal["used", "kept", "dropped"]
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
@@ -219,16 +222,17 @@ class Problem:
     # --- the words it is made of ---
 
     def chunks(
-        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, with_waves: bool = True
+        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, waves: Waves = "used"
     ) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
-        sums other ranks wait for, then those that are swept while these sums travel. with_waves: whether waves of a
-        chunk are looked at, rather than summed up by a pass alone."""
+        sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
+        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
         mine, whole = self.mine(views), self._whole(estimate)
         view_bytes = estimate.probe.numel() * estimate.probe.element_size()
-        if not with_waves:
-            view_bytes = self.passes.sweep_bytes(self.model, estimate.probe, whole)
+        if waves != "used":
+            least = view_bytes // KEPT_CHUNKS if waves == "kept" else 0
+            view_bytes = max(least, self.passes.sweep_bytes(self.model, estimate.probe, whole))
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // view_bytes)
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
