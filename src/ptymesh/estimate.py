@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ptymesh.errors import BadInput
 from ptymesh.types import Anchors, Object, Positions, Probe, Weights
 
 #: Side of the square blocks in which object updates are kept and sent; the object is a whole number of them.
@@ -86,3 +87,17 @@ class Estimate:
     def fractions(self, views: torch.Tensor) -> torch.Tensor:
         """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""
         return (self.positions[views] - self.anchors[views]).to(self.probe.real.dtype)
+
+
+def check_room(estimate: Estimate) -> None:
+    """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
+    shape, window = estimate.extent, estimate.window
+    for sides in (shape, estimate.object.shape[-2:]):
+        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
+    for axis, name in enumerate(("y", "x")):
+        low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
+        if low < REACH or high + window[axis] + REACH > shape[axis]:
+            raise BadInput(
+                f"Windows span {name} = {low} to {high + window[axis]} px but the object has {shape[axis]}; "
+                "check the positions, or start from an object that holds the whole scan."
+            )

@@ -52,6 +52,19 @@ def test_sweep_of_whole_positions() -> None:
     compare_sweeps(case, "revise", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
 
+def test_modes_count_where_they_leave_the_cache() -> None:
+    """Chunks are as small as that asks."""
+    case = Case(torch.complex64, (16, 16), modes=3)
+    one = case.probe[0].numel() * case.probe.element_size()
+    sizes = {}
+    for name in ("none", "bilinear", "fourier"):
+        sizes[name] = case.fused.sweep_bytes(replace(case.model, subpixel=name), case.probe, whole=False)
+    assert sizes == {"none": 3 * one, "bilinear": 3 * one, "fourier": one}
+    slices = replace(case.model, slice_kernel=torch.ones(case.window))
+    assert case.fused.sweep_bytes(slices, case.probe, whole=False) == 3 * one
+    assert case.fused.sweep_bytes(case.model, case.probe, whole=True) == 3 * one
+
+
 def test_object_or_probe_alone() -> None:
     case = Case()
     waves = case.many()

@@ -9,13 +9,12 @@ import torch
 from pydantic import ValidationError
 
 from ptymesh.errors import BadInput
-from ptymesh.estimate import BLOCK
+from ptymesh.estimate import BLOCK, check_room
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
-from ptymesh.problem import check_room
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.simulate_file import truth_result
 from ptymesh.run.starts import ObjectOptions, ProbeOptions

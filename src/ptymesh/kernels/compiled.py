@@ -83,17 +83,11 @@ def _reach(n: Any, h: int) -> Any:
 
 
 @inlined
-def _band(top: int, bottom: int, band: int, bands: int) -> Any:
-    """First row of a band of rows top ... bottom - 1, and the one after its last: whole blocks."""
-    first, last = top // SIDE, (bottom + SIDE - 1) // SIDE
-    return (first + (last - first) * band // bands) * SIDE, (first + (last - first) * (band + 1) // bands) * SIDE
-
-
-@inlined
 def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
-    """The same, or with bands as even as can be, which may share blocks."""
+    """First row of a band of rows top ... bottom - 1, and the one after its last; whole: no block is shared."""
     if whole:
-        return _band(top, bottom, band, bands)
+        first, last = top // SIDE, (bottom + SIDE - 1) // SIDE
+        return (first + (last - first) * band // bands) * SIDE, (first + (last - first) * (band + 1) // bands) * SIDE
     return top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
 
 

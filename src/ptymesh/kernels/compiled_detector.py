@@ -18,7 +18,7 @@ from numba import prange
 from ptymesh.kernels.comparison import compare, newton_step
 from ptymesh.kernels.compiled_probes import begin_group
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_light, add_shifted_back, shifted
+from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
 from ptymesh.kernels.strips import (
     ONE,
     PAIR,
@@ -221,7 +221,7 @@ def _view(
     _to_window(j, own, beams, out, windows, light)
     begin_group(g, sums, lights, added)
     add_shifted_back(work, out, own, obj, y, x, a[j], fractions[j], tables, sums[g])
-    add_light(obj, y, x, a[j], lights[g])
+    add_power(obj, y, x, a[j], lights[g])
 
 
 @parallel

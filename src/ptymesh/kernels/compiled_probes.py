@@ -16,7 +16,7 @@ from numba import prange
 
 from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_light, add_shifted_back, shifted
+from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
 from ptymesh.kernels.strips import PAIR, TWO, ZERO, U
 from ptymesh.kernels.vectors import LANES, add_complex, load, spread
 
@@ -49,7 +49,7 @@ def to_spectrum(
                 y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
                 begin_group(g, sums, lights, added)
                 add_shifted_back(work[band], chi, view, obj, y, x, a[j], fractions[j], tables, sums[g])
-                add_light(obj, y, x, a[j], lights[g])
+                add_power(obj, y, x, a[j], lights[g])
 
 
 @inlined
@@ -119,8 +119,8 @@ def shifted_systems(
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             (fractions, amplitudes), constants = shift, tables[0]
-            shifted(work[band], spectrum, fractions[j], amplitudes[j], -1, tables, d_beams, U(i))
-            step_system(U(j), U(i), chi, obj, change, n, beams, a, d_beams, a, constants, out)
+            shifted(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams, U(i))
+            step_system(U(j), U(i), chi, obj, change, n, beams, a, d_beams, amplitudes, constants, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.

@@ -165,7 +165,8 @@ class CpuPasses(FusedPasses):
 
     def _gathering(self, model: Model, window: tuple[int, int], whole: bool) -> Transform | None:
         """The transform with which `sweep` goes view by view, if it does."""
-        return self._far_field(model, window) if model.subpixel == "fourier" and not whole else None
+        shifts = model.subpixel == "fourier" and not whole and model.slice_kernel is None
+        return self._far_field(model, window) if shifts else None
 
     def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
         """The transform to the detector, if the kernels know it."""

@@ -118,7 +118,7 @@ def add_shifted_back(
 
 
 @inlined
-def add_light(obj: Any, y: int, x: int, a: float, out: Any) -> None:
+def add_power(obj: Any, y: int, x: int, a: float, out: Any) -> None:
     """out (h, w) += |a O|^2, O the object's window at y x."""
     h, w, W, by2 = U(out.shape[0]), U(out.shape[1]), U(obj.shape[1]), spread(a * a)
     full = w // LANES * LANES

@@ -3,6 +3,6 @@
 from ptymesh.physics.passes import Chunk
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Sums, Swept
-from ptymesh.problem.problem import CHUNK_BYTES, Problem, check_room
+from ptymesh.problem.problem import CHUNK_BYTES, Problem
 
-__all__ = ["CHUNK_BYTES", "Accumulator", "Batch", "Chunk", "Problem", "Sums", "Swept", "check_room"]
+__all__ = ["CHUNK_BYTES", "Accumulator", "Batch", "Chunk", "Problem", "Sums", "Swept"]

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.errors import BadInput
-from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.estimate import Estimate, check_room
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread, sent
@@ -482,20 +481,6 @@ class Problem:
             along = inner(moved, chi[:, : len(modes)])
             steps.append((along / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny)).to(self.real))
         return torch.stack(steps, dim=1)
-
-
-def check_room(estimate: Estimate) -> None:
-    """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
-    shape, window = estimate.extent, estimate.window
-    for sides in (shape, estimate.object.shape[-2:]):
-        assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"
-    for axis, name in enumerate(("y", "x")):
-        low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
-        if low < REACH or high + window[axis] + REACH > shape[axis]:
-            raise BadInput(
-                f"Windows span {name} = {low} to {high + window[axis]} px but the object has {shape[axis]}; "
-                "check the positions, or start from an object that holds the whole scan."
-            )
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
