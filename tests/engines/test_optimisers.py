@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ptymesh.engines import ENGINES, REFUSED, SGD, Adam, NAdam, RMSprop
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.engines.optimisers import ELEMENTWISE
-from ptymesh.engines.schedulers import SHORT, Pace, Scheduler
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
@@ -356,67 +354,6 @@ def test_positions_through_the_optimiser() -> None:
     assert state.engines[0]["positions.exp_avg"].shape == (40, 2)
     plain = moved(unknowns={"object": {"lr": 1e-9}, "probe": False})
     assert error(plain.estimate) < before / 10 and "positions.exp_avg" not in plain.engines[0]
-
-
-# --- schedulers ---
-
-
-def rates(name: str, epochs: int = 6, losses: Tensor | None = None, **options: Any) -> list[float]:
-    stage = Adam(epochs=epochs, lr=0.1, scheduler={"name": name, **options})
-    pace = stage._new_pace()
-    return [pace.at(epoch, losses)["object"]["lr"] for epoch in range(1, epochs + 1)]
-
-
-def test_schedulers() -> None:
-    cosine = [0.05 * (1 + np.cos(np.pi * epoch / 6)) for epoch in range(6)]
-    assert rates("cosine") == pytest.approx(cosine)
-    assert rates("CosineAnnealingLR", T_max=6) == pytest.approx(cosine)
-    assert rates("step", step_size=2, gamma=0.5) == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
-    assert rates("polynomial") == pytest.approx([0.1 * (1 - epoch / 6) for epoch in range(6)])
-    assert rates("one_cycle")[0] == pytest.approx(0.1 / 25) and max(rates("one_cycle")) > 0.09
-    losses = torch.tensor([3.0, 2.0, 2.0, 2.0, 2.0, 1.0])
-    found = rates("plateau", losses=losses, patience=1)
-    assert found == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
-    assert set(SHORT) == {name for name in SHORT if Scheduler(name=name)}
-
-
-def test_a_scheduler_can_be_entered_anywhere() -> None:
-    pace = Pace(torch.optim.Adam, {"object": 0.1}, {}, Scheduler(name="exponential", gamma=0.5), 9)
-    assert [pace.at(epoch)["object"]["lr"] for epoch in (5, 5, 7, 2)] == pytest.approx(
-        [0.1 / 16, 0.1 / 16, 0.1 / 64, 0.05]
-    )
-
-
-def test_a_cycled_momentum_reaches_the_optimiser() -> None:
-    stage = Adam(epochs=4, scheduler={"name": "one_cycle", "base_momentum": 0.5})
-    pace = stage._new_pace()
-    assert pace.at(1)["object"]["betas"][0] != pace.at(3)["object"]["betas"][0]
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "words"),
-    [
-        ({"name": "cosin"}, "no scheduler of torch; there are constant, cosine"),
-        ({"name": "LRScheduler"}, "no scheduler of torch"),
-        ({"name": "SequentialLR"}, "several stages"),
-        ({"name": "step", "gama": 0.5}, "StepLR has no option 'gama'; it has step_size, gamma"),
-        ({"name": "step"}, "step_size"),
-        ({"name": "cyclic", "base_lr": 0.1, "max_lr": 0.2, "cycle_momentum": "x", "mode": "up"}, "mode"),
-    ],
-)
-def test_schedulers_are_checked(scheduler: dict, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Adam(scheduler=scheduler)
-
-
-def test_plateau_looks_at_the_losses_of_the_run() -> None:
-    toy = make()
-    stage = dict(epochs=4, batch=20, lr=1e-6)
-    options = {"name": "plateau", "patience": 0, "threshold": 0.5, "factor": 1e-3}
-    state = run(toy, Adam(scheduler=options, **stage), toy.start())
-    assert state.engines[0]["losses"].tolist() == pytest.approx(state.history["loss"])
-    still, moving = (run(toy, Adam(scheduler=s, **stage), toy.start()).estimate.object - 1 for s in (options, None))
-    assert float(still.abs().max()) < 0.7 * float(moving.abs().max())
 
 
 # --- memory ---
