@@ -87,7 +87,7 @@ def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyP
     rows, columns = (torch.arange(80) // 40)[:count], (torch.arange(80) % 40)[:count]
     whole, weight = (torch.randn(SLICES, 64, 40 * BLOCK, generator=generator) for _ in range(2))
     field = torch.complex(whole, -whole)
-    monkeypatch.setattr(cpu, "_bands", lambda: bands)
+    monkeypatch.setattr(cpu, "bands_of_rows", lambda: bands)
     passes = CpuPasses(torch.complex64)
     wanted, got = field.clone(), field.clone()
     leaf = Leaf(rows, columns, whole=weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from twins import (
     swept,
 )
 
-from ptymesh.kernels import cpu
+from ptymesh.kernels import arguments, cpu
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Boxes
 from ptymesh.physics.blocks import blocked
@@ -52,17 +53,30 @@ def test_sweep_of_whole_positions() -> None:
     compare_sweeps(case, "revise", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
 
-def test_modes_count_where_they_leave_the_cache() -> None:
-    """Chunks are as small as that asks."""
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_a_chunk_is_swept_strip_by_strip(subpixel: str, views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wave = 16 * 24 * 28
+    monkeypatch.setattr(arguments, "STRIP_BYTES", views * (wave if subpixel == "fourier" else 2 * wave))
+    case, calls = Case(window=(24, 28), modes=2, subpixel=subpixel), []
+    detector = cpu.compiled_detector.detector
+
+    def counting(*arguments: Any) -> None:
+        calls.append(len(arguments[8]))
+        detector(*arguments)
+
+    monkeypatch.setattr(cpu.compiled_detector, "detector", counting)
+    compare_sweeps(case, "revise")
+    assert max(calls) == views < case.views and sum(calls) % case.views == 0
+
+
+def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
     case = Case(torch.complex64, (16, 16), modes=3)
-    one = case.probe[0].numel() * case.probe.element_size()
-    sizes = {}
-    for name in ("none", "bilinear", "fourier"):
-        sizes[name] = case.fused.sweep_bytes(replace(case.model, subpixel=name), case.probe, whole=False)
-    assert sizes == {"none": 3 * one, "bilinear": 3 * one, "fourier": one}
+    waves = case.probe.numel() * case.probe.element_size()
+    for subpixel, found in (("none", 0), ("fourier", 0), ("bilinear", waves)):
+        assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe) == found
     slices = replace(case.model, slice_kernel=torch.ones(case.window))
-    assert case.fused.sweep_bytes(slices, case.probe, whole=False) == 3 * one
-    assert case.fused.sweep_bytes(case.model, case.probe, whole=True) == 3 * one
+    assert case.fused.sweep_bytes(slices, case.probe) == waves
 
 
 def test_object_or_probe_alone() -> None:
@@ -142,10 +156,9 @@ def test_pixels_without_data_stay() -> None:
 def test_blocks_are_cleared_when_they_are_first_added_to(
     subpixel: str, bands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "LARGE", 1)
-    monkeypatch.setattr(cpu, "_bands", lambda: bands)
+    monkeypatch.setattr(cpu, "bands_of_rows", lambda: bands)
     case = Case(torch.complex64, subpixel=subpixel)
-    case.object = case.waves(1, 128, 96)
+    case.object = case.waves(1, 64 * (bands + 1), 96)
     passes, found = case.fused, []
     boxes = Boxes.of(case.chunk.anchors, case.window, case.object.shape)
     rows, columns = map(torch.from_numpy, boxes.cover(np.arange(case.views)).nonzero())
@@ -154,7 +167,7 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         assert sums.object is not None and sums.object_weight is not None
         sums.object += before
         sums.object_weight += before
-        sums.stale = passes.begin(sums.object, sums.object_weight, rows, columns)
+        passes.begin(sums, rows, columns)
         assert sums.stale is not None and int(sums.stale.sum()) == len(rows)
         for swept_by in (passes.sweep, Passes.sweep.__get__(passes)):
             chunk = replace(case.chunk, sweep={})
@@ -162,8 +175,14 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
             swept_by(case.model, chunk, scene, "revise", sums)
         passes.settle(sums)
         assert sums.stale is None
+        if subpixel == "bilinear":
+            assert sums.top is None
+        else:
+            assert sums.top is not None and float(sums.top.max()) == float(
+                blocked(sums.object_weight)[0][rows, columns].max()
+            )
         found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight)])
-        outside = torch.ones(4, 3, dtype=torch.bool)
+        outside = torch.ones(2 * (bands + 1), 3, dtype=torch.bool)
         outside[rows, columns] = False
         assert bool((blocked(sums.object_weight)[0][outside] == before).all()), "others stay"
     for zero, seven in zip(*found, strict=True):

@@ -19,7 +19,7 @@ from numba import prange
 
 from ptymesh.estimate import BLOCK as SIDE
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total
+from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total, where_at_least
 
 U: Any = np.uint64
 ZERO, TWO = U(0), U(2)
@@ -104,7 +104,17 @@ def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any,
 
 
 @inlined
-def _add_row(j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: int, out: Any, weight: Any) -> None:
+def _grown(weight: Any, place: int, power: Any, highest: Any) -> Any:
+    """Adds to the weight at a place; what is highest with it. Weights only grow: at last it is the highest of all."""
+    power = load(weight, place) + power
+    store(weight, place, power)
+    return where_at_least(power, highest, power, highest)
+
+
+@inlined
+def _add_row(
+    j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: int, out: Any, weight: Any, top: Any
+) -> None:
     """Row r of view j, beam b: adds sum_m conj(f P_m) chi_m to `out` and sum_m |f P_m|^2 to `weight` at y x."""
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(out.shape[1])
     k, mode = W * U(y) + U(x), TWO * h * w
@@ -113,6 +123,7 @@ def _add_row(j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: 
     full = w // LANES * LANES
     fetch(out, TWO * (k + AHEAD * W), TWO * w)
     fetch(weight, k + AHEAD * W, w)
+    highest = load(top, ZERO)
     for c in range(ZERO, full, LANES):
         at = TWO * c
         (p, q), (s, t) = load_complex(beams, e + at), load_complex(chi, i + at)
@@ -121,12 +132,14 @@ def _add_row(j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: 
             (p, q), (s, t) = load_complex(beams, e + at + m * mode), load_complex(chi, i + at + m * mode)
             real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
         add_complex(out, TWO * k + at, by * real, by * imaginary)
-        store(weight, k + c, load(weight, k + c) + by2 * power)
-    for m in range(M):
-        for c in range(full, w):
+        highest = _grown(weight, k + c, by2 * power, highest)
+    store(top, ZERO, highest)
+    for c in range(full, w):
+        for m in range(M):
             P = f * beams[b, m, r, c]
             out[y, U(x) + c] += np.conj(P) * chi[j, m, r, c]
             weight[y, U(x) + c] += P.real * P.real + P.imag * P.imag
+        top[0] = max(top[0], weight[y, U(x) + c])
 
 
 @inlined
@@ -182,6 +195,7 @@ def _to_object(
     stale: Any,
     out: Any,
     weight: Any,
+    top_of: Any,
 ) -> None:
     B, _, h, w = chi.shape
     whole = len(stale) > 0
@@ -198,7 +212,7 @@ def _to_object(
                 _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
         else:
             for r in range(max(0, start - y), min(h, stop - y)):
-                _add_row(j, b, r, chi, beams, f, y + r, x, out, weight)
+                _add_row(j, b, r, chi, beams, f, y + r, x, out, weight, top_of[band])
 
 
 @parallel
@@ -213,24 +227,36 @@ def to_object(
     stale: Any,
     out: Any,
     weight: Any,
+    tops: Any,
 ) -> None:
     """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
 
     t (B, 2): weights of the next pixel, down and right (bilinear), or zero. stale (H/b, W/b) uint8: blocks which become
-    zero before anything is added to them, and are stale no more; of no rows, there are none.
+    zero before anything is added to them, and are stale no more; of no rows, there are none. tops (bands, k >= 8): in
+    each band's row is the largest weight that it has added to, if not one larger yet; where t is zero.
     """
     top, bottom = _reach(n, chi.shape[2])
     for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight)
+        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight, tops)
 
 
 @inlined
 def _add_windows(
-    band: int, waves: Any, light: Any, n: Any, top: int, bottom: int, bands: int, stale: Any, out: Any, weight: Any
+    band: int,
+    waves: Any,
+    light: Any,
+    n: Any,
+    top: int,
+    bottom: int,
+    bands: int,
+    stale: Any,
+    out: Any,
+    weight: Any,
+    top_of: Any,
 ) -> None:
     h, w, W, whole = U(waves.shape[1]), U(waves.shape[2]), U(out.shape[1]), len(stale) > 0
     start, stop = _rows(whole, top, bottom, band, bands)
-    full = w // LANES * LANES
+    full, highest = w // LANES * LANES, load(top_of, ZERO)
     for j in range(len(n)):
         y, x = n[j, 0], n[j, 1]
         if whole:
@@ -242,21 +268,23 @@ def _add_windows(
             for c in range(ZERO, full, LANES):
                 real, imaginary = load_complex(waves, TWO * (i + c))
                 add_complex(out, TWO * (k + c), real, imaginary)
-                store(weight, k + c, load(weight, k + c) + load(light, i + c))
+                highest = _grown(weight, k + c, load(light, i + c), highest)
             for c in range(full, w):
                 out[y + r, U(x) + c] += waves[j, r, c]
                 weight[y + r, U(x) + c] += light[j, r, c]
+                top_of[LANES] = max(top_of[LANES], weight[y + r, U(x) + c])
+    store(top_of, ZERO, highest)
 
 
 @parallel
-def add_windows(waves: Any, light: Any, n: Any, bands: int, stale: Any, out: Any, weight: Any) -> None:
+def add_windows(waves: Any, light: Any, n: Any, bands: int, stale: Any, out: Any, weight: Any, tops: Any) -> None:
     """out += sum_j S_j^H waves_j, waves (B, h, w), and weight += sum_j S_j^H light_j, light (B, h, w) real.
 
-    stale: see `to_object`.
+    stale, tops (bands, k > 8): see `to_object`.
     """
     top, bottom = _reach(n, waves.shape[1])
     for i in prange(bands):
-        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, stale, out, weight)
+        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, stale, out, weight, tops[i])
 
 
 @inlined
@@ -445,8 +473,8 @@ def step_systems(
 SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
-    to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2",
-    add_windows: "c3 r3 i2 i u2 c2 r2",
+    to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2 r2",
+    add_windows: "c3 r3 i2 i u2 c2 r2 r2",
     add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 i c3 r2",
     to_probes: "c4 c2 i2 r1 i c4 r2",

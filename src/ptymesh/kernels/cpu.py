@@ -9,8 +9,6 @@ slices), the detector's pass is, and the rest is left to the torch twin.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from operator import is_not
 from typing import Any
 
@@ -28,21 +26,34 @@ from ptymesh.kernels import (
     compiled_probes,
     strips,
 )
+from ptymesh.kernels.arguments import (
+    Transform,
+    array_of,
+    arrays_of,
+    bands_of_rows,
+    constants_of,
+    numpy_dtype,
+    places_of,
+    strips_of,
+    threads_for,
+    transform_for,
+    untransformed,
+    views_of_strip,
+)
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
-from ptymesh.physics import fidelity, views
+from ptymesh.physics import views
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, frequencies, ifft
 
-#: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
-BANDS = 4
-#: Rows of blocks from which on an object counts as large.
-LARGE = 32
-#: Groups of views that are summed by themselves before they are summed up.
-GROUPS = 16
+#: Groups of views that are summed by themselves before they are summed up: so many threads at most share them, and any
+#: number of these finds the same bits. The first that is enough is taken: every group is read once more.
+GROUPS = (4, 16)
+#: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
+TOPS = 16
 TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
@@ -59,11 +70,11 @@ class CpuPasses(FusedPasses):
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
         self._nothing, self._room = torch.zeros(0, 2, dtype=self.real), torch.zeros(0, dtype=self.real)
-        self.constants = _constants(self.real, 1.0)
+        self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
-        self._no_shift = _arrays(nothing.to(dtype), self._nothing)
+        self._no_shift = arrays_of(nothing.to(dtype), self._nothing)
         self._none_stale = torch.zeros(0, 0, dtype=torch.uint8)
-        self._no_sums = _arrays(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
+        self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         #: Mask and background with their versions, and what `_planes` made of them.
         self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
         self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
@@ -84,17 +95,17 @@ class CpuPasses(FusedPasses):
         corner, t = corners(chunk)
         out = torch.empty((len(t), *window), dtype=obj.dtype)
         numbers = torch.tensor([0, 1], dtype=t.dtype)
-        compiled.interpolated(*_arrays(obj[0], corner, t, numbers, out))
+        compiled.interpolated(*arrays_of(obj[0], corner, t, numbers, out))
         return out.view(-1, window[1])
 
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
         """See the base."""
-        transform = _transform(window_of(spectrum), self.real)
+        transform = transform_for(window_of(spectrum), self.real)
         if not transform.known:
             return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
-        given = _arrays(spectrum, fractions, amplitudes)
-        work = self._work(_threads_for(len(out)), out.shape[1:])
+        given = arrays_of(spectrum, fractions, amplitudes)
+        work = self._work(threads_for(len(out)), out.shape[1:])
         compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
         return out
 
@@ -129,54 +140,92 @@ class CpuPasses(FusedPasses):
     def sweep(
         self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As the twin's; in the far field shifted probes, and what comes of them, stay in the cache view by view.
+        """As the twin's; in the far field strip by strip, so that what one pass writes the next finds in a cache.
 
-        Probes that all views share gain nothing by it: passes over a chunk sum faster what is summed over views.
+        Shifted probes, and what comes of them, stay in one core's cache view by view. Probes that all views share gain
+        nothing by that: passes over a strip sum faster what is summed over views.
         """
         complete = into.object is not None and into.probe is not None and not into.opr.shape[0]
-        transform = self._gathering(model, window_of(into.probe_weight), chunk.whole) if complete else None
-        if transform is None or not isinstance(scene, FusedScene):
+        far = self._by_strips(model, window_of(into.probe_weight)) if complete else None
+        if far is None or not isinstance(scene, FusedScene):
             return super().sweep(model, chunk, scene, task, into, keep)
-        return self._sweep(model, chunk, scene, task, into, keep, transform)
+        if self._shifts(model, chunk.whole):
+            return self._sweep_shifted(model, chunk, scene, task, into, keep, far)
+        return self._sweep_shared(model, chunk, scene, task, into, keep, far)
 
-    def _sweep(
+    def _sweep_shifted(
         self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
     ) -> tuple[Tensor, Tensor]:
         probe, amplitudes, count = scene.probe, chunk.weights[:, 0].contiguous(), chunk.views.shape[0]
         assert probe is not None
         into.spectrum = torch.zeros_like(probe) if into.spectrum is None else into.spectrum
         self._begin_groups(into, probe)
-        threads, window = min(_threads_for(count), GROUPS), scene.window
-        beams, out = (probe.new_empty((count if keep else threads, *probe.shape)) for _ in range(2))
-        windows, light = probe.new_empty((count, *window)), amplitudes.new_empty((count, *window))
-        anchors, shift = chunk.anchors, _arrays(self.spectrum(chunk, probe), chunk.fractions)
-        given = (_arrays(scene.whole_object[0], anchors, beams, amplitudes), True)
-        gathered = _arrays(windows, light, *into.kept)
-        found = self._detector(model, chunk, given, task, far, out, (shift, gathered, threads, keep))[1]
-        compiled.add_windows(*_arrays(windows, light, anchors), _bands(), *self._object_sums(into))
+        threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
+        waves = [probe.new_empty((count if keep else threads, *probe.shape)) for _ in range(2)]
+        windows, light = probe.new_empty((size, *scene.window)), amplitudes.new_empty((size, *scene.window))
+        beams, out, lit, power = arrays_of(*waves, windows, light)
+        obj, n, a, fractions = arrays_of(scene.whole_object[0], chunk.anchors, amplitudes, chunk.fractions)
+        spectrum, kept, work = (
+            array_of(self.spectrum(chunk, probe)),
+            arrays_of(*into.kept),
+            self._work(threads, out.shape[1:]),
+        )
+        (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
+        terms, bands, sums = found.numpy(), bands_of_rows(), self._object_sums(into)
+        for some in strips_of(count, size):
+            scene_, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
+            data, back = (counts, places[some], *planes), out[some] if keep else out
+            gathered = (lit, power, *kept)
+            compiled_detector.detector(work, scene_, shift, data, how, keep, far.tables, back, terms[some], gathered)
+            compiled.add_windows(lit, power, n[some], bands, *sums)
         if keep:
-            scene.__dict__["beams"] = Beams(beams, torch.ones_like(amplitudes))
-        return out, found
+            scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(amplitudes))
+        return waves[1], found
 
-    def sweep_bytes(self, model: Model, probe: Tensor, whole: bool) -> int:
-        """As the twin's; a view's modes stay in the cache where `sweep` does."""
-        modes = 1 if self._gathering(model, window_of(probe), whole) else len(probe)
-        return probe[0].numel() * probe.element_size() * modes
+    def _sweep_shared(
+        self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
+    ) -> tuple[Tensor, Tensor]:
+        assert into.probe is not None
+        obj, n, beams, a = _parts(scene)
+        count, size = len(n), min(len(n), views_of_strip(into.probe))
+        waves = into.probe.new_empty((count if keep else size, *into.probe.shape))
+        (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
+        terms, out, none, bands = found.numpy(), waves.numpy(), self._zeros(chunk.fractions).numpy(), bands_of_rows()
+        work = self._work(threads_for(count), out.shape[1:])
+        sums, by_probe = self._object_sums(into), arrays_of(into.probe, into.probe_weight)
+        for some in strips_of(count, size):
+            at, f, chi = n[some], a[some], out[some] if keep else out[: len(terms[some])]
+            data = (counts, places[some], *planes)
+            compiled_detector.detector(
+                work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
+            )
+            compiled.to_object(chi, at, none[some], beams, f, bands, self.constants, *sums)
+            compiled.to_probe(chi, obj, at, f, bands, *by_probe)
+        return waves, found
 
-    def _gathering(self, model: Model, window: tuple[int, int], whole: bool) -> Transform | None:
-        """The transform with which `sweep` goes view by view, if it does."""
-        shifts = model.subpixel == "fourier" and not whole and model.slice_kernel is None
-        return self._far_field(model, window) if shifts else None
+    def sweep_bytes(self, model: Model, probe: Tensor) -> int:
+        """As the twin's; a chunk of any size is swept strip by strip, where that can be done."""
+        return 0 if self._by_strips(model, window_of(probe)) else super().sweep_bytes(model, probe)
+
+    def _by_strips(self, model: Model, window: tuple[int, int]) -> Transform | None:
+        """The transform with which `sweep` goes strip by strip, if it does."""
+        single = model.slice_kernel is None and model.subpixel != "bilinear"
+        return self._far_field(model, window) if single else None
+
+    @staticmethod
+    def _shifts(model: Model, whole: bool) -> bool:
+        """Whether every view has a probe of its own."""
+        return model.subpixel == "fourier" and not whole
 
     def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
         """The transform to the detector, if the kernels know it."""
-        transform = _transform(window, self.real)
+        transform = transform_for(window, self.real)
         return transform if model.kernel is None and transform.known else None
 
     def _at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         given = _waves_alone(chunk, detected)
-        return self._detector(model, chunk, given, task, _untransformed(self.real), detected)[1]
+        return self._detector(model, chunk, given, task, untransformed(self.real), detected)[1]
 
     def _detector(
         self,
@@ -186,32 +235,35 @@ class CpuPasses(FusedPasses):
         task: Task,
         transform: Transform,
         out: Tensor | None = None,
-        gathering: tuple[Any, Any, int, bool] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the task makes of waves, in `out` if that is given, and of each view the sums.
 
-        given: the kernel's scene, and whether exit waves are to be made of it; gathering: its shift, what it gathers
-        into, on how many threads, and whether waves are kept.
+        given: the kernel's scene, and whether exit waves are to be made of it.
         """
+        scene, product = given
+        (_, *wave), count = scene[2].shape, len(scene[3])
+        if out is None:  # of a watch nothing comes back
+            out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
+        data, how, found = self._comparison(model, chunk, task, product)
+        work, arrays = self._work(threads_for(count), wave), arrays_of(out, found)
+        compiled_detector.detector(
+            work, scene, self._no_shift, data, how, True, transform.tables, *arrays, self._no_sums
+        )
+        return out, found
+
+    def _comparison(self, model: Model, chunk: Chunk, task: Task, product: bool) -> tuple[Any, Any, Tensor]:
+        """Of the detector's kernel `data` and `how`, and room for what it finds of each view, (B, 6)."""
         kept = chunk.sweep.get("detector")
         if kept is None:
             kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
-        scene, product = given
-        (_, *wave), count = scene[2].shape, len(scene[3])
         if places is None:
-            places = torch.arange(count)
-        if out is None:  # of a watch nothing comes back
-            out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
-        found = torch.empty((count, 6), dtype=torch.float64)
-        shift, into, threads, keep = gathering or (self._no_shift, self._no_sums, _threads_for(count), True)
+            places = torch.arange(counts.shape[0])
         how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
-        data = (*_arrays(counts.view(torch.uint8), places), *kept[:2])
-        work = self._work(threads, wave)
-        compiled_detector.detector(work, scene, shift, data, how, keep, transform.tables, *_arrays(out, found), into)
-        return out, found
+        data = (*arrays_of(counts.view(torch.uint8), places), *kept[:2])
+        return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
     def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
         """Mask and background as the kernel reads them, and whether there is any; made anew when they have changed."""
@@ -230,14 +282,17 @@ class CpuPasses(FusedPasses):
         else:
             corner, t = chunk.anchors, self._zeros(chunk.fractions)
         _, _, beams, amplitudes = _parts(scene)
-        arrays = (*_arrays(waves, corner, t), beams, amplitudes)
-        compiled.to_object(*arrays, _bands(), self.constants, *self._object_sums(into))
+        arrays = (*arrays_of(waves, corner, t), beams, amplitudes)
+        compiled.to_object(*arrays, bands_of_rows(), self.constants, *self._object_sums(into))
+        if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
+            into.top = None
 
     def _object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
-        """Stale blocks, sums and weight (H, W)."""
+        """Stale blocks, sums and weight (H, W), tops of the weight."""
         assert into.object is not None and into.object_weight is not None
         stale = self._none_stale if into.stale is None else into.stale
-        return _arrays(stale, into.object[0], into.object_weight[0])
+        top = into.object_weight.new_empty((bands_of_rows(), TOPS)) if into.top is None else into.top
+        return arrays_of(stale, into.object[0], into.object_weight[0], top)
 
     def _zeros(self, like: Tensor) -> Tensor:
         if self._nothing.shape[0] < like.shape[0]:
@@ -246,19 +301,19 @@ class CpuPasses(FusedPasses):
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """As the twin's."""
-        compiled.add_light(*_arrays(light, chunk.anchors, chunk.weights[:, 0]), _bands(), *_arrays(out))
+        compiled.add_light(*arrays_of(light, chunk.anchors, chunk.weights[:, 0]), bands_of_rows(), *arrays_of(out))
 
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
         """See the base."""
-        arrays = (_array(waves), *_parts(scene)[:2], _array(amplitudes))
-        compiled.to_probe(*arrays, _bands(), *_arrays(out, light))
+        arrays = (array_of(waves), *_parts(scene)[:2], array_of(amplitudes))
+        compiled.to_probe(*arrays, bands_of_rows(), *arrays_of(out, light))
 
     def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
         """See the base."""
         out = torch.empty_like(waves)
         light = waves.new_zeros(waves.shape[-2:], dtype=self.real) if light is None else light
-        arrays = (_array(waves), *_parts(scene)[:2], _array(amplitudes))
-        compiled.to_probes(*arrays, _bands(), *_arrays(out, light))
+        arrays = (array_of(waves), *_parts(scene)[:2], array_of(amplitudes))
+        compiled.to_probes(*arrays, bands_of_rows(), *arrays_of(out, light))
         return out
 
     def to_spectrum(
@@ -267,29 +322,30 @@ class CpuPasses(FusedPasses):
         """See the base; sums stay in groups until `finish`."""
         assert into.spectrum is not None
         window = window_of(chi)
-        transform = _transform(window, self.real)
+        transform = transform_for(window, self.real)
         if not transform.known:
             waves = fft(self.to_probes(scene, chi, amplitudes, into.probe_weight))
             into.spectrum += (waves * views.ramps(-fractions, window)[:, None]).sum(0)
             return
         self._begin_groups(into, into.spectrum)
         obj, corner, _, _ = _parts(scene)
-        work = self._work(min(_threads_for(len(chi)), GROUPS), chi.shape[1:])
-        given = (_array(chi), obj, corner, *_arrays(amplitudes, fractions))
-        compiled_probes.to_spectrum(work, *given, transform.tables, *_arrays(*into.kept))
+        work = self._work(min(threads_for(len(chi)), len(into.kept[-1])), chi.shape[1:])
+        given = (array_of(chi), obj, corner, *arrays_of(amplitudes, fractions))
+        compiled_probes.to_spectrum(work, *given, transform.tables, *arrays_of(*into.kept))
 
     def _begin_groups(self, into: Adjoints, probe: Tensor) -> None:
         """Room for sums over groups of views of what a probe (M, h, w) gathers, if there is none yet."""
         if not into.kept:
             window = window_of(probe)
-            sums = torch.empty((GROUPS, len(probe), strips.pixels(*window) * 2), dtype=self.real)
-            light = torch.empty((GROUPS, *window), dtype=self.real)
-            into.kept = (sums, light, torch.zeros(GROUPS, dtype=torch.int64))
+            groups = next((n for n in GROUPS if n >= torch.get_num_threads()), GROUPS[-1])
+            sums = torch.empty((groups, len(probe), strips.pixels(*window) * 2), dtype=self.real)
+            light = torch.empty((groups, *window), dtype=self.real)
+            into.kept = (sums, light, torch.zeros(groups, dtype=torch.int64))
 
     def finish(self, into: Adjoints) -> None:
         """As the base's, after groups of views have been summed up."""
         if into.kept and into.spectrum is not None:
-            compiled_probes.gather_groups(self.constants, *_arrays(*into.kept, into.spectrum, into.probe_weight))
+            compiled_probes.gather_groups(self.constants, *arrays_of(*into.kept, into.spectrum, into.probe_weight))
             into.kept = ()
         super().finish(into)
 
@@ -302,51 +358,58 @@ class CpuPasses(FusedPasses):
 
     # --- blocks of the object ---
 
-    def begin(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Blocks of an object larger than the caches are cleared when they are first added to, and are there already.
+    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
+        """Blocks are cleared when they are first added to, and are there already, and tops are found on the way.
 
         Bands of rows then must not share a block: of few blocks, there would be too few bands.
         """
-        slices, height, width = field.shape
-        if slices > 1 or height < LARGE * BLOCK:
-            self.clear(field, weight, rows, columns)
-            return None
-        stale = torch.zeros(height // BLOCK, width // BLOCK, dtype=torch.uint8)
-        stale.numpy()[rows.numpy(), columns.numpy()] = 1
-        return stale
+        if into.object is None or into.object_weight is None:
+            return
+        slices, height, width = into.object.shape
+        if slices > 1:
+            super().begin(into, rows, columns)
+            return
+        into.top = into.object_weight.new_zeros((bands_of_rows(), TOPS))
+        if height < 2 * bands_of_rows() * BLOCK:
+            super().begin(into, rows, columns)
+            return
+        into.stale = torch.zeros(height // BLOCK, width // BLOCK, dtype=torch.uint8)
+        into.stale.numpy()[rows.numpy(), columns.numpy()] = 1
 
     def settle(self, into: Adjoints) -> None:
         """As the twin's."""
-        if into.stale is not None:
-            assert into.object is not None and into.object_weight is not None
-            rows, columns = map(torch.from_numpy, into.stale.numpy().nonzero())
+        if into.stale is None:
+            return
+        assert into.object is not None and into.object_weight is not None
+        rows, columns = map(torch.from_numpy, into.stale.numpy().nonzero())
+        if rows.shape[0]:
             self.clear(into.object, into.object_weight, rows, columns)
-            into.stale = None
+        into.stale = None
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
-        compiled_blocks.clear(_places(rows, columns), _bands(), *_arrays(field, weight))
+        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *arrays_of(field, weight))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
         if leaf.whole is None or not leaf.rows.shape[0] or leaf.whole.dtype != self.real:
             return super().largest(leaf)
-        bands = _bands()
+        bands = bands_of_rows()
         found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
-        compiled_blocks.largest(_places(leaf.rows, leaf.columns), bands, *_arrays(leaf.whole, found))
+        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
         return found.amax(0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
-        if not blocks.write(target, expression, rows, columns, add, _bands()):
+        if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
         """As the twin's, in one pass."""
         share_threads()
-        numbers = np.array([2.0**exponent, 2.0**bits, 2.0**bits], dtype=_numpy_dtype(values.dtype))
+        numbers = np.array([2.0**exponent, 2.0**bits, 2.0**bits], dtype=numpy_dtype(values.dtype))
         beyond = np.empty(values.shape[1] * values.shape[4], dtype=np.int64)
-        compiled_fixed.add_fixed(*_arrays(values, corners), numbers, out.numpy(), beyond)
+        compiled_fixed.add_fixed(*arrays_of(values, corners), numbers, out.numpy(), beyond)
         return not beyond.any()
 
     # --- sums of single views ---
@@ -354,7 +417,7 @@ class CpuPasses(FusedPasses):
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""
         found = torch.empty((len(chi), 5), dtype=torch.float64)
-        arrays = (_array(chi), *_parts(scene), *_arrays(by_y, by_x))
+        arrays = (array_of(chi), *_parts(scene), *arrays_of(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
@@ -362,64 +425,26 @@ class CpuPasses(FusedPasses):
         self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """As the twin's; in the far field shifted directions of the probe stay in the cache view by view."""
-        far = self._gathering(model, window_of(chi), chunk.whole)
+        far = self._by_strips(model, window_of(chi)) if self._shifts(model, chunk.whole) else None
         if far is None or not isinstance(scene, FusedScene):
             return super().systems(model, chunk, scene, d_object, d_probe, chi)
-        modes, threads = chi.shape[1], _threads_for(len(chi))
+        modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
         obj, corner, _, amplitudes = _parts(scene)
         beams, d_beams = scene.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
-        arrays = (_array(chi), obj, _array(d_object[0]), corner, _array(beams), amplitudes, _array(spectrum))
-        shift, out = _arrays(chunk.fractions, chunk.weights[:, 0]), torch.empty((len(chi), 5), dtype=torch.float64)
+        arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
+        shift, out = arrays_of(chunk.fractions, chunk.weights[:, 0]), torch.empty((len(chi), 5), dtype=torch.float64)
         work = self._work(threads, chi.shape[1:])
-        compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *_arrays(d_beams, out))
+        compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out
 
     def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
         """See the base."""
         out = torch.empty((len(chi), 5), dtype=torch.float64)
         obj, corner, _, amplitudes = _parts(scene)
-        arrays = (_array(chi), obj, _array(change), corner, _array(beams), amplitudes)
-        compiled.step_systems(*arrays, *_arrays(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
+        arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
+        compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
-
-
-@dataclass(frozen=True)
-class Transform:
-    """How windows are transformed: constants of the kernels, plan and turns (see strips.py)."""
-
-    constants: np.ndarray[Any, Any]
-    plan: np.ndarray[Any, Any]
-    turns: np.ndarray[Any, Any]
-
-    @property
-    def known(self) -> bool:
-        """Whether there is such a transform; if not, the kernels leave waves as they are."""
-        return bool(self.plan[0, 0])
-
-    @property
-    def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """All of it, for a kernel."""
-        return self.constants, self.plan, self.turns
-
-
-@lru_cache
-def _transform(window: tuple[int, int], real: torch.dtype) -> Transform:
-    stages = [strips.stages(size) for size in window]
-    if not all(stages):
-        return _untransformed(real)
-    plan = np.zeros((2, max(map(len, stages))), dtype=np.int64)
-    turns = np.zeros((2, 2 * max(window)), dtype=_numpy_dtype(real))
-    for axis, size in enumerate(window):
-        angles = 2 * np.pi * np.arange(size) / size
-        plan[axis, : len(stages[axis])] = stages[axis]
-        turns[axis, : 2 * size] = np.stack((np.cos(angles), -np.sin(angles)), axis=1).ravel()
-    return Transform(_constants(real, (window[0] * window[1]) ** -0.5), plan, turns)
-
-
-@lru_cache
-def _untransformed(real: torch.dtype) -> Transform:
-    return Transform(_constants(real, 1.0), np.zeros((2, 1), np.int64), np.zeros((2, 1), _numpy_dtype(real)))
 
 
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
@@ -431,54 +456,16 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     return ifft(ramps[:, None] * spectrum)
 
 
-def _constants(real: torch.dtype, scale: float) -> np.ndarray[Any, Any]:
-    numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS, scale]
-    return np.array(numbers, dtype=_numpy_dtype(real))
-
-
-def _arrays(*tensors: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
-    """The same memory for numba, which wants it contiguous."""
-    return tuple([_array(t) for t in tensors])
-
-
-def _array(t: Tensor) -> np.ndarray[Any, Any]:
-    if t.is_contiguous():
-        try:
-            return t.numpy()
-        except RuntimeError:  # it has a gradient, or is to be conjugated
-            pass
-    return t.detach().resolve_conj().contiguous().numpy()
-
-
 def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:
     """Object, corners, beams and their amplitudes, for all kernels of a chunk."""
     kept: tuple[np.ndarray[Any, Any], ...] | None = scene.__dict__.get("arrays")
     if kept is None:
-        kept = _arrays(scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes)
+        kept = arrays_of(scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes)
         scene.__dict__["arrays"] = kept
     return kept
-
-
-def _places(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
-    """(1, 2, n)."""
-    return np.array((rows.numpy(), columns.numpy()))[None]
 
 
 def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[Any, bool]:
     """Waves in the place of what exit waves are made of, and that they are not; of the others nothing is used."""
     nothing = waves.new_empty((1, 1))
-    return _arrays(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False
-
-
-def _threads_for(views: int) -> int:
-    """Threads that can share so many views."""
-    return max(1, min(torch.get_num_threads(), views))
-
-
-def _bands() -> int:
-    threads = torch.get_num_threads()
-    return 1 if threads == 1 else BANDS * threads
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return arrays_of(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False

@@ -2,7 +2,7 @@
 
 M, h, w      modes, window pixels;  h, w >= 8
 spectrum     (M, h, w) complex, probes in Fourier space;  f  (2,) fraction, y x
-constants, plan, turns   what transforms are told by (cpu.Transform); together they are `tables`
+constants, plan, turns   what transforms are told by (arguments.Transform); together they are `tables`
 strip, plane, row, work  see strips.py
 """
 

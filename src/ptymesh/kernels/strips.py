@@ -42,7 +42,7 @@ ZERO, ONE, TWO, THREE = U(0), U(1), U(2), U(3)
 PAIR = TWO * LANES
 #: Columns of a strip, for others to count with.
 WIDTH = int(LANES)
-#: Stages that `transform` knows, in this order: that of radix 2 is the last.
+#: Stages that `transform` knows, in this order: those of radix 8 and 2 are the last.
 RADICES = (3, 5, 7, 4, 2)
 
 
@@ -59,6 +59,8 @@ def stages(size: int) -> list[int]:
         while rest % radix == 0 and rest > 1:
             found.append(radix)
             rest //= radix
+    if found[-2:] == [4, 2]:
+        found[-2:] = [8]
     return found if rest == 1 and size >= LANES else []
 
 
@@ -118,6 +120,51 @@ def _stage2(x: Any, at: int, y: Any, to: int, s: int) -> None:
 
 
 @inlined
+def _stage8(x: Any, at: int, y: Any, to: int, s: int, root: Any) -> None:
+    """The last stage of a length with an odd power of two above 2: eights of terms, without twiddles; root: of 1/2."""
+    far, top = PAIR * s, U(8) * PAIR * s
+    for q in range(ZERO, far, PAIR):
+        i, o = at + q, to + q
+        a0, b0, a4, b4 = load(x, i), load(x, i + LANES), load(x, i + top // TWO), load(x, i + top // TWO + LANES)
+        i += far
+        a1, b1, a5, b5 = load(x, i), load(x, i + LANES), load(x, i + top // TWO), load(x, i + top // TWO + LANES)
+        i += far
+        a2, b2, a6, b6 = load(x, i), load(x, i + LANES), load(x, i + top // TWO), load(x, i + top // TWO + LANES)
+        i += far
+        a3, b3, a7, b7 = load(x, i), load(x, i + LANES), load(x, i + top // TWO), load(x, i + top // TWO + LANES)
+        # sums and differences of terms half a turn apart, then of those a quarter apart: even terms of the result ...
+        c0, d0, c4, d4 = a0 + a4, b0 + b4, a0 - a4, b0 - b4
+        c2, d2, c6, d6 = a2 + a6, b2 + b6, b2 - b6, a6 - a2
+        c1, d1, c5, d5 = a1 + a5, b1 + b5, a1 - a5, b1 - b5
+        c3, d3, c7, d7 = a3 + a7, b3 + b7, b3 - b7, a7 - a3
+        a0, b0, a2, b2 = c0 + c2, d0 + d2, c0 - c2, d0 - d2
+        a1, b1, a3, b3 = c1 + c3, d1 + d3, d1 - d3, c3 - c1
+        store(y, o, a0 + a1)
+        store(y, o + LANES, b0 + b1)
+        store(y, o + top // TWO, a0 - a1)
+        store(y, o + top // TWO + LANES, b0 - b1)
+        o += TWO * far
+        store(y, o, a2 + a3)
+        store(y, o + LANES, b2 + b3)
+        store(y, o + top // TWO, a2 - a3)
+        store(y, o + top // TWO + LANES, b2 - b3)
+        # ... and odd ones: of the second, fourth ... term, an eighth of a turn, or three, on
+        a4, b4, a6, b6 = c4 + c6, d4 + d6, c4 - c6, d4 - d6
+        c1, d1, c3, d3 = c5 + c7, d5 + d7, c5 - c7, d5 - d7
+        a5, b5, a7, b7 = root * (c1 + d1), root * (d1 - c1), root * (d3 - c3), root * (c3 + d3)
+        o -= far
+        store(y, o, a4 + a5)
+        store(y, o + LANES, b4 + b5)
+        store(y, o + top // TWO, a4 - a5)
+        store(y, o + top // TWO + LANES, b4 - b5)
+        o += TWO * far
+        store(y, o, a6 + a7)
+        store(y, o + LANES, b6 - b7)
+        store(y, o + top // TWO, a6 - a7)
+        store(y, o + top // TWO + LANES, b6 + b7)
+
+
+@inlined
 def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, turns: Any, step: int) -> None:
     """The same with any radix, term by term; size: of the whole transform."""
     m, between = n // radix, PAIR * s
@@ -156,6 +203,8 @@ def transform(x: Any, at: int, spare: Any, size: int, plan: Any, turns: Any) -> 
             target, o = spare, half * (k % TWO)
         if radix == 4:
             _stage4(source, i, target, o, n, s, turns, step)
+        elif radix == 8:
+            _stage8(source, i, target, o, s, spread(turns[size // U(4)]))
         elif radix == 2:
             _stage2(source, i, target, o, s)
         else:

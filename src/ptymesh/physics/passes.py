@@ -71,7 +71,8 @@ class Adjoints:
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
     stale: (H/b, W/b) uint8, blocks of the object's sums that a pass clears when it first adds to them, and `settle` at
-    last. spectrum: a part of `probe` that a pass keeps in Fourier space until `finish`, and kept: what else it does.
+    last. top: numbers of which the largest is object_weight's, where passes keep it. spectrum: a part of `probe` that a
+    pass keeps in Fourier space until `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
@@ -81,6 +82,7 @@ class Adjoints:
     opr: Tensor
     opr_weight: Tensor
     stale: Tensor | None = None
+    top: Tensor | None = None
     spectrum: Tensor | None = None
     kept: tuple[Tensor, ...] = ()
 
@@ -154,7 +156,7 @@ class Passes:
         self.adjoint(model, chunk, scene, waves, into)
         return waves, found
 
-    def sweep_bytes(self, model: Model, probe: Tensor, whole: bool) -> int:
+    def sweep_bytes(self, model: Model, probe: Tensor) -> int:
         """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
         return probe.numel() * probe.element_size()
 
@@ -170,10 +172,10 @@ class Passes:
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
 
-    def begin(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Clears these blocks of sums that are about to be added up, or returns which ones are `stale` (Adjoints)."""
-        self.clear(field, weight, rows, columns)
-        return None
+    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
+        """Clears these blocks of the object's sums, which are about to be added up, or notes that they are stale."""
+        if into.object is not None and into.object_weight is not None:
+            self.clear(into.object, into.object_weight, rows, columns)
 
     def settle(self, into: Adjoints) -> None:
         """No block of the object's sums is stale any more: they are about to be read."""

@@ -11,12 +11,13 @@ from torch import Tensor
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.exact import ExactAdjoints, Tally
-from ptymesh.physics.blocks import blocked
+from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.model import Scene
 from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
+    from ptymesh.parallel.layout import Touched
     from ptymesh.problem.problem import Problem, Waves
 
 
@@ -45,7 +46,6 @@ class Accumulator:
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)
-            stale = problem.passes.begin(obj, object_weight, self.blocks.rows, self.blocks.columns)
             self.sums = Adjoints(
                 obj if with_object else None,
                 object_weight if with_object else None,
@@ -53,8 +53,8 @@ class Accumulator:
                 torch.zeros_like(estimate.probe[0].real),
                 torch.zeros_like(estimate.opr),
                 torch.zeros_like(estimate.opr.real),
-                stale if with_object else None,
             )
+            problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]
         #: Border views that the sums wait for, and views that have been added.
         self._border, self._added = problem.bordering(problem.mine(batch.views)), 0
@@ -137,9 +137,16 @@ class Accumulator:
         values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
         problem.stop_agreed = rest[-1]
         problem.lend(obj, object_weight)
+        self._know_top(object_weight)
         in_real = tuple(value.to(problem.real) for value in values)
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
         return problem.last
+
+    def _know_top(self, weight: Touched) -> None:
+        """The largest weight need not be looked for where this rank's sums are all and passes have kept it."""
+        top = None if self.exact or self.problem.world.size > 1 else self.sums.top
+        if top is not None and isinstance(weight.expression, Leaf):
+            weight.expression.largest = lambda _: top.amax().view(1, 1, 1, 1)
 
     def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """Sums over ranks of the six adjoints and of the parts, in floats."""

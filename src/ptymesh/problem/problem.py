@@ -41,7 +41,7 @@ from ptymesh.problem.batch import Batch, Sums, Swept
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
-#: So many times as large may waves of a chunk be that are written, and not read before the batch's second sweep.
+#: So many times as large may be what is read once in a sweep, or written and not read before the batch's second one.
 KEPT_CHUNKS = 4
 Waves = Literal["used", "kept", "dropped"]
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
@@ -228,11 +228,7 @@ class Problem:
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
         mine, whole = self.mine(views), self._whole(estimate)
-        view_bytes = estimate.probe.numel() * estimate.probe.element_size()
-        if waves != "used":
-            least = view_bytes // KEPT_CHUNKS if waves == "kept" else 0
-            view_bytes = max(least, self.passes.sweep_bytes(self.model, estimate.probe, whole))
-        size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // view_bytes)
+        size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // self._view_bytes(estimate, waves))
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
         size = min(size, self.chunk_limit or size)
@@ -250,6 +246,16 @@ class Problem:
             done += some.shape[0]
             self.world.pulse.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
+
+    def _view_bytes(self, estimate: Estimate, waves: Waves) -> int:
+        """What counts of a view against CHUNK_BYTES."""
+        used = estimate.probe.numel() * estimate.probe.element_size()
+        if waves == "used":
+            return used
+        # patterns that are fetched come chunk by chunk, which are to be on their way in good time
+        read = used // len(estimate.probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
+        written = used // KEPT_CHUNKS if waves == "kept" else 0
+        return max(self.passes.sweep_bytes(self.model, estimate.probe), read, written)
 
     def _of_views(self, estimate: Estimate, mine: np.ndarray, sizes: list[int]) -> Iterable[tuple[Tensor, ...]]:
         """Chunk by chunk of these own views: their numbers, rows, anchors, fractions and weights."""
