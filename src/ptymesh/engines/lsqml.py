@@ -74,8 +74,10 @@ class LSQML(Engine):
         """Directions from one sweep, step lengths from a second one over the same views."""
         self.state["epoch"] = torch.tensor(batch.epoch)
         sums, swept = self._sweep(problem, estimate, batch)
-        d_object, d_probe = self._directions(problem, sums, len(batch.views))
-        systems = problem.of_batch(batch, self._systems(problem, estimate, d_object, d_probe, swept), 5)
+        found, d_probe = self._directions(problem, sums, len(batch.views))
+        direction = problem.spread(found, estimate)
+        d_object = problem.touched(direction, found)
+        systems = problem.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
         a, b = self._solve(systems)
         by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), b.mean().to(problem.real)
         if self.order == "compact":
@@ -103,10 +105,9 @@ class LSQML(Engine):
         return d_object, sums.probe / (weight + self.delta * weight.max() + torch.finfo(weight.dtype).tiny)
 
     def _systems(
-        self, problem: Problem, estimate: Estimate, d_object: Touched, d_probe: Tensor, swept: list[Swept]
+        self, problem: Problem, estimate: Estimate, direction: Tensor, d_probe: Tensor, swept: list[Swept]
     ) -> list[Tensor]:
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
-        direction = problem.spread(d_object, estimate)
         modes = None if self.step_modes == "all" else 1
         return [problem.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
 
