@@ -121,7 +121,7 @@ class Elementwise(Autodiff):
         found = self.gradient(problem, estimate, batch, wanted)
         leaves = self.leaves(estimate, found.parts)
         for name, part in found.parts.items():
-            leaves[name].grad = part.slope.mul_(part.scale / part.unit).to(leaves[name].dtype)
+            leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
             self._update(leaves, batch.epoch, fused=problem.fuses_updates)
         self.write(problem, estimate, leaves, found.parts)

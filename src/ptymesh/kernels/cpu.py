@@ -165,18 +165,15 @@ class CpuPasses(FusedPasses):
         windows, light = probe.new_empty((size, *scene.window)), amplitudes.new_empty((size, *scene.window))
         beams, out, lit, power = arrays_of(*waves, windows, light)
         obj, n, a, fractions = arrays_of(scene.whole_object[0], chunk.anchors, amplitudes, chunk.fractions)
-        spectrum, kept, work = (
-            array_of(self.spectrum(chunk, probe)),
-            arrays_of(*into.kept),
-            self._work(threads, out.shape[1:]),
-        )
+        spectrum, kept = array_of(self.spectrum(chunk, probe)), arrays_of(*into.kept)
+        work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, bands, sums = found.numpy(), bands_of_rows(), self._object_sums(into)
+        gathered = (lit, power, *kept)
         for some in strips_of(count, size):
-            scene_, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
+            given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
             data, back = (counts, places[some], *planes), out[some] if keep else out
-            gathered = (lit, power, *kept)
-            compiled_detector.detector(work, scene_, shift, data, how, keep, far.tables, back, terms[some], gathered)
+            compiled_detector.detector(work, given, shift, data, how, keep, far.tables, back, terms[some], gathered)
             compiled.add_windows(lit, power, n[some], bands, *sums)
         if keep:
             scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(amplitudes))
