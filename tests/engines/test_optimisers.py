@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,20 @@ def test_an_array_is_gone_over_once_where_torch_can(monkeypatch: pytest.MonkeyPa
     toy = make()
     run(toy, Adam(epochs=1, batch=10), toy.start())
     assert len(steps) == 2 * toy.measurement.views // 10  # object and probe of every batch
+
+
+def test_nothing_is_loaded_that_only_compilation_needs() -> None:
+    """It takes torch longer to load its compiler than a first epoch should."""
+    step = """
+import sys, torch
+from ptymesh.engines import Adam
+leaf = torch.ones(2)
+leaf.grad = torch.ones(2)
+Adam()._update({"object": leaf}, epoch=1, fused=True)
+assert leaf[0] < 1
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", step], check=True)
 
 
 def test_memory_costs_the_same_in_every_batch() -> None:
@@ -132,7 +148,7 @@ def literal(toy: Toy, e: Estimate, kind: type[torch.optim.Optimizer], rates: dic
 def test_steps_are_those_of_torch(engine: type[Elementwise], options: dict) -> None:
     toy = make(modes=2)
     expected, found = toy.start(), toy.start()
-    literal(toy, expected, engine.torch_class, {"object": 0.05, "probe": 0.02}, **options)  # type: ignore[arg-type]
+    literal(toy, expected, getattr(torch.optim, engine.__name__), {"object": 0.05, "probe": 0.02}, **options)
     problem = toy.problem()
     problem.begin_epoch(found)
     stage = engine(lr=0.05, unknowns={"probe": {"lr": 0.02}}, **options)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -51,6 +51,12 @@ class Unknowns(Options):
     background: Annotated[Unknown | None, OnOff] = None
     slice_spacing: Annotated[Unknown | None, OnOff] = None
     tilt: Annotated[Unknown | None, OnOff] = None
+
+
+def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """torch's optimiser without its precautions for torch.compile, whose import alone takes longer than an epoch."""
+    own = {"add_param_group": unwrap(kind.add_param_group), "step": torch.no_grad()(unwrap(kind.step))}
+    return type(kind.__name__, (kind,), own)
 
 
 @cache

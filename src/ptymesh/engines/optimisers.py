@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.elementwise import Elementwise, eager
 
 #: torch optimisers that are no engines, and why.
 REFUSED = {
@@ -34,7 +34,7 @@ class Adam(Elementwise):
     """Adaptive moments (Kingma & Ba, ICLR 2015)."""
 
     name: ClassVar[str] = "adam"
-    torch_class = torch.optim.Adam
+    torch_class = eager(torch.optim.Adam)
 
     betas: Betas = (0.9, 0.999)
     eps: Eps = EPS
@@ -46,7 +46,7 @@ class AdamW(Elementwise):
     """Adam whose decay is apart from the gradient (Loshchilov & Hutter, ICLR 2019)."""
 
     name: ClassVar[str] = "adamw"
-    torch_class = torch.optim.AdamW
+    torch_class = eager(torch.optim.AdamW)
 
     betas: Betas = (0.9, 0.999)
     eps: Eps = EPS
@@ -58,7 +58,7 @@ class NAdam(Elementwise):
     """Adam with Nesterov's momentum (Dozat 2016)."""
 
     name: ClassVar[str] = "nadam"
-    torch_class = torch.optim.NAdam
+    torch_class = eager(torch.optim.NAdam)
 
     betas: Betas = (0.9, 0.999)
     eps: Eps = EPS
@@ -71,7 +71,7 @@ class RAdam(Elementwise):
     """Rectified Adam (Liu et al., ICLR 2020)."""
 
     name: ClassVar[str] = "radam"
-    torch_class = torch.optim.RAdam
+    torch_class = eager(torch.optim.RAdam)
 
     lr: float = Field(0.1, gt=0)
     betas: Betas = (0.9, 0.999)
@@ -84,7 +84,7 @@ class Adamax(Elementwise):
     """Adam by the largest gradient (Kingma & Ba 2015, sec. 7.1)."""
 
     name: ClassVar[str] = "adamax"
-    torch_class = torch.optim.Adamax
+    torch_class = eager(torch.optim.Adamax)
 
     lr: float = Field(0.1, gt=0)
     betas: Betas = (0.9, 0.999)
@@ -96,7 +96,7 @@ class Adagrad(Elementwise):
     """Steps by the root of all squared gradients so far (Duchi, Hazan & Singer, JMLR 12, 2121, 2011)."""
 
     name: ClassVar[str] = "adagrad"
-    torch_class = torch.optim.Adagrad
+    torch_class = eager(torch.optim.Adagrad)
 
     lr: float = Field(0.1, gt=0)
     lr_decay: NotNegative = 0.0
@@ -109,7 +109,7 @@ class Adadelta(Elementwise):
     """Steps in the ratio of past steps to past gradients (Zeiler, arXiv:1212.5701)."""
 
     name: ClassVar[str] = "adadelta"
-    torch_class = torch.optim.Adadelta
+    torch_class = eager(torch.optim.Adadelta)
 
     lr: float = Field(3.0, gt=0)
     rho: Beta = 0.9
@@ -121,7 +121,7 @@ class RMSprop(Elementwise):
     """Steps by the running root of squared gradients (Tieleman & Hinton 2012)."""
 
     name: ClassVar[str] = "rmsprop"
-    torch_class = torch.optim.RMSprop
+    torch_class = eager(torch.optim.RMSprop)
 
     lr: float = Field(0.01, gt=0)
     alpha: Beta = 0.99
@@ -135,7 +135,7 @@ class SGD(Elementwise):
     """Gradient descent, with momentum where asked."""
 
     name: ClassVar[str] = "sgd"
-    torch_class = torch.optim.SGD
+    torch_class = eager(torch.optim.SGD)
 
     lr: float = Field(0.5, gt=0)
     momentum: Beta = 0.0

@@ -1,18 +1,22 @@
 """Fused twins of the passes over a chunk (physics/passes.py), chosen by device.
 
 The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with. Importing this package
-imports no compiler and compiles nothing; `passes_for` does, once for a machine.
+imports neither compiler nor torch, which those that compile kernels do without, and compiles nothing; `passes_for` does,
+once for a machine.
 """
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-
-import torch
+from typing import TYPE_CHECKING
 
 from ptymesh.errors import BadInput
-from ptymesh.physics.passes import Passes
+
+if TYPE_CHECKING:
+    import torch
+
+    from ptymesh.physics.passes import Passes
 
 #: Environment variable that chooses, and what it may say.
 VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch")
@@ -25,6 +29,8 @@ def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
 
     Raises BadInput where PTYMESH_KERNELS says something unknown.
     """
+    from ptymesh.physics.passes import Passes
+
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in CHOICES:
         raise BadInput(f"{VARIABLE} is {choice!r}; set it to {' or '.join(CHOICES)}, or remove it.")

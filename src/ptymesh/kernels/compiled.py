@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.estimate import BLOCK as SIDE
+from ptymesh.kernels.compiled_blocks import SIDE
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total, where_at_least
 
