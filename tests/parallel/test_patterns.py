@@ -17,7 +17,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.measurement import ArraySource
 from ptymesh.parallel import fetched, room, scratch
-from ptymesh.parallel.fetched import Hosted, Staged
+from ptymesh.parallel.fetched import Hosted, Memory, Staged
 from ptymesh.parallel.patterns import Patterns, Resident, Slotted
 from ptymesh.parallel.room import Room, choose, stored
 from ptymesh.physics.resample import corner_crop
@@ -205,6 +205,21 @@ def test_pieces_of_a_batch_are_kept_for_its_next_sweep(tmp_path: Path) -> None:
         list(held.sweep(np.arange(50), 10))
     assert held.fetched_bytes == 50 * FRAME
     held.close()
+
+
+def test_memory_of_pieces_is_used_again_when_nobody_holds_them() -> None:
+    memory = Memory()
+    first, second = memory.room(4000), memory.room(4000)
+    first[:], second[:] = 1, 2
+    place, part = first.data_ptr(), first.view(torch.int32)[:10]
+    del first
+    assert memory.room(4000).data_ptr() != place, "a part of it is still held"
+    assert int(part[0]) == 0x01010101 and bool((second == 2).all())
+    del part
+    assert memory.room(3000).data_ptr() == place
+    small = memory.room(1000)
+    assert len(small) == 1000 and not memory._free, "what is too large for this is given back"
+    assert memory.room(0).numel() == 0
 
 
 MEASURE = """

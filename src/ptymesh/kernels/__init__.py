@@ -1,8 +1,8 @@
 """Fused twins of the passes over a chunk (physics/passes.py), chosen by device.
 
 The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with. Importing this package
-imports neither compiler nor torch, which those that compile kernels do without, and compiles nothing; `passes_for` does,
-once for a machine.
+imports neither compiler nor torch, which those that compile kernels do without, and compiles nothing; `passes_for`
+does, once for a machine.
 """
 
 from __future__ import annotations

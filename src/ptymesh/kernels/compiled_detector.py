@@ -18,7 +18,7 @@ from numba import prange
 from ptymesh.kernels.comparison import compare, newton_step
 from ptymesh.kernels.compiled_probes import begin_group
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
+from ptymesh.kernels.shifts import add_columns, add_power, columns_in, factors, ramps
 from ptymesh.kernels.strips import (
     ONE,
     PAIR,
@@ -30,6 +30,7 @@ from ptymesh.kernels.strips import (
     rows_back,
     rows_in,
     rows_of,
+    rows_together,
     strip_in,
     strip_out,
     transform,
@@ -39,6 +40,8 @@ from ptymesh.kernels.vectors import (
     load,
     load_as,
     load_complex,
+    number,
+    put_number,
     spread,
     store,
     store_complex,
@@ -104,42 +107,54 @@ def _times(plane: Any, at: int, h: int, change: Any, own: int, real: float, imag
 
 
 @inlined
+def _rooms(work: Any, size: int, h: int, w: int) -> Any:
+    """Counts, powers, factors, a row, room for transforms, and planes."""
+    row, spare, at = rows_of(work, THREE * size, h, w)
+    return (work[:size], work[size : TWO * size], work[TWO * size : THREE * size]), row, spare, work[at:]
+
+
+@inlined
 def _there_and_back(
-    j: int,
-    slot: int,
-    work: Any,
-    scene: Any,
-    view: int,
-    f: float,
-    data: Any,
-    how: Any,
-    tables: Any,
-    out: Any,
-    terms: Any,
+    j: int, view: int, slot: int, work: Any, scene: Any, data: Any, how: Any, tables: Any, out: Any, terms: Any
 ) -> None:
-    """View j, whose beam is the `view`th, times f: its sums, and what comes back in out[slot]."""
-    (obj, n, beams, _), (counts, places, good, b) = scene, data
-    (code, has_background, product, kind, task), (constants, plan, turns) = how, tables
+    """View j, whose beam is the `view`th: its sums, and what comes back in out[slot]."""
+    (obj, n, beams, a), product, task, (_, plan, turns) = scene, how[2], how[4], tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    scale = constants[6] * constants[6]
+    size, far = U(len(data[2])), plan[0, 0] > 0
+    rooms, row, spare, planes = _rooms(work, size, h, w)
+    for m in range(M):
+        beam, plane = TWO * h * w * (view * M + m), plane_of(planes, m, size)
+        if far:
+            stride, f = TWO * U(obj.shape[1]), a[j]
+            window = stride * U(n[j, 0]) + TWO * U(n[j, 1])
+            rows_in(beams, beam, obj, window, stride, f, f, product, ZERO, h, h, w, row, spare, plan, turns, plane)
+        else:
+            for start in range(ZERO, w, LANES):
+                strip_in(beams, beam, h, w, start, plane)
+    _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
+    if task > 0:
+        for m in range(M):
+            wave, plane = TWO * h * w * (slot * M + m), plane_of(planes, m, size)
+            if far:
+                rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, wave)
+            else:
+                for start in range(ZERO, w, LANES):
+                    strip_out(plane, h, w, start, out, wave)
+
+
+@inlined
+def _compared(
+    j: int, M: int, h: int, w: int, rooms: Any, spare: Any, planes: Any, data: Any, how: Any, tables: Any, terms: Any
+) -> None:
+    """Waves in planes, rows transformed and columns not, to the detector, what the task makes of them there, and back
+    as far: conjugates of it. Of waves that are on the detector already, what the task makes of them. And their sums."""
+    (counts, places, good, b), (code, has_background, _, kind, task), (constants, plan, turns) = data, how, tables
+    (y, S, change), scale = rooms, constants[6] * constants[6]
     size, strip, far = U(len(good)), LANES * h, plan[0, 0] > 0
     newton = task == 1 and kind != 0
-    y, S, change = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
-    row, spare, at = rows_of(work, THREE * size, h, w)
-    planes = work[at:]
     for t in range(6):
         terms[j, t] = 0.0
     _counts(counts, U(places[j]), code, h, w, good, constants, y)
-    for m in range(M):
-        beam = TWO * h * w * (view * M + m)
-        if far:
-            stride = TWO * U(obj.shape[1])
-            window = stride * U(n[j, 0]) + TWO * U(n[j, 1])
-            plane = plane_of(planes, m, size)
-            rows_in(beams, beam, obj, window, stride, f, f, product, h, w, row, spare, plan, turns, plane)
-        else:
-            for start in range(ZERO, w, LANES):
-                strip_in(beams, beam, h, w, start, plane_of(planes, m, size))
     for start in range(ZERO, w, LANES):
         at = h * start
         own = at if newton else ZERO
@@ -156,14 +171,6 @@ def _there_and_back(
         for start in range(ZERO, w, LANES):
             for m in range(M):
                 _changed(plane_of(planes, m, size), h * start, h, change, h * start, alpha, far, spare, plan, turns)
-    if task > 0:
-        for m in range(M):
-            wave = TWO * h * w * (slot * M + m)
-            if far:
-                rows_back(plane_of(planes, m, size), h, w, row, spare, plan, turns, out, wave)
-            else:
-                for start in range(ZERO, w, LANES):
-                    strip_out(plane_of(planes, m, size), h, w, start, out, wave)
 
 
 @inlined
@@ -177,25 +184,33 @@ def _changed(
 
 
 @inlined
-def _to_window(j: int, slot: int, beams: Any, waves: Any, windows: Any, light: Any) -> None:
-    """windows[j] = sum_m conj(P_m) waves_m, light[j] = sum_m |P_m|^2, of beams and waves in a slot."""
-    M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
-    mode = TWO * h * w
-    for r in range(h):
-        for c in range(ZERO, w, LANES):
-            k = w * r + min(c, w - LANES)  # the last eight, though some of them have been written
-            at = mode * M * slot + TWO * k
-            (p, q), (s, t) = load_complex(beams, at), load_complex(waves, at)
-            real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
-            for m in range(ONE, M):
-                (p, q), (s, t) = load_complex(beams, at + mode * m), load_complex(waves, at + mode * m)
-                real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
-            store_complex(windows, mode * U(j) + TWO * k, real, imaginary)
-            store(light, h * w * U(j) + k, power)
+def _add_products(
+    size: int, beams: Any, beam: int, waves: Any, wave: int, first: bool, windows: Any, light: Any, pixel: int
+) -> None:
+    """windows = or += conj(P) waves, light = or += |P|^2 of so many pixels, from a number of each array on."""
+    full = size // LANES * LANES
+    for k in range(ZERO, full, LANES):
+        (p, q), (s, t) = load_complex(beams, beam + TWO * k), load_complex(waves, wave + TWO * k)
+        real, imaginary, power, o = p * s + q * t, p * t - q * s, p * p + q * q, pixel + k
+        if not first:
+            s, t = load_complex(windows, TWO * o)
+            real, imaginary, power = s + real, t + imaginary, load(light, o) + power
+        store_complex(windows, TWO * o, real, imaginary)
+        store(light, o, power)
+    for k in range(full, size):
+        i, j, o = beam + TWO * k, wave + TWO * k, pixel + k
+        p, q, s, t = number(beams, i), number(beams, i + ONE), number(waves, j), number(waves, j + ONE)
+        real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
+        if not first:
+            s, t = number(windows, TWO * o), number(windows, TWO * o + ONE)
+            real, imaginary, power = s + real, t + imaginary, number(light, o) + power
+        put_number(windows, TWO * o, real)
+        put_number(windows, TWO * o + ONE, imaginary)
+        put_number(light, o, power)
 
 
 @inlined
-def _view(
+def _there_and_further(
     j: int,
     slot: int,
     g: int,
@@ -204,24 +219,42 @@ def _view(
     shift: Any,
     data: Any,
     how: Any,
+    keep: bool,
     tables: Any,
     out: Any,
     terms: Any,
     into: Any,
 ) -> None:
-    """All that is done to view j, of group g."""
+    """View j, of group g, from the probe's spectrum to the detector and back to the sums, in few passes over planes."""
     (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, added) = scene, shift, into
-    if len(spectrum) == 0:
-        view = ZERO if len(beams) == 1 else U(j)
-        _there_and_back(j, U(slot), work, scene, view, a[j], data, how, tables, out, terms)
-        return
-    y, x, own = U(n[j, 0]), U(n[j, 1]), U(slot)
-    shifted(work, spectrum, fractions[j], a[j], -1, tables, beams, own)
-    _there_and_back(j, own, work, scene, own, tables[0][1], data, how, tables, out, terms)
-    _to_window(j, own, beams, out, windows, light)
+    constants, plan, turns = tables
+    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
+    size, y, x, f, stride = U(len(data[2])), U(n[j, 0]), U(n[j, 1]), a[j], TWO * U(obj.shape[1])
+    rooms, row, spare, planes = _rooms(work, size, h, w)
+    (down, across), minus, one = factors(h, w, constants.dtype), spread(-constants[1]), constants[1]
+    window, wide, together = stride * y + TWO * x, TWO * w, rows_together(h)
+    ramps(fractions[j], np.int64(w), -1, f * constants[6], down, across)
+    for m in range(M):
+        beam, plane = h * wide * (slot * M + m), plane_of(planes, m, size)
+        columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
+        for r in range(ZERO, h, together):
+            s, at = r + together, beam + wide * r
+            rows_back(plane, r, s, h, w, row, spare, plan, turns, beams, at)
+            rows_in(beams, at, obj, window, stride, one, one, True, r, s, h, w, row, spare, plan, turns, plane)
+    _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
     begin_group(g, sums, lights, added)
-    add_shifted_back(work, out, own, obj, y, x, a[j], fractions[j], tables, sums[g])
-    add_power(obj, y, x, a[j], lights[g])
+    ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
+    for m in range(M):
+        wave, plane = h * wide * (slot * M + m), plane_of(planes, m, size)
+        for r in range(ZERO, h, together):
+            s = r + together
+            at = wave + wide * r if keep else h * wide * slot * M
+            rows_back(plane, r, s, h, w, row, spare, plan, turns, out, at)
+            pixels, pixel = w * together, w * (h * j + r)
+            _add_products(pixels, beams, wave + wide * r, out, at, m == ZERO, windows, light, pixel)
+            rows_in(out, at, obj, window, stride, f, -f, True, r, s, h, w, row, spare, plan, turns, plane)
+        add_columns(plane, down, across, h, w, spare, plan, turns, sums[g, m])
+    add_power(obj, y, x, f, lights[g])
 
 
 @parallel
@@ -247,8 +280,14 @@ def detector(
         band = np.int64(i)
         for g in range(groups * band // bands, groups * (band + 1) // bands):
             for j in range(count * g // groups, count * (g + 1) // groups):
-                slot = j if keep else band
-                _view(j, slot, g, work[band], scene, shift, data, how, tables, out, terms, into)
+                slot = U(j if keep else band)
+                if len(shift[0]) > 0:
+                    _there_and_further(
+                        U(j), slot, g, work[band], scene, shift, data, how, keep, tables, out, terms, into
+                    )
+                else:
+                    view = ZERO if len(scene[2]) == 1 else U(j)
+                    _there_and_back(U(j), view, slot, work[band], scene, data, how, tables, out, terms)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.

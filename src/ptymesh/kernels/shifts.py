@@ -40,7 +40,7 @@ def _frequency(k: int, size: int) -> float:
 
 
 @inlined
-def _ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> None:
+def ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> None:
     """Factors exp(-2 pi i k.f) of rows, times `factor`, down (2, h), and of columns, across (2, w' >= w).
 
     Real parts, imaginary parts; those of the axis also times 2 pi i k.
@@ -61,7 +61,14 @@ def _prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
     """A row, room for transforms, a plane, and the factors of rows and of columns (0 beyond w)."""
     wide = (w + LANES - ONE) // LANES * LANES
     row, spare, at = rows_of(work, ZERO, h, w)
-    return row, spare, work[at : at + TWO * h * wide], np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype)
+    down, across = factors(h, w, dtype)
+    return row, spare, work[at : at + TWO * h * wide], down, across
+
+
+@inlined
+def factors(h: int, w: int, dtype: Any) -> Any:
+    """Room for those of rows and of columns (0 beyond w)."""
+    return np.empty((TWO, h), dtype), np.zeros((TWO, (w + LANES - ONE) // LANES * LANES), dtype)
 
 
 @inlined
@@ -73,24 +80,48 @@ def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
 
 
 @inlined
+def columns_in(
+    spectrum: Any, m: int, down: Any, across: Any, minus: Any, h: int, spare: Any, plan: Any, turns: Any, plane: Any
+) -> None:
+    """Columns of F^H of spectrum_m times its factors, to a plane; conjugate."""
+    w = U(spectrum.shape[2])
+    for start in range(ZERO, w, LANES):
+        strip_in(spectrum, TWO * h * w * m, h, w, start, plane)
+        c, d = load(across[0], start), load(across[1], start)
+        for r in range(h):
+            i = TWO * h * start + PAIR * r
+            p, q = _turned_by(plane, i, c, d, down, r)
+            store(plane, i, p)
+            store(plane, i + LANES, minus * q)
+        transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+
+
+@inlined
+def add_columns(
+    plane: Any, down: Any, across: Any, h: int, w: int, spare: Any, plan: Any, turns: Any, sums: Any
+) -> None:
+    """sums (2 h w') += factors times the wave in a plane, whose rows are transformed and columns not."""
+    for start in range(ZERO, w, LANES):
+        transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+        c, d = load(across[0], start), load(across[1], start)
+        for r in range(h):
+            i = TWO * h * start + PAIR * r
+            p, q = _turned_by(plane, i, c, d, down, r)
+            store(sums, i, load(sums, i) + p)
+            store(sums, i + LANES, load(sums, i + LANES) + q)
+
+
+@inlined
 def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, out: Any, view: int) -> None:
     """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     constants, plan, turns = tables
     row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
-    _ramps(f, np.int64(w), axis, a * constants[6], down, across)
+    ramps(f, np.int64(w), axis, a * constants[6], down, across)
     minus = spread(-constants[1])
     for m in range(M):
-        for start in range(ZERO, w, LANES):
-            strip_in(spectrum, TWO * h * w * m, h, w, start, plane)
-            c, d = load(across[0], start), load(across[1], start)
-            for r in range(h):
-                i = TWO * h * start + PAIR * r
-                p, q = _turned_by(plane, i, c, d, down, r)
-                store(plane, i, p)
-                store(plane, i + LANES, minus * q)
-            transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-        rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
+        columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
+        rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
 
 
 @inlined
@@ -101,20 +132,13 @@ def add_shifted_back(
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
     constants, plan, turns = tables
     row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
-    _ramps(-f, np.int64(w), -1, constants[6], down, across)
+    ramps(-f, np.int64(w), -1, constants[6], down, across)
     stride = TWO * U(obj.shape[1])
     window = stride * y + TWO * x
     for m in range(M):
         wave = TWO * h * w * (view * M + m)
-        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, turns, plane)
-        for start in range(ZERO, w, LANES):
-            transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-            c, d = load(across[0], start), load(across[1], start)
-            for r in range(h):
-                i = TWO * h * start + PAIR * r
-                p, q = _turned_by(plane, i, c, d, down, r)
-                store(sums[m], i, load(sums[m], i) + p)
-                store(sums[m], i + LANES, load(sums[m], i + LANES) + q)
+        rows_in(waves, wave, obj, window, stride, a, -a, True, ZERO, h, h, w, row, spare, plan, turns, plane)
+        add_columns(plane, down, across, h, w, spare, plan, turns, sums[m])
 
 
 @inlined

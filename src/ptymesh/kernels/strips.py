@@ -255,6 +255,8 @@ def rows_in(
     real: float,
     imaginary: float,
     product: bool,
+    begin: int,
+    end: int,
     h: int,
     w: int,
     row: Any,
@@ -263,16 +265,17 @@ def rows_in(
     turns: Any,
     plane: Any,
 ) -> None:
-    """Rows of a wave, transformed, to a plane; with `product` of a wave times the object in its window.
+    """Rows from `begin` to `end` of a wave, transformed, to a plane; with `product` of a wave times the object.
 
-    The wave starts at number `wave`, its window at number `window`; real, imaginary: factors of the object's parts.
+    Row `begin` of the wave starts at number `wave`, row 0 of its window at number `window`; real, imaginary: factors
+    of the object's parts.
     """
     f, g, wide = spread(real), spread(imaginary), TWO * w
-    for r in range(ZERO, h, LANES):
+    for r in range(begin, end, LANES):
         first = min(r, h - LANES)
         for c in range(ZERO, w, LANES):
             start = min(c, w - LANES)
-            i, o = wave + wide * first + TWO * start, window + stride * first + TWO * start
+            i, o = wave + wide * (first - begin) + TWO * start, window + stride * first + TWO * start
             _put_eight(
                 row,
                 start,
@@ -308,14 +311,34 @@ def _rows_out(row: Any, w: int, minus: Any, out: Any, place: int) -> None:
 
 
 @inlined
-def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, turns: Any, out: Any, place: int) -> None:
-    """To a place of `out` the wave (h, w) whose conjugate stands in a plane, columns transformed and rows not."""
+def rows_back(
+    plane: Any,
+    begin: int,
+    end: int,
+    h: int,
+    w: int,
+    row: Any,
+    spare: Any,
+    plan: Any,
+    turns: Any,
+    out: Any,
+    place: int,
+) -> None:
+    """To a place of `out` rows from `begin` to `end` of the wave whose conjugate stands in a plane, columns transformed
+    and rows not."""
     minus = spread(-turns[0, 0])
-    for r in range(ZERO, h, LANES):
+    for r in range(begin, end, LANES):
         first = min(r, h - LANES)
         _turned(plane, PAIR * first, TWO * h * LANES, row, ZERO, PAIR * LANES, w)
         transform(row, ZERO, spare, w, plan[1], turns[1])
-        _rows_out(row, w, minus, out, place + TWO * w * first)
+        _rows_out(row, w, minus, out, place + TWO * w * (first - begin))
+
+
+@inlined
+def rows_together(h: int) -> int:
+    """So many rows of a plane can be taken out and others put in their place: eights of rows overlap where h is no
+    multiple of eight."""
+    return LANES if h % LANES == 0 else h
 
 
 @inlined

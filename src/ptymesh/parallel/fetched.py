@@ -7,12 +7,14 @@ once.
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +39,7 @@ class Fetched(Slotted):
         super().__init__(shape, dtype)
         self.device, self._most = device, capacity
         self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
-        self._held = 0
+        self._held, self._memory = 0, Memory()
         self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -97,8 +99,37 @@ class Fetched(Slotted):
 
     def _room_for(self, rows: int) -> Tensor:
         """A tensor (rows, h, w) of the host, page-locked where a device copies from it; as numpy can address it."""
-        flat = torch.empty(rows * self.frame_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+        count = rows * self.frame_bytes
+        if self._stream is None:
+            flat = self._memory.room(count)
+        else:
+            flat = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         return flat.view(self.dtype).view(rows, *self.shape[1:])
+
+
+class Memory:
+    """Memory of pieces, used again for later ones when nobody holds them any more.
+
+    It is mapped, not taken from the heap: there, pieces of many sizes that come and go between other arrays leave as
+    many holes again.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._taking = Lock()
+
+    def room(self, count: int) -> Tensor:
+        """So many bytes (count,) uint8, whatever they hold."""
+        with self._taking:  # what is let go of meanwhile comes to the end
+            fitting = [k for k, memory in enumerate(self._free) if count <= len(memory) <= 2 * count]
+            if fitting:
+                memory = self._free.pop(fitting[-1])
+            else:  # what is free is of another size than what is wanted now
+                self._free.clear()
+                memory = np.frombuffer(mmap.mmap(-1, max(count, 1)), np.uint8)
+        lent = memory[:count]  # torch lets go of it when the last tensor there is gone
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return torch.from_numpy(lent)
 
 
 class Hosted(Fetched):

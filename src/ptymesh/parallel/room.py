@@ -17,8 +17,8 @@ from ptymesh.parallel.patterns import Kind, Patterns, Resident, Slotted, size, s
 
 #: Share of a device's free memory that patterns may take; the rest is for the object, waves and FFT plans.
 DEVICE_SHARE = 0.7
-#: What pieces may take that are kept where patterns come from elsewhere, and their share of a budget: a quarter, for as
-#: much again is lost between them in the heap (measured), and slabs on their way to the disk need room too.
+#: What pieces may take that are kept where patterns come from elsewhere, and their share of a budget: a quarter, for
+#: pieces that are in use but no longer kept, memory for the next ones and slabs on their way to the disk need room too.
 KEPT_BYTES, KEPT_SHARE = 1 << 30, 4
 #: A budget must hold so many patterns at least.
 LEAST_VIEWS = 16
