@@ -16,9 +16,9 @@ from numba import prange
 
 from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
-from ptymesh.kernels.strips import PAIR, TWO, ZERO, U
-from ptymesh.kernels.vectors import LANES, add_complex, load, spread
+from ptymesh.kernels.shifts import add_power, add_shifted_back, prepared, shifted
+from ptymesh.kernels.strips import PAIR, TWO, ZERO, U, rows_back, transform
+from ptymesh.kernels.vectors import LANES, load, spread, store
 
 
 @parallel
@@ -62,37 +62,37 @@ def begin_group(g: int, sums: Any, lights: Any, added: Any) -> None:
 
 
 @inlined
-def _gather_groups(r: int, nothing: Any, sums: Any, lights: Any, added: Any, out: Any, weight: Any) -> None:
-    """Row r of what groups have summed."""
-    M, h, w, groups = U(out.shape[0]), U(out.shape[1]), U(out.shape[2]), U(len(sums))
-    size = U(sums.shape[2])
-    for m in range(M):
-        for start in range(ZERO, w, LANES):
-            i, o = size * m + TWO * h * start + PAIR * r, TWO * (w * (h * m + r) + start)
-            a, b = nothing, nothing
-            for g in range(groups):
-                if added[g] > 0:
-                    k = size * M * g + i
-                    a, b = a + load(sums, k), b + load(sums, k + LANES)
-            if start + LANES <= w:
-                add_complex(out, o, a, b)
-            else:
-                for c in range(w - start):
-                    for g in range(groups):
-                        if added[g] > 0:
-                            k = i - size * m + c
-                            out[m, r, start + c] += complex(sums[g, m, k], sums[g, m, k + LANES])
-    for g in range(groups):
-        if added[g] > 0:
-            for c in range(w):
-                weight[r, c] += lights[g, r, c]
+def _gather_strip(m: int, start: int, h: int, constants: Any, sums: Any, added: Any, plane: Any) -> None:
+    """A strip of what groups have summed of a mode to its place in a plane, conjugate."""
+    size, count, scale, minus = U(sums.shape[2]), U(sums.shape[1]), spread(constants[6]), spread(-constants[6])
+    for k in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
+        a = b = spread(constants[0])
+        for g in range(U(len(sums))):
+            if added[g] > 0:
+                at = size * (count * g + m) + k
+                a, b = a + load(sums, at), b + load(sums, at + LANES)
+        store(plane, k, scale * a)
+        store(plane, k + LANES, minus * b)
 
 
 @parallel
-def gather_groups(constants: Any, sums: Any, lights: Any, added: Any, out: Any, weight: Any) -> None:
-    """out (M, h, w) += the sums of all groups to which any view was added, weight (h, w) += their lights."""
-    for i in prange(out.shape[1]):
-        _gather_groups(U(i), spread(constants[0]), sums, lights, added, out, weight)
+def gather_groups(work: Any, tables: Any, sums: Any, lights: Any, added: Any, out: Any, weight: Any) -> None:
+    """out (M, h, w) = F^H of the sums of all groups to which any view was added, weight (h, w) += their lights."""
+    count, bands, h, w = len(out), len(work), U(out.shape[1]), U(out.shape[2])
+    constants, plan, turns = tables
+    for i in prange(bands):
+        band = np.int64(i)
+        row, spare, plane, _, _ = prepared(work[band], h, w, constants.dtype)
+        for m in range(count * band // bands, count * (band + 1) // bands):
+            for start in range(ZERO, w, LANES):
+                _gather_strip(U(m), start, h, constants, sums, added, plane)
+                transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+            rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, TWO * h * w * U(m))
+        for r in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
+            for g in range(len(added)):
+                if added[g] > 0:
+                    for c in range(weight.shape[1]):
+                        weight[r, c] += lights[g, r, c]
 
 
 @parallel
@@ -127,6 +127,6 @@ def shifted_systems(
 SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
     to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
-    gather_groups: "r1 r3 r3 i1 c3 r2",
+    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 r2",
     shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
 }

@@ -340,10 +340,15 @@ class CpuPasses(FusedPasses):
             into.kept = (sums, light, torch.zeros(groups, dtype=torch.int64))
 
     def finish(self, into: Adjoints) -> None:
-        """As the base's, after groups of views have been summed up."""
-        if into.kept and into.spectrum is not None:
-            compiled_probes.gather_groups(self.constants, *arrays_of(*into.kept, into.spectrum, into.probe_weight))
-            into.kept = ()
+        """As the base's; of groups of views, whose sums are transformed on the way."""
+        if into.kept and into.probe is not None:
+            transform, found = transform_for(window_of(into.probe), self.real), torch.empty_like(into.probe)
+            work = self._work(threads_for(len(found)), (1, *window_of(found)))
+            compiled_probes.gather_groups(
+                work, transform.tables, *arrays_of(*into.kept), found.numpy(), into.probe_weight.numpy()
+            )
+            into.probe += found
+            into.kept, into.spectrum = (), None
         super().finish(into)
 
     def _work(self, bands: int, wave: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -57,7 +57,7 @@ def ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> N
 
 
 @inlined
-def _prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
+def prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
     """A row, room for transforms, a plane, and the factors of rows and of columns (0 beyond w)."""
     wide = (w + LANES - ONE) // LANES * LANES
     row, spare, at = rows_of(work, ZERO, h, w)
@@ -116,7 +116,7 @@ def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, 
     """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     constants, plan, turns = tables
-    row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
+    row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
     ramps(f, np.int64(w), axis, a * constants[6], down, across)
     minus = spread(-constants[1])
     for m in range(M):
@@ -131,7 +131,7 @@ def add_shifted_back(
     """sums (M, 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
     constants, plan, turns = tables
-    row, spare, plane, down, across = _prepared(work, h, w, constants.dtype)
+    row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
     ramps(-f, np.int64(w), -1, constants[6], down, across)
     stride = TWO * U(obj.shape[1])
     window = stride * y + TWO * x
