@@ -5,7 +5,7 @@ waves        (B, M, h, w) complex
 strip, plane, row, work   see strips.py;  spectrum, tables   see shifts.py
 
 A view's waves are made, transformed, compared with its counts, brought back and gathered by one thread in one go, while
-they are in its cache.
+they are in its cache: the fewer passes over them, the better.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numba import prange
 
 from ptymesh.kernels.comparison import compare, newton_step
 from ptymesh.kernels.compiled_probes import begin_group
+from ptymesh.kernels.eights import eights_of, through_rows, window_in, windows_out
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_columns, add_power, columns_in, factors, ramps
 from ptymesh.kernels.strips import (
-    ONE,
     PAIR,
     THREE,
     TWO,
@@ -30,7 +30,6 @@ from ptymesh.kernels.strips import (
     rows_back,
     rows_in,
     rows_of,
-    rows_together,
     strip_in,
     strip_out,
     transform,
@@ -39,12 +38,8 @@ from ptymesh.kernels.vectors import (
     LANES,
     load,
     load_as,
-    load_complex,
-    number,
-    put_number,
     spread,
     store,
-    store_complex,
     where_at_least,
 )
 
@@ -115,9 +110,9 @@ def _rooms(work: Any, size: int, h: int, w: int) -> Any:
 
 @inlined
 def _there_and_back(
-    j: int, view: int, slot: int, work: Any, scene: Any, data: Any, how: Any, tables: Any, out: Any, terms: Any
+    j: int, view: int, work: Any, scene: Any, data: Any, how: Any, tables: Any, out: Any, terms: Any
 ) -> None:
-    """View j, whose beam is the `view`th: its sums, and what comes back in out[slot]."""
+    """View j, whose beam is the `view`th: its sums, and what comes back in out[j]."""
     (obj, n, beams, a), product, task, (_, plan, turns) = scene, how[2], how[4], tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     size, far = U(len(data[2])), plan[0, 0] > 0
@@ -127,16 +122,16 @@ def _there_and_back(
         if far:
             stride, f = TWO * U(obj.shape[1]), a[j]
             window = stride * U(n[j, 0]) + TWO * U(n[j, 1])
-            rows_in(beams, beam, obj, window, stride, f, f, product, ZERO, h, h, w, row, spare, plan, turns, plane)
+            rows_in(beams, beam, obj, window, stride, f, f, product, h, w, row, spare, plan, turns, plane)
         else:
             for start in range(ZERO, w, LANES):
                 strip_in(beams, beam, h, w, start, plane)
     _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
     if task > 0:
         for m in range(M):
-            wave, plane = TWO * h * w * (slot * M + m), plane_of(planes, m, size)
+            wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
             if far:
-                rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, wave)
+                rows_back(plane, h, w, row, spare, plan, turns, out, wave)
             else:
                 for start in range(ZERO, w, LANES):
                     strip_out(plane, h, w, start, out, wave)
@@ -184,35 +179,8 @@ def _changed(
 
 
 @inlined
-def _add_products(
-    size: int, beams: Any, beam: int, waves: Any, wave: int, first: bool, windows: Any, light: Any, pixel: int
-) -> None:
-    """windows = or += conj(P) waves, light = or += |P|^2 of so many pixels, from a number of each array on."""
-    full = size // LANES * LANES
-    for k in range(ZERO, full, LANES):
-        (p, q), (s, t) = load_complex(beams, beam + TWO * k), load_complex(waves, wave + TWO * k)
-        real, imaginary, power, o = p * s + q * t, p * t - q * s, p * p + q * q, pixel + k
-        if not first:
-            s, t = load_complex(windows, TWO * o)
-            real, imaginary, power = s + real, t + imaginary, load(light, o) + power
-        store_complex(windows, TWO * o, real, imaginary)
-        store(light, o, power)
-    for k in range(full, size):
-        i, j, o = beam + TWO * k, wave + TWO * k, pixel + k
-        p, q, s, t = number(beams, i), number(beams, i + ONE), number(waves, j), number(waves, j + ONE)
-        real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
-        if not first:
-            s, t = number(windows, TWO * o), number(windows, TWO * o + ONE)
-            real, imaginary, power = s + real, t + imaginary, number(light, o) + power
-        put_number(windows, TWO * o, real)
-        put_number(windows, TWO * o + ONE, imaginary)
-        put_number(light, o, power)
-
-
-@inlined
 def _there_and_further(
     j: int,
-    slot: int,
     g: int,
     work: Any,
     scene: Any,
@@ -225,35 +193,28 @@ def _there_and_further(
     terms: Any,
     into: Any,
 ) -> None:
-    """View j, of group g, from the probe's spectrum to the detector and back to the sums, in few passes over planes."""
+    """View j, of group g, from the probe's spectrum to the detector and back to the sums."""
     (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, added) = scene, shift, into
     constants, plan, turns = tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     size, y, x, f, stride = U(len(data[2])), U(n[j, 0]), U(n[j, 1]), a[j], TWO * U(obj.shape[1])
     rooms, row, spare, planes = _rooms(work, size, h, w)
-    (down, across), minus, one = factors(h, w, constants.dtype), spread(-constants[1]), constants[1]
-    window, wide, together = stride * y + TWO * x, TWO * w, rows_together(h)
+    eights = eights_of(planes[TWO * M * size :], M, h, w)
+    (down, across), minus = factors(h, w, constants.dtype), spread(-constants[1])
     ramps(fractions[j], np.int64(w), -1, f * constants[6], down, across)
+    window_in(obj, stride * y + TWO * x, stride, h, w, eights[1])
     for m in range(M):
-        beam, plane = h * wide * (slot * M + m), plane_of(planes, m, size)
+        wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
         columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
-        for r in range(ZERO, h, together):
-            s, at = r + together, beam + wide * r
-            rows_back(plane, r, s, h, w, row, spare, plan, turns, beams, at)
-            rows_in(beams, at, obj, window, stride, one, one, True, r, s, h, w, row, spare, plan, turns, plane)
+        through_rows(plane, False, f, m, h, w, row, spare, eights, plan, turns, keep, beams, wave)
     _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
     begin_group(g, sums, lights, added)
     ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     for m in range(M):
-        wave, plane = h * wide * (slot * M + m), plane_of(planes, m, size)
-        for r in range(ZERO, h, together):
-            s = r + together
-            at = wave + wide * r if keep else h * wide * slot * M
-            rows_back(plane, r, s, h, w, row, spare, plan, turns, out, at)
-            pixels, pixel = w * together, w * (h * j + r)
-            _add_products(pixels, beams, wave + wide * r, out, at, m == ZERO, windows, light, pixel)
-            rows_in(out, at, obj, window, stride, f, -f, True, r, s, h, w, row, spare, plan, turns, plane)
+        wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
+        through_rows(plane, True, f, m, h, w, row, spare, eights, plan, turns, keep, out, wave)
         add_columns(plane, down, across, h, w, spare, plan, turns, sums[g, m])
+    windows_out(eights[3], eights[4], h, w, spread(constants[1]), windows, light, h * w * j)
     add_power(obj, y, x, f, lights[g])
 
 
@@ -268,11 +229,12 @@ def detector(
     counts are (NATIVE); whether there is background; whether exit waves are made of beams and object, or are `beams`;
     fidelity (KINDS); task: 0 watches and leaves `out` alone, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI Psi.
     tables: constants, plan and turns; without a plan D is nothing: `beams` are waves on the detector, and may be `out`.
-    out: (B, M, h, w) with `keep`, else room for a view of each band. terms: (B, 6), see Passes.revise.
+    out: (B, M, h, w). terms: (B, 6), see Passes.revise.
 
-    shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise `beams`, room like `out`, are
-    made here, and what comes back is gathered: into windows (B, h, w), sum_m conj(P_m) out_m of each view, and light
-    (B, h, w), sum_m |P_m|^2; and into sums, lights and added as in `to_spectrum`.
+    shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise beams are made here, and what
+    comes back is gathered: into windows (B, h, w), sum_m conj(P_m) out_m of each view, and light (B, h, w),
+    sum_m |P_m|^2; and into sums, lights and added as in `to_spectrum`. `beams` and `out` are written with `keep` alone;
+    without, they may have no views.
     """
     count, bands = len(terms), len(work)
     groups = len(into[4]) if len(into[4]) > 0 else bands
@@ -280,14 +242,11 @@ def detector(
         band = np.int64(i)
         for g in range(groups * band // bands, groups * (band + 1) // bands):
             for j in range(count * g // groups, count * (g + 1) // groups):
-                slot = U(j if keep else band)
                 if len(shift[0]) > 0:
-                    _there_and_further(
-                        U(j), slot, g, work[band], scene, shift, data, how, keep, tables, out, terms, into
-                    )
+                    _there_and_further(U(j), g, work[band], scene, shift, data, how, keep, tables, out, terms, into)
                 else:
                     view = ZERO if len(scene[2]) == 1 else U(j)
-                    _there_and_back(U(j), view, slot, work[band], scene, data, how, tables, out, terms)
+                    _there_and_back(U(j), view, work[band], scene, data, how, tables, out, terms)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.

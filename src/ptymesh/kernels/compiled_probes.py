@@ -87,7 +87,7 @@ def gather_groups(work: Any, tables: Any, sums: Any, lights: Any, added: Any, ou
             for start in range(ZERO, w, LANES):
                 _gather_strip(U(m), start, h, constants, sums, added, plane)
                 transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-            rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, TWO * h * w * U(m))
+            rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * U(m))
         for r in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
             for g in range(len(added)):
                 if added[g] > 0:

@@ -161,7 +161,7 @@ class CpuPasses(FusedPasses):
         into.spectrum = torch.zeros_like(probe) if into.spectrum is None else into.spectrum
         self._begin_groups(into, probe)
         threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
-        waves = [probe.new_empty((count if keep else threads, *probe.shape)) for _ in range(2)]
+        waves = [probe.new_empty((count if keep else 0, *probe.shape)) for _ in range(2)]
         windows, light = probe.new_empty((size, *scene.window)), amplitudes.new_empty((size, *scene.window))
         beams, out, lit, power = arrays_of(*waves, windows, light)
         obj, n, a, fractions = arrays_of(scene.whole_object[0], chunk.anchors, amplitudes, chunk.fractions)

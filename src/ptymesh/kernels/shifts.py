@@ -121,7 +121,7 @@ def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, 
     minus = spread(-constants[1])
     for m in range(M):
         columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
-        rows_back(plane, ZERO, h, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
+        rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
 
 
 @inlined
@@ -137,7 +137,7 @@ def add_shifted_back(
     window = stride * y + TWO * x
     for m in range(M):
         wave = TWO * h * w * (view * M + m)
-        rows_in(waves, wave, obj, window, stride, a, -a, True, ZERO, h, h, w, row, spare, plan, turns, plane)
+        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, turns, plane)
         add_columns(plane, down, across, h, w, spare, plan, turns, sums[m])
 
 

@@ -70,8 +70,13 @@ def pixels(h: int, w: int) -> int:
 
 
 def room(modes: int, h: int, w: int) -> int:
-    """Numbers that a band works in: counts, powers and factors, a row and two spare ones, and planes."""
-    return (3 + 2 * modes) * pixels(h, w) + 2 * (pixels(WIDTH, w) + 2 * WIDTH * max(h, w))
+    """Numbers that a band works in: counts, powers and factors, a row and two spare ones, and planes.
+
+    For views that are shifted (eights.py) also a second row, and eights of a window, of all modes, of what is gathered
+    and of its light.
+    """
+    eights = pixels(h + -h % WIDTH, w)
+    return (3 + 2 * modes) * pixels(h, w) + 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + (2 * modes + 5) * eights
 
 
 # --- the transform of strips and rows ---
@@ -226,12 +231,24 @@ def _turned(x: Any, i: int, step: int, y: Any, o: int, to: int, w: int) -> None:
 
 
 @inlined
-def _put_eight(row: Any, start: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> None:
-    """Eight pixels, from `start` on, of eight rows: real and imaginary parts of each row's pixels."""
+def eight_from(plane: Any, first: int, h: int, w: int, row: Any, at: int) -> None:
+    """Eight rows of a plane to row[at] on."""
+    _turned(plane, PAIR * first, TWO * h * LANES, row, at, PAIR * LANES, w)
+
+
+@inlined
+def eight_back(row: Any, at: int, plane: Any, first: int, h: int, w: int) -> None:
+    """Eight rows from row[at] on to a plane."""
+    _turned(row, at, PAIR * LANES, plane, PAIR * first, TWO * h * LANES, w)
+
+
+@inlined
+def _put_eight(row: Any, at: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> None:
+    """Eight pixels of eight rows, from row[at] on: real and imaginary parts of each row's pixels."""
     real = (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])
     imaginary = (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])
-    store_eight(row, PAIR * start, PAIR, transposed(real))
-    store_eight(row, PAIR * start + LANES, PAIR, transposed(imaginary))
+    store_eight(row, at, PAIR, transposed(real))
+    store_eight(row, at + LANES, PAIR, transposed(imaginary))
 
 
 @inlined
@@ -255,8 +272,6 @@ def rows_in(
     real: float,
     imaginary: float,
     product: bool,
-    begin: int,
-    end: int,
     h: int,
     w: int,
     row: Any,
@@ -265,20 +280,19 @@ def rows_in(
     turns: Any,
     plane: Any,
 ) -> None:
-    """Rows from `begin` to `end` of a wave, transformed, to a plane; with `product` of a wave times the object.
+    """Rows of a wave, transformed, to a plane; with `product` of a wave times the object in its window.
 
-    Row `begin` of the wave starts at number `wave`, row 0 of its window at number `window`; real, imaginary: factors
-    of the object's parts.
+    The wave starts at number `wave`, its window at number `window`; real, imaginary: factors of the object's parts.
     """
     f, g, wide = spread(real), spread(imaginary), TWO * w
-    for r in range(begin, end, LANES):
+    for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         for c in range(ZERO, w, LANES):
             start = min(c, w - LANES)
-            i, o = wave + wide * (first - begin) + TWO * start, window + stride * first + TWO * start
+            i, o = wave + wide * first + TWO * start, window + stride * first + TWO * start
             _put_eight(
                 row,
-                start,
+                PAIR * start,
                 _factored(waves, i, obj, o, f, g, product),
                 _factored(waves, i + wide, obj, o + stride, f, g, product),
                 _factored(waves, i + TWO * wide, obj, o + TWO * stride, f, g, product),
@@ -289,56 +303,56 @@ def rows_in(
                 _factored(waves, i + U(7) * wide, obj, o + U(7) * stride, f, g, product),
             )
         transform(row, ZERO, spare, w, plan[1], turns[1])
-        _turned(row, ZERO, PAIR * LANES, plane, PAIR * first, TWO * h * LANES, w)
+        eight_back(row, ZERO, plane, first, h, w)
 
 
 @inlined
-def _rows_out(row: Any, w: int, minus: Any, out: Any, place: int) -> None:
-    """Conjugates of eight rows of w pixels to complex ones from a place on; minus: -1."""
+def eight_in(waves: Any, place: int, stride: int, w: int, row: Any, at: int) -> None:
+    """Eight rows of w complex pixels, which are `stride` numbers apart, from a place on to row[at] on."""
+    for c in range(ZERO, w, LANES):
+        start = min(c, w - LANES)
+        i = place + TWO * start
+        _put_eight(
+            row,
+            at + PAIR * start,
+            load_complex(waves, i),
+            load_complex(waves, i + stride),
+            load_complex(waves, i + TWO * stride),
+            load_complex(waves, i + THREE * stride),
+            load_complex(waves, i + U(4) * stride),
+            load_complex(waves, i + U(5) * stride),
+            load_complex(waves, i + U(6) * stride),
+            load_complex(waves, i + U(7) * stride),
+        )
+
+
+@inlined
+def eight_out(row: Any, at: int, w: int, sign: Any, out: Any, place: int) -> None:
+    """Eight rows of w pixels from row[at] on to complex ones from a place on; sign: of imaginary parts."""
     for c in range(ZERO, w, LANES):
         start = min(c, w - LANES)  # the last eight, though some of them have been written
-        a, b, c2, d, e, f, g, h = transposed(load_eight(row, PAIR * start, PAIR))
-        p, q, r, s, t, u, v, x = transposed(load_eight(row, PAIR * start + LANES, PAIR))
+        a, b, c2, d, e, f, g, h = transposed(load_eight(row, at + PAIR * start, PAIR))
+        p, q, r, s, t, u, v, x = transposed(load_eight(row, at + PAIR * start + LANES, PAIR))
         o, stride = place + TWO * start, TWO * w
-        store_complex(out, o, a, minus * p)
-        store_complex(out, o + stride, b, minus * q)
-        store_complex(out, o + TWO * stride, c2, minus * r)
-        store_complex(out, o + THREE * stride, d, minus * s)
-        store_complex(out, o + U(4) * stride, e, minus * t)
-        store_complex(out, o + U(5) * stride, f, minus * u)
-        store_complex(out, o + U(6) * stride, g, minus * v)
-        store_complex(out, o + U(7) * stride, h, minus * x)
+        store_complex(out, o, a, sign * p)
+        store_complex(out, o + stride, b, sign * q)
+        store_complex(out, o + TWO * stride, c2, sign * r)
+        store_complex(out, o + THREE * stride, d, sign * s)
+        store_complex(out, o + U(4) * stride, e, sign * t)
+        store_complex(out, o + U(5) * stride, f, sign * u)
+        store_complex(out, o + U(6) * stride, g, sign * v)
+        store_complex(out, o + U(7) * stride, h, sign * x)
 
 
 @inlined
-def rows_back(
-    plane: Any,
-    begin: int,
-    end: int,
-    h: int,
-    w: int,
-    row: Any,
-    spare: Any,
-    plan: Any,
-    turns: Any,
-    out: Any,
-    place: int,
-) -> None:
-    """To a place of `out` rows from `begin` to `end` of the wave whose conjugate stands in a plane, columns transformed
-    and rows not."""
+def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, turns: Any, out: Any, place: int) -> None:
+    """To a place of `out` the wave (h, w) whose conjugate stands in a plane, columns transformed and rows not."""
     minus = spread(-turns[0, 0])
-    for r in range(begin, end, LANES):
+    for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
-        _turned(plane, PAIR * first, TWO * h * LANES, row, ZERO, PAIR * LANES, w)
+        eight_from(plane, first, h, w, row, ZERO)
         transform(row, ZERO, spare, w, plan[1], turns[1])
-        _rows_out(row, w, minus, out, place + TWO * w * (first - begin))
-
-
-@inlined
-def rows_together(h: int) -> int:
-    """So many rows of a plane can be taken out and others put in their place: eights of rows overlap where h is no
-    multiple of eight."""
-    return LANES if h % LANES == 0 else h
+        eight_out(row, ZERO, w, minus, out, place + TWO * w * first)
 
 
 @inlined
