@@ -17,7 +17,7 @@ from numba import prange
 
 from ptymesh.kernels.comparison import compare, newton_step
 from ptymesh.kernels.compiled_probes import begin_group
-from ptymesh.kernels.eights import eights_of, through_rows, window_in, windows_out
+from ptymesh.kernels.eights import BACK, ON, eights_of, through_rows, window_in, windows_out
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_columns, add_power, columns_in, factors, ramps
 from ptymesh.kernels.strips import (
@@ -206,13 +206,13 @@ def _there_and_further(
     for m in range(M):
         wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
         columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
-        through_rows(plane, False, f, m, h, w, row, spare, eights, plan, turns, keep, beams, wave)
+        through_rows(plane, ON, f, m, h, w, row, spare, eights, plan, turns, keep, beams, wave)
     _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
     begin_group(g, sums, lights, added)
     ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     for m in range(M):
         wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
-        through_rows(plane, True, f, m, h, w, row, spare, eights, plan, turns, keep, out, wave)
+        through_rows(plane, BACK, f, m, h, w, row, spare, eights, plan, turns, keep, out, wave)
         add_columns(plane, down, across, h, w, spare, plan, turns, sums[g, m])
     windows_out(eights[3], eights[4], h, w, spread(constants[1]), windows, light, h * w * j)
     add_power(obj, y, x, f, lights[g])

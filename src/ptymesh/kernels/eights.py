@@ -17,6 +17,9 @@ from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.strips import ONE, PAIR, TWO, ZERO, U, eight_back, eight_from, eight_in, eight_out, transform
 from ptymesh.kernels.vectors import LANES, load, load_eight, spread, store, store_eight, transposed
 
+#: Ways through rows; numbers, as functions are compiled anew for True and for False.
+ON, BACK = ZERO, ONE
+
 
 @inlined
 def _counted(h: int) -> int:
@@ -84,7 +87,7 @@ def _gathered(
 @inlined
 def through_rows(
     plane: Any,
-    back: bool,
+    way: int,
     f: float,
     m: int,
     h: int,
@@ -100,8 +103,8 @@ def through_rows(
 ) -> None:
     """Rows of a plane, whose columns are transformed, to waves of mode m, what comes of these, transformed, in place.
 
-    On the way to the detector probes become exit waves, on the way `back` these become f conj(O) chi, and their part
-    in the window is gathered. With `keep` the waves are written, too: from that place on.
+    On the way ON to the detector probes become exit waves; on the way BACK chi becomes f conj(O) chi, and its part in
+    the window is gathered. With `keep` the waves are written, too: from that place on.
     """
     late, window, beams, total, light = eights
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
@@ -115,7 +118,7 @@ def through_rows(
         transform(eight, ZERO, spare, w, plan[1], turns[1])
         if keep:
             eight_out(eight, ZERO, w, minus, waves, place + TWO * w * first)
-        if back:
+        if way == BACK:
             _gathered(eight, block * k, w, minus, window, beam, f, m == ZERO, total, light)
         else:
             _lit(eight, block * k, w, minus, window, beam)
