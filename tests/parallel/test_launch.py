@@ -74,7 +74,17 @@ def test_a_repeated_signal_does_not_hide_the_checkpoint(tmp_path: Path, capfd: p
 
 
 def test_the_first_failure_counts(tmp_path: Path) -> None:
-    body = "time.sleep(0 if rank == 1 else 0.5); sys.exit(1 if rank == 1 else 75)"
+    ending = tmp_path / "ending"
+    body = f"""
+    from pathlib import Path
+    if rank == 1:
+        Path({str(ending)!r}).touch()
+        sys.exit(1)
+    while not Path({str(ending)!r}).exists():  # the other one may have started late
+        time.sleep(0.01)
+    time.sleep(3)
+    sys.exit(75)
+    """
     assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
 
 
