@@ -26,6 +26,7 @@ EXPRESSIONS: dict[str, Make] = {
     "conjugate": lambda s, t, w, k: s * 0.25 + (t / (w + k)) * PER_SLICE,
     "one": lambda s, t, w, k: s,
     "by a real field from the left": lambda s, t, w, k: w * s + t / 4,
+    "numbers in a row": lambda s, t, w, k: s * ((w + 0.5) * 3.0 + PER_SLICE) * 0.5 / ((k * w + 0.25) * PER_SLICE),
     "deep": lambda s, t, w, k: s * (w + k * (w + k / 3)),
 }
 #: What registers do not hold, or no operation does.
@@ -67,6 +68,13 @@ def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None
     outside = torch.ones(SLICES, SIDE, SIDE, dtype=torch.bool)
     blocked(outside)[:, rows, columns] = False
     assert torch.equal(got[outside], target[outside]) and not torch.equal(got, target)
+
+
+def test_division_by_zero() -> None:
+    (_, _, w, _), rows, columns, target = fields(torch.complex64, False)
+    change = Touched(Leaf(rows, columns, whole=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
+    CpuPasses(torch.complex64).write(target, change.expression, rows, columns)
+    assert not blocked(target)[:, rows, columns].any()  # 1 / infinity, not NaN
 
 
 def test_clear() -> None:

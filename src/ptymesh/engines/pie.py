@@ -32,7 +32,7 @@ Weight = TypeVar("Weight", Tensor, Touched)
 def blend(weight: Weight, a: float) -> Weight:
     """(1 - a) w + a max w, the regularised weight of rPIE (eq. 10); kept above zero where nothing was seen."""
     top = weight.max()
-    return weight * (1 - a) + (a * top + torch.finfo(top.dtype).tiny)
+    return weight.lerp(top + torch.finfo(top.dtype).tiny, a)
 
 
 class RPIE(Engine):

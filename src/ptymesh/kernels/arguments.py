@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import strips
+from ptymesh.kernels.compiled_blocks import COMPLEX_FIELDS, REAL_FIELDS
 from ptymesh.physics import fidelity
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
+#: Fields whose blocks a kernel is given: those that it may load, and the target.
+FIELDS = COMPLEX_FIELDS + REAL_FIELDS + 1
 #: Bytes of the largest array that one pass over a strip of views writes and the next one reads: it is to fit a cache.
 STRIP_BYTES = 4 << 20
 
@@ -81,9 +84,23 @@ def array_of(t: Tensor) -> np.ndarray[Any, Any]:
     return t.detach().resolve_conj().contiguous().numpy()
 
 
-def places_of(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
-    """Blocks (1, 2, n) as kernels want them."""
-    return np.array((rows.numpy(), columns.numpy()))[None]
+class _Places:
+    """Of the blocks that were asked for last: a batch asks for its own several times."""
+
+    def __init__(self) -> None:
+        self.of: tuple[Tensor, Tensor] | None = None
+        self.found: np.ndarray[Any, Any]
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
+        """Blocks (FIELDS, 2, n) as kernels want them, the same in every field; not to be written to."""
+        if self.of is None or self.of[0] is not rows or self.of[1] is not columns:
+            found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
+            found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
+            self.of, self.found = (rows, columns), found
+        return self.found
+
+
+places_of = _Places()
 
 
 def threads_for(views: int) -> int:

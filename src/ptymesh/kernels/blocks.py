@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_blocks as c
+from ptymesh.kernels.arguments import places_of
 from ptymesh.physics.blocks import Expression, Leaf, Operation
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
@@ -40,11 +41,11 @@ class TooMuchError(Exception):
 
 @dataclass
 class Program:
-    """Steps, the numbers that they use (one per slice), and the fields that they load."""
+    """Steps, the two numbers that each uses in each slice, and the fields that they load."""
 
     slices: int
     steps: list[tuple[int, int, int]] = field(default_factory=list)
-    numbers: list[list[float]] = field(default_factory=list)
+    numbers: list[list[tuple[float, float]]] = field(default_factory=list)
     complex_fields: list[Leaf] = field(default_factory=list)
     real_fields: list[Leaf] = field(default_factory=list)
 
@@ -91,24 +92,37 @@ class Program:
         self._append(op, first, second)
 
     def _number(self, name: str, is_complex: bool, number: float | Tensor, complex_at: int, real_at: int) -> None:
-        if isinstance(number, Tensor):
-            if number.is_complex() or number.numel() not in (1, self.slices):
-                raise TooMuchError
-            values = number.detach().reshape(-1).tolist()
-        else:
-            values = [float(number)]
+        if name == "add" and is_complex:
+            raise TooMuchError
+        values = self._values(number)
+        if name == "divide":
+            values = [1 / v if v else math.inf for v in values]
         at = complex_at if is_complex else real_at
-        if name == "add":
-            if is_complex:
-                raise TooMuchError
+        if self.steps[-1][:2] == (c.LOAD_C if is_complex else c.LOAD_R, at):
+            self._along(name, values)
+        elif name == "add":
             self._append(c.R_AND_NUMBER, at, 0, values)
         else:
-            op = c.C_BY_NUMBER if is_complex else c.R_BY_NUMBER
-            self._append(op, at, 0, [1 / v if v else math.inf for v in values] if name == "divide" else values)
+            self._append(c.C_BY_NUMBER if is_complex else c.R_BY_NUMBER, at, 0, values)
 
-    def _append(self, op: int, first: int, second: int, numbers: Sequence[float] = (0.0,)) -> None:
+    def _values(self, number: float | Tensor) -> list[float]:
+        """In each slice."""
+        if not isinstance(number, Tensor):
+            return [float(number)] * self.slices
+        if number.is_complex() or number.numel() not in (1, self.slices):
+            raise TooMuchError
+        values = [number.item()] if number.numel() == 1 else number.detach().reshape(-1).tolist()
+        return values if len(values) == self.slices else values * self.slices
+
+    def _along(self, name: str, values: Sequence[float]) -> None:
+        """The last step, a load, takes numbers along: no pass over the register is made for them."""
+        # of a summand that is 0 an infinite factor, which stands for a division by 0, makes no NaN
+        pairs = zip(self.numbers[-1], values, strict=True)
+        self.numbers[-1] = [(f, s + v) if name == "add" else (f * v, s and s * v) for (f, s), v in pairs]
+
+    def _append(self, op: int, first: int, second: int, numbers: Sequence[float] | None = None) -> None:
         self.steps.append((op, first, second))
-        self.numbers.append([*numbers] * (self.slices if len(numbers) == 1 else 1))
+        self.numbers.append([(1.0, 0.0)] * self.slices if numbers is None else [(v, 0.0) for v in numbers])
 
 
 def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool, bands: int) -> bool:
@@ -124,8 +138,8 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
             return False
     except TooMuchError:
         return False
-    fields, where = [], np.empty((c.COMPLEX_FIELDS + c.REAL_FIELDS + 1, 2, rows.shape[0]), dtype=np.int64)
-    where[:, 0], where[:, 1] = rows.numpy(), columns.numpy()  # of most fields, and of the target
+    fields, common = [], places_of(rows, columns)
+    where = common
     real = target.dtype.to_real()
     found = [*_filled(program.complex_fields, c.COMPLEX_FIELDS), *_filled(program.real_fields, c.REAL_FIELDS)]
     for place, leaf in enumerate(found):
@@ -138,6 +152,7 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
             return False
         fields.append(array.numpy())
         if y is not rows or x is not columns:
+            where = common.copy() if where is common else where
             where[place] = y.numpy(), x.numpy()
     steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
     c.write(steps, numbers, *fields, where, add, bands, target.numpy())

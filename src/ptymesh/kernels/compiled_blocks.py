@@ -14,8 +14,10 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.vectors import LANES, add_complex, load, load_complex, spread, store, store_complex
 
-#: What `write` can do; registers are a complex C and a real R.
+U: Any = np.uint64
+#: What `write` can do; registers are a complex C and a real R. What is loaded takes a factor and a summand along.
 LOAD_C, LOAD_R, C_BY_NUMBER, R_BY_NUMBER, R_AND_NUMBER, C_AND_C, R_AND_R, R_BY_R, R_OVER_R, C_BY_R, C_OVER_R, ROOT_R = (
     range(12)
 )
@@ -42,16 +44,22 @@ def _side_by_side(first: int, last: int, places: Any) -> int:
 
 
 @inlined
-def _load(field: Any, l: int, y: int, x: int, rows: int, width: int, out: Any) -> None:
-    for r in range(rows):
-        source, into = field[l, y + r, x : x + width], out[r * width : (r + 1) * width]
-        for c in range(width):
-            into[c] = source[c]
+def _load(
+    parts: int, field: Any, l: int, y: int, x: int, rows: int, width: int, numbers: Any, place: int, out: Any
+) -> None:
+    """Rows of a field times a number plus another, from a place in `out` on; parts: reals that a pixel is made of."""
+    by, plus = spread(numbers[0]), spread(numbers[1])
+    stride, count, k = U(parts * field.shape[2]), U(parts * width), U(place)
+    first = U(parts * x) + stride * (U(l) * U(field.shape[1]) + U(y))
+    for r in range(U(rows)):
+        for c in range(U(0), count, LANES):
+            store(out, k + c, load(field, first + r * stride + c) * by + plus)
+        k += count
 
 
 @inlined
 def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) -> None:
-    """Registers c, d complex and r, s real; the first of each is changed."""
+    """Registers c, d complex and r, s real; the first of each is changed. number: what divides, in a division: 1."""
     if op == C_BY_NUMBER:
         for i in range(size):
             c[i] = complex(c[i].real * number, c[i].imag * number)
@@ -78,7 +86,8 @@ def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) 
             c[i] = complex(c[i].real * s[i], c[i].imag * s[i])
     elif op == C_OVER_R:
         for i in range(size):
-            c[i] = complex(c[i].real / s[i], c[i].imag / s[i])
+            inverse = number / s[i]
+            c[i] = complex(c[i].real * inverse, c[i].imag * inverse)
     elif op == ROOT_R:
         for i in range(size):
             r[i] = np.sqrt(r[i])
@@ -107,11 +116,42 @@ def _run(
         place = COMPLEX_FIELDS + b if op == LOAD_R else b
         y, x = places[place, 0, at] * SIDE + top, places[place, 1, at] * SIDE
         if op == LOAD_C:
-            _load(c0 if b == 0 else c1, l, y, x, rows, width, C[a])
+            _load(2, c0 if b == 0 else c1, l, y, x, rows, width, numbers[k, l], 2 * ROOM * a, C)
         elif op == LOAD_R:
-            _load(r0 if b == 0 else r1, l, y, x, rows, width, R[a])
+            _load(1, r0 if b == 0 else r1, l, y, x, rows, width, numbers[k, l], ROOM * a, R)
         else:
-            _operate(op, rows * width, C[a], C[b], R[a], R[b], numbers[k, l])
+            _operate(op, rows * width, C[a], C[b], R[a], R[b], numbers[k, l, 0])
+
+
+@inlined
+def _is_quotient(program: Any) -> bool:
+    """Whether all that the program does is to divide a complex field by a real one."""
+    if len(program) != 3 or program[2, 0] != C_OVER_R or program[0, 0] != LOAD_C or program[1, 0] != LOAD_R:
+        return False
+    return program[0, 2] == 0 and program[1, 2] == 0
+
+
+@inlined
+def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, places: Any, add: bool, target: Any) -> None:
+    """What most engines write, without registers: c0 / r0, each times a number plus another, over blocks side by side.
+
+    Places count pixels.
+    """
+    by, divisor, plus = spread(numbers[0, l, 0]), spread(numbers[1, l, 0]), spread(numbers[1, l, 1])
+    C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])
+    c = U(SIDE) * (C * U(places[0, 0, at]) + U(places[0, 1, at])) + U(l) * U(c0.shape[1]) * C
+    k = COMPLEX_FIELDS
+    r = U(SIDE) * (R * U(places[k, 0, at]) + U(places[k, 1, at])) + U(l) * U(r0.shape[1]) * R
+    t = U(SIDE) * (T * U(places[-1, 0, at]) + U(places[-1, 1, at])) + U(l) * U(target.shape[1]) * T
+    for _ in range(SIDE):
+        for x in range(U(0), U(width), LANES):
+            real, imaginary = load_complex(c0, U(2) * (c + x))
+            factor = by / (load(r0, r + x) * divisor + plus)
+            if add:
+                add_complex(target, U(2) * (t + x), real * factor, imaginary * factor)
+            else:
+                store_complex(target, U(2) * (t + x), real * factor, imaginary * factor)
+        c, r, t = c + C, r + R, t + T
 
 
 @inlined
@@ -129,12 +169,16 @@ def _write(
     target: Any,
 ) -> None:
     C, R = np.empty((REGISTERS, ROOM), c0.dtype), np.empty((REGISTERS, ROOM), r0.dtype)
+    quotient = _is_quotient(program)
     at = first
     while at < last:
         count = _side_by_side(at, last, places)
         width, y, x = count * SIDE, places[-1, 0, at] * SIDE, places[-1, 1, at] * SIDE
         together = ROOM // width
         for l in range(target.shape[0]):
+            if quotient:
+                _quotient(at, l, width, numbers, c0, r0, places, add, target)
+                continue
             for top in range(0, SIDE, together):
                 rows = min(together, SIDE - top)
                 _run(at, l, top, rows, width, program, numbers, c0, c1, r0, r1, places, C, R)
@@ -155,9 +199,9 @@ def write(
 ) -> None:
     """target = (or +=) what the program leaves in the first complex register, on the blocks `places[-1]`.
 
-    program: (k, 3) operation and two registers, or for loads a register and a field; numbers: (k, L) real, an
-    operation's number in each slice. Fields (L, H', W'); places (5, 2, n): block coordinates y x in each field, then in
-    the target.
+    program: (k, 3) operation and two registers, or for loads a register and a field; numbers: (k, L, 2) real, an
+    operation's number in each slice, or a load's factor and summand. Fields (L, H', W'); places (5, 2, n): block
+    coordinates y x in each field, then in the target.
     """
     n = places.shape[2]
     for i in prange(bands):
@@ -214,4 +258,4 @@ def largest(places: Any, bands: int, field: Any, out: Any) -> None:
 
 
 #: See compiled.SIGNATURES.
-SIGNATURES = {write: "i2 r2 c3 c3 r3 r3 i3 b i c3", clear: "i3 i c3 r3", largest: "i3 i r3 r2"}
+SIGNATURES = {write: "i2 r3 c3 c3 r3 r3 i3 b i c3", clear: "i3 i c3 r3", largest: "i3 i r3 r2"}

@@ -8,7 +8,6 @@ slices), the detector's pass is, and the rest is left to the torch twin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import is_not
 from typing import Any
 
@@ -69,7 +68,10 @@ class CpuPasses(FusedPasses):
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
-        self._nothing, self._room = torch.zeros(0, 2, dtype=self.real), torch.zeros(0, dtype=self.real)
+        self._nothing = torch.zeros(0, 2, dtype=self.real)
+        self.dtypes = numpy_dtype(dtype), numpy_dtype(self.real)
+        #: Room to work in, for waves of a shape.
+        self._rooms: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = arrays_of(nothing.to(dtype), self._nothing)
@@ -158,12 +160,12 @@ class CpuPasses(FusedPasses):
     ) -> tuple[Tensor, Tensor]:
         probe, amplitudes, count = scene.probe, chunk.weights[:, 0].contiguous(), chunk.views.shape[0]
         assert probe is not None
-        into.spectrum = torch.zeros_like(probe) if into.spectrum is None else into.spectrum
         self._begin_groups(into, probe)
         threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
-        waves = [probe.new_empty((count if keep else 0, *probe.shape)) for _ in range(2)]
-        windows, light = probe.new_empty((size, *scene.window)), amplitudes.new_empty((size, *scene.window))
-        beams, out, lit, power = arrays_of(*waves, windows, light)
+        waves = [probe.new_empty((count if keep else 0, *probe.shape)) for _ in range(2 if keep else 1)]
+        beams, out = array_of(waves[0]), array_of(waves[-1])
+        complex_, real = self.dtypes
+        lit, power = np.empty((size, *scene.window), complex_), np.empty((size, *scene.window), real)
         obj, n, a, fractions = arrays_of(scene.whole_object[0], chunk.anchors, amplitudes, chunk.fractions)
         spectrum, kept = array_of(self.spectrum(chunk, probe)), arrays_of(*into.kept)
         work = self._work(threads, probe.shape)
@@ -177,13 +179,14 @@ class CpuPasses(FusedPasses):
             compiled.add_windows(lit, power, n[some], bands, *sums)
         if keep:
             scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(amplitudes))
-        return waves[1], found
+        return waves[-1], found
 
     def _sweep_shared(
         self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
     ) -> tuple[Tensor, Tensor]:
-        assert into.probe is not None
-        obj, n, beams, a = _parts(scene)
+        assert into.probe is not None and scene.probe is not None
+        given = (scene.whole_object[0], chunk.anchors, scene.probe[None], chunk.weights[:, 0])
+        obj, n, beams, a = arrays_of(*given)
         count, size = len(n), min(len(n), views_of_strip(into.probe))
         waves = into.probe.new_empty((count if keep else size, *into.probe.shape))
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
@@ -242,7 +245,7 @@ class CpuPasses(FusedPasses):
         if out is None:  # of a watch nothing comes back
             out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
         data, how, found = self._comparison(model, chunk, task, product)
-        work, arrays = self._work(threads_for(count), wave), arrays_of(out, found)
+        work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
         compiled_detector.detector(
             work, scene, self._no_shift, data, how, True, transform.tables, *arrays, self._no_sums
         )
@@ -259,7 +262,7 @@ class CpuPasses(FusedPasses):
         if places is None:
             places = torch.arange(counts.shape[0])
         how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
-        data = (*arrays_of(counts.view(torch.uint8), places), *kept[:2])
+        data = (counts.view(torch.uint8).numpy(), places.numpy(), *kept[:2])
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
     def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
@@ -343,7 +346,7 @@ class CpuPasses(FusedPasses):
         """As the base's; of groups of views, whose sums are transformed on the way."""
         if into.kept and into.probe is not None:
             transform, found = transform_for(window_of(into.probe), self.real), torch.empty_like(into.probe)
-            work = self._work(threads_for(len(found)), (1, *window_of(found)))
+            work = self._work(torch.get_num_threads(), (1, *window_of(found)))
             compiled_probes.gather_groups(
                 work, transform.tables, *arrays_of(*into.kept), found.numpy(), into.probe_weight.numpy()
             )
@@ -351,12 +354,12 @@ class CpuPasses(FusedPasses):
             into.kept, into.spectrum = (), None
         super().finish(into)
 
-    def _work(self, bands: int, wave: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
-        each = strips.room(*wave)
-        if self._room.shape[0] < bands * each:
-            self._room = torch.empty(bands * each, dtype=self.real)
-        return self._room[: bands * each].view(bands, each).numpy()
+        kept = self._rooms.get(wave)
+        if kept is None or len(kept) < bands:
+            kept = self._rooms[wave] = np.empty((bands, strips.room(*wave)), self.dtypes[1])
+        return kept[:bands]
 
     # --- blocks of the object ---
 
@@ -390,7 +393,7 @@ class CpuPasses(FusedPasses):
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
-        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *arrays_of(field, weight))
+        compiled_blocks.clear(places_of(rows, columns)[:1], bands_of_rows(), *arrays_of(field, weight))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
@@ -398,7 +401,7 @@ class CpuPasses(FusedPasses):
             return super().largest(leaf)
         bands = bands_of_rows()
         found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
-        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
+        compiled_blocks.largest(places_of(leaf.rows, leaf.columns)[:1], bands, *arrays_of(leaf.whole, found))
         return found.amax(0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:

@@ -72,7 +72,12 @@ def _offer(operation: Any, instruction: str) -> None:
     lower_builtin(operation, Vector, Vector)(lower)
 
 
-for _operation, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for _operation, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
     _offer(_operation, _instruction)
 
 

@@ -182,7 +182,7 @@ def free_bytes(device: torch.device) -> int:
 
 def sent(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
     """Values of the host on the device. Where work is queued nobody waits for the copy, which takes its turn."""
-    host = torch.as_tensor(values)
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if host.device == device:
         return host
     return host.pin_memory().to(device, non_blocking=True) if device.type in QUEUED else host.to(device)

@@ -78,6 +78,10 @@ class Touched:
     def __truediv__(self, other: Touched | float | Tensor) -> Touched:
         return self._with("divide", other)
 
+    def lerp(self, end: Tensor, weight: float) -> Touched:
+        """Linear interpolation to `end`, as torch's: (1 - weight) self + weight end."""
+        return self * (1 - weight) + end * weight
+
     def sqrt(self) -> Touched:
         """Elementwise square root."""
         return self.of(Operation("sqrt", self.expression))
@@ -165,6 +169,8 @@ class Layout:
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these global view indices that this rank owns."""
+        if self.world.size == 1:
+            return views
         return views[self.owner[views] == self.world.rank]
 
     def local(self, views: np.ndarray) -> np.ndarray:

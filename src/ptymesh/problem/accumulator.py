@@ -50,9 +50,9 @@ class Accumulator:
                 obj if with_object else None,
                 object_weight if with_object else None,
                 torch.zeros_like(estimate.probe) if with_probe else None,
-                torch.zeros_like(estimate.probe[0].real),
+                torch.zeros(problem.window, dtype=problem.real, device=problem.device),
                 torch.zeros_like(estimate.opr),
-                torch.zeros_like(estimate.opr.real),
+                torch.zeros_like(estimate.opr, dtype=problem.real),
             )
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]

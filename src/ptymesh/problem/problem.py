@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
-from operator import is_not
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +36,7 @@ from ptymesh.physics.model import Model, Scene, inner, power
 from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, Sums, Swept
+from ptymesh.problem.standing import Standing
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
@@ -105,8 +105,8 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         self._boxes = Boxes((0, 0), np.zeros((0, 4), dtype=np.int64))
-        #: Positions and anchors as the epoch began: the tensors, their versions, and whether all are whole pixels.
-        self._placed: tuple[tuple[Tensor, Tensor], list[int], bool] | None = None
+        #: Where windows stood as the epoch began.
+        self._standing: Standing | None = None
         #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
         self._border: np.ndarray | None = None
         #: The sums that are being added up: told when the last border view of a sweep has been added.
@@ -136,10 +136,9 @@ class Problem:
 
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
-        anchors, places = estimate.anchors.cpu(), (estimate.positions, estimate.anchors)
-        self._placed = (places, _versions(places), bool((estimate.positions.cpu() == anchors).all()))
+        self._standing = Standing(estimate, self.real)
         check_room(estimate)
-        self._boxes = self.layout.boxes(estimate, anchors)
+        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu())
         self._border = self.layout.border(self._boxes)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
@@ -227,7 +226,8 @@ class Problem:
         sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
-        mine, whole = self.mine(views), self._whole(estimate)
+        # a rank whose own views have not moved yet must round as the others do
+        mine, whole = self.mine(views), not self.exact and self._stand(estimate).whole(estimate)
         size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // self._view_bytes(estimate, waves))
         if self.exact and any(n % EVEN for n in self.window):
             size = 1
@@ -260,27 +260,15 @@ class Problem:
     def _of_views(self, estimate: Estimate, mine: np.ndarray, sizes: list[int]) -> Iterable[tuple[Tensor, ...]]:
         """Chunk by chunk of these own views: their numbers, rows, anchors, fractions and weights."""
         every = self.sent(mine)
-        positions, anchors, weights = (
-            values.index_select(0, every) for values in (estimate.positions, estimate.anchors, estimate.weights)
-        )
-        fractions = (positions - anchors).to(self.real)
-        values = (every, self.sent(self.layout.local(mine)), estimate.here(anchors), fractions, weights)
+        places = self._stand(estimate).places(estimate, every)
+        values = (every, self.sent(self.layout.local(mine)), *places, estimate.weights.index_select(0, every))
         return [values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in values), strict=True)
 
-    def _whole(self, estimate: Estimate) -> bool:
-        """Whether all positions are whole pixels.
-
-        Within an epoch only a CPU is asked again, where positions have moved; elsewhere these are taken for fractions.
-        """
-        if self.exact:  # a rank whose own views have not moved yet must round as the others do
-            return False
-        places = (estimate.positions, estimate.anchors)
-        if self._placed is None or any(map(is_not, self._placed[0], places)):
-            return bool((estimate.positions == estimate.anchors).all())
-        _, versions, whole = self._placed
-        if versions == _versions(places):
-            return whole
-        return self.device.type == "cpu" and bool((estimate.positions == estimate.anchors).all())
+    def _stand(self, estimate: Estimate) -> Standing:
+        """Where windows stood as the epoch began, or stand now where there is none."""
+        if self._standing is None or not self._standing.known(estimate):
+            self._standing = Standing(estimate, self.real)
+        return self._standing
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
@@ -487,11 +475,6 @@ class Problem:
             along = inner(moved, chi[:, : len(modes)])
             steps.append((along / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny)).to(self.real))
         return torch.stack(steps, dim=1)
-
-
-def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """What grows when a tensor is written to."""
-    return [tensor._version for tensor in tensors]
 
 
 def _residuals(terms: Tensor) -> tuple[float, float]:

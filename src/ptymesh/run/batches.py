@@ -6,6 +6,7 @@ N, B    views, views of a batch
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,8 +35,17 @@ def draw(
     nominal: (N, 2); size: B, None for all views; among: the views that take part (default all); -> index arrays,
     ascending within a batch.
     """
+    return deal(along(nominal, among), size, seed, epoch, order)
+
+
+def along(nominal: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
+    """The views that take part, in the order of the curve: what is the same in every epoch."""
     views = np.arange(len(nominal)) if among is None else among
-    curve = views[along_curve(nominal[views])]
+    return views[along_curve(nominal[views])]
+
+
+def deal(curve: np.ndarray, size: int | None, seed: int, epoch: int, order: Order = "random") -> list[np.ndarray]:
+    """What `draw` does with views in that order."""
     count = 1 if size is None else math.ceil(len(curve) / size)
     rng = np.random.default_rng([seed, epoch, _MEMBERS])
     if order == "compact":
@@ -45,8 +55,10 @@ def draw(
     batch_of = np.empty(len(curve), dtype=np.int64)
     for start in range(0, len(curve), count):
         batch_of[start : start + count] = members.permutation(count)[: len(curve) - start]
-    numbers = range(count) if order == "random" else rng.permutation(count)
-    return [np.sort(curve[batch_of == b]) for b in numbers]
+    ends = np.cumsum(np.bincount(batch_of, minlength=count)).tolist()
+    sorted_ = curve[np.lexsort((curve, batch_of))]
+    batches = [sorted_[start:end] for start, end in pairwise((0, *ends))]
+    return batches if order == "random" else [batches[b] for b in rng.permutation(count)]
 
 
 def hold_out(nominal: np.ndarray, fraction: float, seed: int) -> np.ndarray:

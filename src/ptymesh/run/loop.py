@@ -63,6 +63,7 @@ class Loop:
         self.traffic = Traffic()
         self._fine = problem
         self._warm: Engine | None = None
+        self._along: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
             resolution.check(engine, problem)
@@ -157,7 +158,7 @@ class Loop:
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
         problem.probe_frozen = epoch <= engine.probe.frozen
-        drawn = batches.draw(problem.scan, engine.batch, self.seed, state.done_epochs, engine.order, self.training)
+        drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         pulse, stops = problem.world.pulse, Later(problem.device)
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
@@ -185,6 +186,12 @@ class Loop:
                 self._interrupt()
         if stops.last() > 0:
             self._interrupt()
+
+    def _curve(self) -> np.ndarray:
+        """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""
+        if self._along is None or self._along[0] is not self.problem:
+            self._along = self.problem, batches.along(self.problem.scan, self.training)
+        return self._along[1]
 
     def _count(self, before: tuple[int, int, int, int]) -> None:
         traffic, now = self.traffic, _counted(self.problem.world)
