@@ -42,6 +42,15 @@ def test_every_combination_is_run() -> None:
     assert {s.window for s in found} == {(32, 32), (48, 48)}
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_cases_take_turns_if_asked_to(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, order = module.Measured.step, []
+    monkeypatch.setattr(module.Measured, "step", lambda self: (order.append(self.case.batch), real(self))[1])
+    found = speeds(batches=(5, 10), subpixel=("none",), turns=turns)
+    assert order == ([5, 10, 5, 10, 5, 10] if turns else [5, 5, 5, 10, 10, 10])
+    assert [s.batch for s in found] == [5, 10] and all(len(s.seconds) == 2 for s in found)
+
+
 def test_a_speed_is_that_of_the_median_epoch() -> None:
     (found,) = speeds(modes=(3,), epochs=4, subpixel=("none",))
     assert len(found.seconds) == 4 and found.first_epoch_s > 0 and found.views == 20
@@ -70,7 +79,7 @@ def test_the_best_chunk_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_larger_windows_have_lower_floors() -> None:
-    small, large = (max(Floor((n, n), CPU, chunks=(4,)).sample() for _ in range(5)) for n in (16, 256))
+    small, large = (max(Floor((n, n), CPU, chunks=(4,)).sample() for _ in range(20)) for n in (16, 256))
     assert small > 20 * large, "256 times the pixels"
 
 

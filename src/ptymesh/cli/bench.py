@@ -32,6 +32,9 @@ def command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU. [default: as torch decides]")] = None,
     precision: Annotated[str, typer.Option(help="single or double.")] = "single",
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Epoch by epoch in turns, not one case after the other: for ratios.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write all numbers as JSON.")] = None,
     busy_ok: Annotated[bool, typer.Option("--busy-ok", help="Measure although other processes run.")] = False,
 ) -> None:
@@ -65,6 +68,7 @@ def command(
         device=device,
         precision=precision,  # type: ignore[arg-type]  # so is this
         threads=threads,
+        turns=turns,
     )
     scan = None if path is None else load_dataset(path, [])
     console, about = Console(), {}

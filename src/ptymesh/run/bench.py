@@ -4,8 +4,8 @@ M, B       probe modes, views of a batch
 h, w       window pixels
 
 Every case is a reconstruction as users run it. Its first epoch, which compiles and fills caches, is told apart; between
-the epochs after it the floor is measured again, so that both see the same machine. Speeds are those of the median
-epoch, floors medians too.
+the epochs after it the floor is measured again, so that both see the same machine; so do all cases, if they take turns.
+Speeds are those of the median epoch, floors medians too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ptymesh.physics.model import Subpixel
 from ptymesh.run import machine
 from ptymesh.run.floor import Floor, pairs
 from ptymesh.run.reconstruction import MARGIN_PX, Reconstruction
+from ptymesh.run.reports import EpochReport
 from ptymesh.simulate import simulate
 
 SUBPIXEL: tuple[Subpixel, ...] = ("none", "fourier", "bilinear")
@@ -87,6 +88,8 @@ class Plan:
         epochs: that are timed, after one that is not.
         views: of simulated scans.  device: auto, cpu, cuda ...  precision: single or double.
         threads: of the CPU, None for torch's own choice.
+        turns: whether cases take turns, epoch by epoch, so that their ratios hold on a machine whose speed changes.
+            All are in memory together then, and each one's peak is that of all.
     """
 
     engines: tuple[str, ...]
@@ -100,6 +103,7 @@ class Plan:
     device: str = "auto"
     precision: Precision = "single"
     threads: int | None = None
+    turns: bool = False
 
     def __post_init__(self) -> None:
         for name in self.engines:
@@ -141,51 +145,70 @@ def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False)
     try:
         yield {
             "machine": machine.describe(device, torch.get_num_threads()) | {"cores_busy_with_others": round(others, 2)},
+            "turns": plan.turns,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         scans, floors = _scans(plan, scan), _floors(plan, device)
-        for case in plan.cases(scan is not None):
-            yield measure(case, plan, scans(case), floors, device)
+        cases = plan.cases(scan is not None)
+        for group in [cases] if plan.turns else [[case] for case in cases]:
+            found = [scans(case) for case in group]
+            beside = [Measured(case, plan, s, floors(s.window), device) for case, s in zip(group, found, strict=True)]
+            for _, measured in itertools.product(range(plan.epochs + 1), beside):
+                measured.step()
+            yield from (measured.speed() for measured in beside)
     finally:
         torch.set_num_threads(before)
 
 
-def measure(
-    case: Case, plan: Plan, scan: Measurement, floors: Callable[[tuple[int, int]], Floor], device: torch.device
-) -> Speed:
-    """One case: an epoch to warm up, then epochs and floors in turn."""
-    machine.forget_peak(device)
-    recon = Reconstruction(
-        scan, probe_modes=case.modes, subpixel=case.subpixel, precision=plan.precision, device=Solo(device)
-    )
-    engine = ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch)
-    reports, beside, peaks, floor = [], [], [], floors(scan.window)
-    for report in recon.run(engine):
-        reports.append(report)
-        peaks.append(machine.peak_bytes(device))
-        beside.append(floor.sample())
-        machine.forget_peak(device)  # the floor's own arrays do not count
-    seconds = [report.seconds for report in reports[1:]]
-    views_per_s = scan.views / statistics.median(seconds)
-    limit = statistics.median(beside) / pairs(scan.geometry.propagation, case.subpixel)
-    shape = recon.state.estimate.object.shape
-    return Speed(
-        engine=case.engine,
-        window=scan.window,
-        modes=case.modes,
-        batch=case.batch,
-        subpixel=case.subpixel,
-        views=scan.views,
-        object=(shape[-2], shape[-1]),
-        first_epoch_s=reports[0].seconds,
-        seconds=seconds,
-        views_per_s=views_per_s,
-        view_modes_per_s=views_per_s * case.modes,
-        floor_view_modes_per_s=limit,
-        fraction=views_per_s * case.modes / limit,
-        peak_bytes=max(peaks),
-        residual=reports[-1].residual,
-    )
+class Measured:
+    """One case: an epoch to warm up, then epochs and floors in turn.
+
+    Args:
+        case, plan: what is measured, and how.
+        scan: of the case.  floor: of the scan's window.  device: where.
+    """
+
+    def __init__(self, case: Case, plan: Plan, scan: Measurement, floor: Floor, device: torch.device) -> None:
+        self.case, self.scan, self.floor, self.device = case, scan, floor, device
+        self.recon = Reconstruction(
+            scan, probe_modes=case.modes, subpixel=case.subpixel, precision=plan.precision, device=Solo(device)
+        )
+        self.epochs = self.recon.run(ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch))
+        self.reports: list[EpochReport] = []
+        self.beside: list[float] = []
+        self.peaks: list[int] = []
+
+    def step(self) -> None:
+        """An epoch, and the floor beside it."""
+        machine.forget_peak(self.device)  # the floor's own arrays do not count
+        self.reports.append(next(self.epochs))
+        self.peaks.append(machine.peak_bytes(self.device))
+        self.beside.append(self.floor.sample())
+
+    def speed(self) -> Speed:
+        """What all epochs but the first gave."""
+        case, scan = self.case, self.scan
+        seconds = [report.seconds for report in self.reports[1:]]
+        views_per_s = scan.views / statistics.median(seconds)
+        limit = statistics.median(self.beside) / pairs(scan.geometry.propagation, case.subpixel)
+        shape = self.recon.state.estimate.object.shape
+        return Speed(
+            engine=case.engine,
+            window=scan.window,
+            modes=case.modes,
+            batch=case.batch,
+            subpixel=case.subpixel,
+            views=scan.views,
+            object=(shape[-2], shape[-1]),
+            first_epoch_s=self.reports[0].seconds,
+            seconds=seconds,
+            views_per_s=views_per_s,
+            view_modes_per_s=views_per_s * case.modes,
+            floor_view_modes_per_s=limit,
+            fraction=views_per_s * case.modes / limit,
+            peak_bytes=max(self.peaks),
+            residual=self.reports[-1].residual,
+        )
 
 
 def save(path: Path, about: dict[str, Any], speeds: list[Speed]) -> None:
