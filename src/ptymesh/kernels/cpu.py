@@ -26,6 +26,7 @@ from ptymesh.kernels import (
     strips,
 )
 from ptymesh.kernels.arguments import (
+    Arrays,
     Transform,
     array_of,
     arrays_of,
@@ -68,14 +69,14 @@ class CpuPasses(FusedPasses):
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         make_ready(dtype)
-        self._nothing = torch.zeros(0, 2, dtype=self.real)
-        self.dtypes = numpy_dtype(dtype), numpy_dtype(self.real)
-        #: Room to work in, for waves of a shape.
-        self._rooms: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
+        self.arrays = Arrays()
+        self._still = np.zeros((0, 2), numpy_dtype(self.real))
+        #: Arrays to work in, by name.
+        self._rooms: dict[str, np.ndarray[Any, Any]] = {}
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
-        self._no_shift = arrays_of(nothing.to(dtype), self._nothing)
-        self._none_stale = torch.zeros(0, 0, dtype=torch.uint8)
+        self._no_shift = (nothing.to(dtype).numpy(), self._still)
+        self._none_stale = np.zeros((0, 0), np.uint8)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         #: Mask and background with their versions, and what `_planes` made of them.
         self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
@@ -164,9 +165,10 @@ class CpuPasses(FusedPasses):
         threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
         waves = [probe.new_empty((count if keep else 0, *probe.shape)) for _ in range(2 if keep else 1)]
         beams, out = array_of(waves[0]), array_of(waves[-1])
-        complex_, real = self.dtypes
-        lit, power = np.empty((size, *scene.window), complex_), np.empty((size, *scene.window), real)
-        obj, n, a, fractions = arrays_of(scene.whole_object[0], chunk.anchors, amplitudes, chunk.fractions)
+        lit = self._room("waves", size, scene.window, probe.dtype)
+        power = self._room("light", size, scene.window, self.real)
+        obj = self.arrays("object", scene.whole_object)[0]
+        n, a, fractions = arrays_of(chunk.anchors, amplitudes, chunk.fractions)
         spectrum, kept = array_of(self.spectrum(chunk, probe)), arrays_of(*into.kept)
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
@@ -185,13 +187,14 @@ class CpuPasses(FusedPasses):
         self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
     ) -> tuple[Tensor, Tensor]:
         assert into.probe is not None and scene.probe is not None
-        given = (scene.whole_object[0], chunk.anchors, scene.probe[None], chunk.weights[:, 0])
-        obj, n, beams, a = arrays_of(*given)
-        count, size = len(n), min(len(n), views_of_strip(into.probe))
-        waves = into.probe.new_empty((count if keep else size, *into.probe.shape))
+        obj, beams = self.arrays("object", scene.whole_object)[0], self.arrays("probe", scene.probe)[None]
+        n, a = array_of(chunk.anchors), array_of(chunk.weights[:, 0])
+        count, bands, shape = len(n), bands_of_rows(), beams.shape[1:]
+        size = min(count, views_of_strip(into.probe))
+        waves = into.probe.new_empty((count, *shape)) if keep else into.probe
+        out = waves.numpy() if keep else self._room("waves", size, shape, waves.dtype)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, out, none, bands = found.numpy(), waves.numpy(), self._zeros(chunk.fractions).numpy(), bands_of_rows()
-        work = self._work(threads_for(count), out.shape[1:])
+        terms, none, work = found.numpy(), self._zeros(count), self._work(threads_for(count), shape)
         sums, by_probe = self._object_sums(into), arrays_of(into.probe, into.probe_weight)
         for some in strips_of(count, size):
             at, f, chi = n[some], a[some], out[some] if keep else out[: len(terms[some])]
@@ -259,10 +262,12 @@ class CpuPasses(FusedPasses):
         counts, places = chunk.counts, chunk.places
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
+        stays = places is not None  # in an array of all patterns
         if places is None:
             places = torch.arange(counts.shape[0])
         how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
-        data = (counts.view(torch.uint8).numpy(), places.numpy(), *kept[:2])
+        array = self.arrays("counts", counts) if stays else array_of(counts)
+        data = (array.view(np.uint8), places.numpy(), *kept[:2])
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
     def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
@@ -277,27 +282,29 @@ class CpuPasses(FusedPasses):
 
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
-        if model.subpixel == "bilinear":
-            corner, t = corners(chunk)
-        else:
-            corner, t = chunk.anchors, self._zeros(chunk.fractions)
+        corner, t = arrays_of(*corners(chunk)) if model.subpixel == "bilinear" else self._whole_corners(chunk)
         _, _, beams, amplitudes = _parts(scene)
-        arrays = (*arrays_of(waves, corner, t), beams, amplitudes)
+        arrays = (array_of(waves), corner, t, beams, amplitudes)
         compiled.to_object(*arrays, bands_of_rows(), self.constants, *self._object_sums(into))
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
             into.top = None
 
+    def _whole_corners(self, chunk: Chunk) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        return array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
+
     def _object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
         """Stale blocks, sums and weight (H, W), tops of the weight."""
         assert into.object is not None and into.object_weight is not None
-        stale = self._none_stale if into.stale is None else into.stale
+        stale = self._none_stale if into.stale is None else into.stale.numpy()
         top = into.object_weight.new_empty((bands_of_rows(), TOPS)) if into.top is None else into.top
-        return arrays_of(stale, into.object[0], into.object_weight[0], top)
+        sums, weight = self.arrays("object sum", into.object)[0], self.arrays("object weight", into.object_weight)[0]
+        return stale, sums, weight, top.numpy()
 
-    def _zeros(self, like: Tensor) -> Tensor:
-        if self._nothing.shape[0] < like.shape[0]:
-            self._nothing = torch.zeros_like(like)
-        return self._nothing[: like.shape[0]]
+    def _zeros(self, count: int) -> np.ndarray[Any, Any]:
+        """Fractions (B, 2) of whole pixels."""
+        if len(self._still) < count:
+            self._still = np.zeros((count, 2), self._still.dtype)
+        return self._still[:count]
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """As the twin's."""
@@ -356,10 +363,14 @@ class CpuPasses(FusedPasses):
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
-        kept = self._rooms.get(wave)
-        if kept is None or len(kept) < bands:
-            kept = self._rooms[wave] = np.empty((bands, strips.room(*wave)), self.dtypes[1])
-        return kept[:bands]
+        return self._room("work", bands, (strips.room(*wave),), self.real)
+
+    def _room(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray[Any, Any]:
+        """An array (count, *shape) to work in, which is kept; torch's, as numpy's begin anywhere in a cache's line."""
+        kept = self._rooms.get(name)
+        if kept is None or len(kept) < count or kept.shape[1:] != shape:
+            kept = self._rooms[name] = torch.empty((count, *shape), dtype=dtype).numpy()
+        return kept[:count]
 
     # --- blocks of the object ---
 
