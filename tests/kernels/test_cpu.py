@@ -48,6 +48,33 @@ def test_sweep(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel
         compare_sweeps(Case(dtype, window, modes, subpixel, fidelity=fidelity, background=1.0), task)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_add_product(dtype: torch.dtype, window: tuple[int, int]) -> None:
+    given = [torch.randn(3, *window, dtype=dtype) for _ in range(2)]
+    factor = torch.randn(window, dtype=dtype.to_real())
+    # as kernels take it, with the factor of another precision, and one for all pixels
+    for times in (factor, factor.double(), factor[:1, :1].expand(window), factor[0]):
+        wanted, got = given[0].clone(), given[0].clone()
+        Passes().add_product(wanted, given[1], times)
+        CpuPasses(dtype).add_product(got, given[1], times)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_what_is_gathered_is_added_to_what_the_probe_has() -> None:
+    case = Case(subpixel="fourier", modes=2)
+    _, (fused, chunk, scene) = case.scenes()
+    waves, found = case.many(), []
+    for start in (0.0, 1.0):
+        sums = nothing(case)
+        assert sums.probe is not None
+        sums.probe += start
+        fused.adjoint(case.model, chunk, scene, waves, sums)
+        fused.finish(sums)
+        found.append(sums.probe)
+    case.close(found[1] - 1, found[0])
+
+
 def test_sweep_of_whole_positions() -> None:
     case = Case(modes=2)
     compare_sweeps(case, "revise", fractions=torch.zeros_like(case.chunk.fractions), whole=True)

@@ -49,7 +49,7 @@ class RPIE(Engine):
         """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
         s = problem.gradients(estimate, batch)
         problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
-        problem.add(estimate.probe, s.probe * (self.gamma_probe / blend(s.probe_weight, self.beta)))
+        problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, self.beta))
 
 
 class EPIE(Engine):
@@ -64,7 +64,7 @@ class EPIE(Engine):
         """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
         s = problem.gradients(estimate, batch)
         problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
-        problem.add(estimate.probe, s.probe * (self.gamma_probe / blend(s.probe_weight, 1)))
+        problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, 1))
 
 
 class MPIE(RPIE):

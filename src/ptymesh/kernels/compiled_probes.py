@@ -76,8 +76,13 @@ def _gather_strip(m: int, start: int, h: int, constants: Any, sums: Any, added: 
 
 
 @parallel
-def gather_groups(work: Any, tables: Any, sums: Any, lights: Any, added: Any, out: Any, weight: Any) -> None:
-    """out (M, h, w) = F^H of the sums of all groups to which any view was added, weight (h, w) += their lights."""
+def gather_groups(
+    work: Any, tables: Any, sums: Any, lights: Any, added: Any, found: Any, out: Any, weight: Any
+) -> None:
+    """out (M, h, w) += F^H of the sums of all groups to which any view was added, weight (h, w) += their lights.
+
+    found (M, h, w): to work in.
+    """
     count, bands, h, w = len(out), len(work), U(out.shape[1]), U(out.shape[2])
     constants, plan, turns = tables
     for i in prange(bands):
@@ -87,12 +92,28 @@ def gather_groups(work: Any, tables: Any, sums: Any, lights: Any, added: Any, ou
             for start in range(ZERO, w, LANES):
                 _gather_strip(U(m), start, h, constants, sums, added, plane)
                 transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-            rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * U(m))
+            rows_back(plane, h, w, row, spare, plan, turns, found, TWO * h * w * U(m))
+            for r in range(out.shape[1]):
+                for c in range(out.shape[2]):
+                    out[m, r, c] += found[m, r, c]
         for r in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
             for g in range(len(added)):
                 if added[g] > 0:
                     for c in range(weight.shape[1]):
                         weight[r, c] += lights[g, r, c]
+
+
+@parallel
+def add_product(change: Any, factor: Any, bands: int, out: Any) -> None:
+    """out (M, h, w) += change times a real factor (h, w)."""
+    M, h, w = out.shape
+    for i in prange(bands):
+        band = np.int64(i)
+        for m in range(M):
+            for r in range(h * band // bands, h * (band + 1) // bands):
+                o, x, f = out[m, r], change[m, r], factor[r]
+                for c in range(w):
+                    o[c] += complex(x[c].real * f[c], x[c].imag * f[c])
 
 
 @parallel
@@ -127,6 +148,7 @@ def shifted_systems(
 SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
     to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
-    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 r2",
+    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 c3 r2",
+    add_product: "c3 r2 i c3",
     shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
 }

@@ -352,12 +352,11 @@ class CpuPasses(FusedPasses):
     def finish(self, into: Adjoints) -> None:
         """As the base's; of groups of views, whose sums are transformed on the way."""
         if into.kept and into.probe is not None:
-            transform, found = transform_for(window_of(into.probe), self.real), torch.empty_like(into.probe)
-            work = self._work(torch.get_num_threads(), (1, *window_of(found)))
-            compiled_probes.gather_groups(
-                work, transform.tables, *arrays_of(*into.kept), found.numpy(), into.probe_weight.numpy()
-            )
-            into.probe += found
+            modes, *window = into.probe.shape
+            transform, work = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
+            found = self._room("waves", modes, tuple(window), into.probe.dtype)
+            arrays = (*arrays_of(*into.kept), found, *arrays_of(into.probe, into.probe_weight))
+            compiled_probes.gather_groups(self._work(work, (1, *window)), transform.tables, *arrays)
             into.kept, into.spectrum = (), None
         super().finish(into)
 
@@ -419,6 +418,15 @@ class CpuPasses(FusedPasses):
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
+
+    def add_product(self, target: Tensor, change: Tensor, factor: Tensor) -> None:
+        """As the twin's, in one pass."""
+        alike = target.dtype == change.dtype == self.real.to_complex() and factor.dtype == self.real
+        if alike and target.is_contiguous() and target.shape == change.shape and factor.shape == change.shape[1:]:
+            share_threads()
+            compiled_probes.add_product(*arrays_of(change, factor), bands_of_rows(), target.numpy())
+        else:
+            super().add_product(target, change, factor)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
         """As the twin's, in one pass."""

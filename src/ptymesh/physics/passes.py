@@ -194,6 +194,10 @@ class Passes:
 
     # --- after the last chunk ---
 
+    def add_product(self, target: Tensor, change: Tensor, factor: Tensor) -> None:
+        """target (M, h, w) += change times a real factor (h, w)."""
+        target += change * factor
+
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
         """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.
 

@@ -148,10 +148,15 @@ class Problem:
             sums.revise(chunk, self.scene(estimate, chunk))
         return sums.total()
 
-    def add(self, target: Tensor, change: Touched | Tensor) -> None:
-        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
+    def add(self, target: Tensor, change: Touched | Tensor, times: Tensor | None = None) -> None:
+        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor.
+
+        times: real factor (h, w) of what is added to a probe (M, h, w).
+        """
         if isinstance(change, Touched):
             self.passes.write(target, change.expression, change.rows, change.columns, add=True)
+        elif times is not None:
+            self.passes.add_product(target, change, times)
         else:
             target += change
 
