@@ -159,16 +159,17 @@ class CpuPasses(FusedPasses):
     def _sweep_shifted(
         self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
     ) -> tuple[Tensor, Tensor]:
-        probe, amplitudes, count = scene.probe, chunk.weights[:, 0].contiguous(), chunk.views.shape[0]
+        probe, count = scene.probe, chunk.views.shape[0]
         assert probe is not None
         self._begin_groups(into, probe)
         threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
-        waves = [probe.new_empty((count if keep else 0, *probe.shape)) for _ in range(2 if keep else 1)]
-        beams, out = array_of(waves[0]), array_of(waves[-1])
+        waves = [probe.new_empty((count, *probe.shape)) for _ in range(2)] if keep else [probe]
+        nothing = self._room("nothing", 0, probe.shape, probe.dtype)
+        beams, out = arrays_of(*waves) if keep else (nothing, nothing)
         lit = self._room("waves", size, scene.window, probe.dtype)
         power = self._room("light", size, scene.window, self.real)
         obj = self.arrays("object", scene.whole_object)[0]
-        n, a, fractions = arrays_of(chunk.anchors, amplitudes, chunk.fractions)
+        n, a, fractions = arrays_of(chunk.anchors, chunk.weights[:, 0], chunk.fractions)
         spectrum, kept = array_of(self.spectrum(chunk, probe)), arrays_of(*into.kept)
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
@@ -180,7 +181,7 @@ class CpuPasses(FusedPasses):
             compiled_detector.detector(work, given, shift, data, how, keep, far.tables, back, terms[some], gathered)
             compiled.add_windows(lit, power, n[some], bands, *sums)
         if keep:
-            scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(amplitudes))
+            scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
         return waves[-1], found
 
     def _sweep_shared(
