@@ -105,16 +105,17 @@ class _Places:
     """Of the blocks that were asked for last: a batch asks for its own several times."""
 
     def __init__(self) -> None:
-        self.of: tuple[Tensor, Tensor] | None = None
-        self.found: np.ndarray[Any, Any]
+        self._last: tuple[Tensor, Tensor, np.ndarray[Any, Any]] | None = None
 
     def __call__(self, rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
         """Blocks (FIELDS, 2, n) as kernels want them, the same in every field; not to be written to."""
-        if self.of is None or self.of[0] is not rows or self.of[1] is not columns:
-            found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
-            found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
-            self.of, self.found = (rows, columns), found
-        return self.found
+        last = self._last  # read once: threads may ask in turns
+        if last is not None and last[0] is rows and last[1] is columns:
+            return last[2]
+        found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
+        found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
+        self._last = rows, columns, found
+        return found
 
 
 places_of = _Places()
