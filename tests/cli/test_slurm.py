@@ -132,3 +132,6 @@ def test_it_checkpoints_requeues_and_resumes(script, tmp_path: Path) -> None:  #
     assert calls[2:] == ["srun --kill-on-bad-exit=0 ptymesh resume my out --device cpu"]
     (tmp_path / "bin" / "ptymesh").write_text("#!/bin/bash\nexit 3\n")
     assert subprocess.run(["bash", "job.sh"], env=environ, timeout=30).returncode == 3
+    # a step that has ended before anybody looks
+    early = (tmp_path / "job.sh").read_text().replace("step=$!\n", "step=$!\nsleep 0.5\n")
+    assert subprocess.run(["bash", "-c", early], env=environ, timeout=30).returncode == 3

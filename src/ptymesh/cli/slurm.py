@@ -36,11 +36,12 @@ step=$!
 # {warning} s before the end of the job: every rank writes its part of a checkpoint and leaves with status 75.
 trap 'kill -USR1 "$step" 2>/dev/null' USR1 TERM
 
-status=0
+# A signal ends the waiting, not the step; of one that has ended, bash remembers how.
 while kill -0 "$step" 2>/dev/null; do
     wait "$step"
-    status=$?
 done
+wait "$step"
+status=$?
 
 if [ "$status" -eq 75 ]; then
     echo "Checkpoint written; this job goes back into the queue."
