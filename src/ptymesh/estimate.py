@@ -24,7 +24,7 @@ from ptymesh.types import Anchors, Object, Positions, Probe, Weights
 #: Side of the square blocks in which object updates are kept and sent; the object is a whole number of them.
 BLOCK = 32
 #: Pixels that a view may reach beyond its window on each side: bilinear interpolation of a position that has moved by
-#: up to a pixel (per epoch) from where |f_j| was at most 1.
+#: up to a pixel (per epoch) from where |f_j| was at most 1. Otherwise windows are cut at anchors (`Model.reach`).
 REACH = 2
 
 

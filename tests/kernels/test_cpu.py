@@ -25,6 +25,7 @@ from ptymesh.kernels import arguments, cpu
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Boxes
 from ptymesh.physics.blocks import blocked
+from ptymesh.physics.model import reach_of
 from ptymesh.physics.passes import Passes
 
 DTYPES = [torch.complex64, torch.complex128]
@@ -187,7 +188,7 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
     case = Case(torch.complex64, subpixel=subpixel)
     case.object = case.waves(1, 64 * (bands + 1), 96)
     passes, found = case.fused, []
-    boxes = Boxes.of(case.chunk.anchors, case.window, case.object.shape)
+    boxes = Boxes.of(case.chunk.anchors, case.window, case.object.shape, reach_of(subpixel))
     rows, columns = map(torch.from_numpy, boxes.cover(np.arange(case.views)).nonzero())
     for before in (0.0, 7.0):
         sums = nothing(case)

@@ -34,7 +34,7 @@ def test_interior_views_touch_no_shared_block(ranks: int, seed: int) -> None:
         part = layout.place(extent, (0.0, 0.0), anchors.numpy())
         obj = torch.empty(1, *part.shape, dtype=torch.complex64)
         mine = replace(e, object=obj, corner=part.corner, extent=extent, probe=torch.empty(1, *window))
-        boxes = layout.boxes(mine, anchors)
+        boxes = layout.boxes(mine, anchors, reach=0)
         border, blocks = layout.border(boxes), layout.blocks(boxes, batch)
         assert border is not None
         travels = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)

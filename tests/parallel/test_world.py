@@ -8,7 +8,9 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel.devices import device_for
 from ptymesh.parallel.layout import Blocks, Boxes, Replicated, along_curve
 from ptymesh.parallel.world import Solo, World
+from ptymesh.physics import views
 from ptymesh.physics.blocks import blocked
+from ptymesh.physics.model import Subpixel, reach_of
 from toy import make
 
 
@@ -105,9 +107,24 @@ def fake(rank: int, size: int) -> World:
 
 def test_touched_blocks_cover_windows_and_nothing_far() -> None:
     anchors = torch.tensor([[1, 1], [40, 90], [-90, 4], [500, 4]])
-    covered = Boxes.of(anchors, (24, 28), (1, 128, 160)).cover(np.arange(4))
+    covered = Boxes.of(anchors, (24, 28), (1, 128, 160), reach=2).cover(np.arange(4))
     found = {tuple(place) for place in np.argwhere(covered).tolist()}
     assert found == {(0, 0), (1, 2), (1, 3), (2, 2), (2, 3)}
+
+
+@pytest.mark.parametrize("subpixel", ["none", "fourier", "bilinear"])
+def test_touched_blocks_are_those_that_sums_reach_and_no_others(subpixel: Subpixel) -> None:
+    window, obj = (24, 28), torch.zeros(1, 128, 160)
+    for y, x in ((32, 32), (40, 36), (41, 37), (63, 60), (8, 4)):
+        anchors, reached = torch.tensor([[y, x]]), torch.zeros(1, 128, 160)
+        if subpixel == "bilinear":
+            for moved in ((-2.0, -2.0), (2.0, 2.0)):
+                views.add_back_bilinear(reached, torch.ones(1, 1, *window), anchors, torch.tensor([moved]))
+        else:
+            views.add_back(reached, torch.ones(1, 1, *window), anchors)
+        blocks = blocked(reached).amax((0, 3, 4)) > 0
+        covered = Boxes.of(anchors, window, obj.shape, reach_of(subpixel)).cover(np.arange(1))
+        assert np.array_equal(covered, blocks.numpy())
 
 
 def test_sums_reach_touched_blocks_alone() -> None:

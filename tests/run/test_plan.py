@@ -43,7 +43,7 @@ def counted(world: World, name: str, layout: str) -> tuple[float, float, float, 
 def planned(name: str, ranks: int):  # type: ignore[no-untyped-def]
     toy = make(views=45, modes=2, uneven=True)
     e, h, w = toy.truth, *toy.truth.window
-    scan = Scan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8)
+    scan = Scan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8, 0)
     return costs(scan, engine(name), 3, ranks, MACHINE)
 
 
@@ -62,7 +62,7 @@ def test_messages_are_those_of_a_run(ranks, name: str, layout: str, size_: int) 
 
 def big(extent: int, views: int = 3000) -> Scan:
     positions = np.random.default_rng(0).random((views, 2)) * (extent - 150)
-    return Scan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4)
+    return Scan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4, 0)
 
 
 def test_memory_falls_with_ranks() -> None:

@@ -43,7 +43,7 @@ def command(
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
     measurement = load_measurement(loaded.data, loaded.positions)
-    scan = scan_of(measurement, loaded.object, loaded.probe, loaded.precision, MARGIN_PX)
+    scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
     machine = Machine(
         quantity("--link", link.removesuffix("/s")),
         quantity("--latency", latency),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.parallel.devices import sent
 from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
@@ -126,11 +126,11 @@ class Boxes:
     edges: np.ndarray
 
     @classmethod
-    def of(cls, anchors: Tensor, window: tuple[int, int], shape: Sequence[int]) -> Boxes:
-        """Of windows at anchors (N, 2) in an array (..., H, W)."""
+    def of(cls, anchors: Tensor, window: tuple[int, int], shape: Sequence[int], reach: int) -> Boxes:
+        """Of windows at anchors (N, 2) in an array (..., H, W), and `reach` more pixels on each side."""
         at, sides = anchors.cpu().numpy(), (shape[-2] // BLOCK, shape[-1] // BLOCK)
-        first = np.maximum((at - REACH) // BLOCK, 0)
-        after = np.maximum(np.minimum((at + np.array(window) + (REACH - 1)) // BLOCK + 1, sides), 0)
+        first = np.maximum((at - reach) // BLOCK, 0)
+        after = np.maximum(np.minimum((at + np.array(window) + (reach - 1)) // BLOCK + 1, sides), 0)
         return cls(sides, np.concatenate((np.minimum(first, after), after), axis=1))
 
     def cover(self, views: np.ndarray) -> np.ndarray:
@@ -184,9 +184,10 @@ class Layout:
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
-    def boxes(self, estimate: Estimate, anchors: Tensor) -> Boxes:
-        """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into."""
-        return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape)
+    def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
+        """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into, and that many pixels
+        around them."""
+        return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Views (N,) bool, of these boxes, after which sums of this rank can travel; None: after all."""

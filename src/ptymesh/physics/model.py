@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.errors import BadInput
+from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.fidelity import Data, Fidelity
@@ -37,6 +38,11 @@ from ptymesh.physics.propagate import (
 )
 
 Subpixel = Literal["fourier", "bilinear", "none"]
+
+
+def reach_of(subpixel: Subpixel) -> int:
+    """Pixels that views may reach beyond their windows: only where pixels are interpolated."""
+    return REACH if subpixel == "bilinear" else 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,11 @@ class Model:
             tilt_rates=(y, x),
             tilt_rad=tilt_rad,
         )
+
+    @property
+    def reach(self) -> int:
+        """Pixels that a view may reach beyond its window at the anchor, on each side."""
+        return reach_of(self.subpixel)
 
     # --- forward ---
 

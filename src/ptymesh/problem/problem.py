@@ -138,7 +138,7 @@ class Problem:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
         self._standing = Standing(estimate, self.real)
         check_room(estimate)
-        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu())
+        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), self.model.reach)
         self._border = self.layout.border(self._boxes)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:

@@ -34,6 +34,7 @@ from ptymesh.parallel.patterns import size
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
+from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import draw
 from ptymesh.run.initial import frame
@@ -56,7 +57,7 @@ GAIN = 1.25
 @dataclass(frozen=True)
 class Scan:
     """What a plan depends on: positions (N, 2), window, frame of the object, modes, slices, bytes of a pattern and of a
-    real number."""
+    real number, pixels that views reach beyond their windows."""
 
     positions: np.ndarray
     window: tuple[int, int]
@@ -67,6 +68,7 @@ class Scan:
     opr_modes: int
     pattern_bytes: int
     real_bytes: int
+    reach: int
 
     @property
     def anchors(self) -> np.ndarray:
@@ -162,9 +164,14 @@ class _Rank(World):
 
 
 def scan_of(
-    measurement: Measurement, object: ObjectOptions, probe: ProbeOptions, precision: str, margin_px: int
+    measurement: Measurement,
+    object: ObjectOptions,
+    probe: ProbeOptions,
+    subpixel: Subpixel,
+    precision: str,
+    margin_px: int,
 ) -> Scan:
-    """What a plan depends on, of a data set and the recipe's keys `object` and `probe`; no pattern is read."""
+    """What a plan depends on, of a data set and the recipe's keys `object`, `probe` and `positions`; no pattern is read."""
     origin, extent = frame(measurement.positions, measurement.window, max(margin_px, REACH))
     found = 1 if measurement.probe is None else len(measurement.probe)
     h, w = measurement.window
@@ -178,6 +185,7 @@ def scan_of(
         probe.opr_modes,
         np.dtype(measurement.patterns.dtype).itemsize * h * w,
         4 if precision == "single" else 8,
+        reach_of(subpixel),
     )
 
 
@@ -293,7 +301,7 @@ def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarra
     estimate = Estimate(
         pixel, probe, nothing, nothing, nothing, nothing, nothing, opr=probe[:0], corner=part.corner, extent=scan.extent
     )
-    return layout.blocks(layout.boxes(estimate, torch.as_tensor(scan.anchors)), batch)
+    return layout.blocks(layout.boxes(estimate, torch.as_tensor(scan.anchors), scan.reach), batch)
 
 
 def _traffic(

@@ -114,7 +114,7 @@ class Reconstruction:
         if layout == "auto" and self.world.size == 1:
             layout, self.layout_why = ALONE
         if layout == "auto":
-            frame = scan_of(scan, object_options, probe_options, precision, MARGIN_PX)
+            frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved)
         room = _room(memory_budget, scratch)
