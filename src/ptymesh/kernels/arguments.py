@@ -101,24 +101,15 @@ class Arrays:
         return array
 
 
-class _Places:
-    """Of the blocks that were asked for last: a batch asks for its own several times."""
+@lru_cache(maxsize=1)
+def places_of(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
+    """Blocks (FIELDS, 2, n) as kernels want them, the same in every field; not to be written to.
 
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, Tensor, np.ndarray[Any, Any]] | None = None
-
-    def __call__(self, rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
-        """Blocks (FIELDS, 2, n) as kernels want them, the same in every field; not to be written to."""
-        last = self._last  # read once: threads may ask in turns
-        if last is not None and last[0] is rows and last[1] is columns:
-            return last[2]
-        found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
-        found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
-        self._last = rows, columns, found
-        return found
-
-
-places_of = _Places()
+    Those that were asked for last are kept: a batch asks for its own several times.
+    """
+    found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
+    found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
+    return found
 
 
 def threads_for(views: int) -> int:

@@ -59,7 +59,8 @@ def _load(
 
 @inlined
 def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) -> None:
-    """Registers c, d complex and r, s real; the first of each is changed. number: what divides, in a division: 1."""
+    """Registers c, d complex and r, s real; the first of each is changed. number: the operand;
+    of a division by a real field the numerator, 1."""
     if op == C_BY_NUMBER:
         for i in range(size):
             c[i] = complex(c[i].real * number, c[i].imag * number)
@@ -133,9 +134,9 @@ def _is_quotient(program: Any) -> bool:
 
 @inlined
 def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, places: Any, add: bool, target: Any) -> None:
-    """What most engines write, without registers: c0 / r0, each times a number plus another, over blocks side by side.
+    """What most engines write, without registers: (c0 times a number) / (r0 times a number plus another).
 
-    Places count pixels.
+    Over blocks side by side; places count pixels.
     """
     by, divisor, plus = spread(numbers[0, l, 0]), spread(numbers[1, l, 0]), spread(numbers[1, l, 1])
     C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])

@@ -283,15 +283,15 @@ class CpuPasses(FusedPasses):
 
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
-        corner, t = arrays_of(*corners(chunk)) if model.subpixel == "bilinear" else self._whole_corners(chunk)
+        if model.subpixel == "bilinear":
+            corner, t = arrays_of(*corners(chunk))
+        else:
+            corner, t = array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
         _, _, beams, amplitudes = _parts(scene)
         arrays = (array_of(waves), corner, t, beams, amplitudes)
         compiled.to_object(*arrays, bands_of_rows(), self.constants, *self._object_sums(into))
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
             into.top = None
-
-    def _whole_corners(self, chunk: Chunk) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        return array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
 
     def _object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
         """Stale blocks, sums and weight (H, W), tops of the weight."""
@@ -354,10 +354,10 @@ class CpuPasses(FusedPasses):
         """As the base's; of groups of views, whose sums are transformed on the way."""
         if into.kept and into.probe is not None:
             modes, *window = into.probe.shape
-            transform, work = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
+            transform, threads = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
             found = self._room("waves", modes, tuple(window), into.probe.dtype)
             arrays = (*arrays_of(*into.kept), found, *arrays_of(into.probe, into.probe_weight))
-            compiled_probes.gather_groups(self._work(work, (1, *window)), transform.tables, *arrays)
+            compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
             into.kept, into.spectrum = (), None
         super().finish(into)
 

@@ -169,8 +169,6 @@ class Layout:
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Those of these global view indices that this rank owns."""
-        if self.world.size == 1:
-            return views
         return views[self.owner[views] == self.world.rank]
 
     def local(self, views: np.ndarray) -> np.ndarray:

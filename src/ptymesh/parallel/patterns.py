@@ -99,8 +99,7 @@ class Patterns(ABC):
 
         What comes next is on the way while a piece is being worked on.
         """
-        every = sent(rows, self.indexed_on)
-        pieces = [every] if size in (len(rows), [len(rows)]) else every.split(size)
+        pieces = sent(rows, self.indexed_on).split(size)
         later: Sequence[Tensor] = ()
         if self.fetched and coming is not None:
             later = torch.as_tensor(coming).split(size if coming_sizes is None else coming_sizes)

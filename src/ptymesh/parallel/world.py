@@ -88,7 +88,10 @@ class World:
         self.record: Record | None = None  #: of the step that is being taken
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
-        """Sum over ranks of each tensor; a rank alone gets back what it gave."""
+        """Sum over ranks of each tensor.
+
+        What is returned may be what was given (a rank alone copies nothing): write to neither while both are in use.
+        """
         return self._recorded(lambda: list(tensors))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:

@@ -51,8 +51,8 @@ class Accumulator:
                 object_weight if with_object else None,
                 torch.zeros_like(estimate.probe) if with_probe else None,
                 torch.zeros(problem.window, dtype=problem.real, device=problem.device),
-                problem.zeros("opr sum", estimate.opr, problem.dtype),
-                problem.zeros("opr weight", estimate.opr, problem.real),
+                torch.zeros_like(estimate.opr),
+                torch.zeros_like(estimate.opr, dtype=problem.real),
             )
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]
@@ -130,7 +130,8 @@ class Accumulator:
         if self._finish is None:
             self._begin()
         kind = torch.int64 if self.exact else problem.real
-        parts = [*(other.local if isinstance(other, Tally) else other for other in others), problem.stop_flag(kind)]
+        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
+        parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
         found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
         obj, object_weight, probe, probe_weight, opr, opr_weight = found
         values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]

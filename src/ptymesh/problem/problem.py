@@ -350,10 +350,7 @@ class Problem:
 
     def see(self, chunk: Chunk, found: Tensor) -> None:
         """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
-        if self.device.type == "cpu":  # of few numbers, numpy's way is shorter
-            self.seen.numpy()[chunk.rows.numpy()] = found.numpy()[:, : ROOTS + 1]
-        else:
-            self.seen.index_copy_(0, chunk.rows, found[:, : ROOTS + 1])
+        self.seen.index_copy_(0, chunk.rows, found[:, : ROOTS + 1])
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
@@ -378,18 +375,6 @@ class Problem:
         if kept is None or kept.shape != shape or kept.dtype != dtype:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
-
-    def zeros(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Zeros of `like`'s shape; without elements, those of the last call."""
-        return torch.zeros_like(like, dtype=dtype) if like.numel() else self.buffer(name, like, dtype)
-
-    def stop_flag(self, dtype: torch.dtype) -> Tensor:
-        """Whether this rank was asked to stop, 0-d."""
-        name = f"stop {self.stop_requested}"
-        flag = self._buffers.get(name)
-        if flag is None or flag.dtype != dtype:
-            flag = self._buffers[name] = torch.full((), int(self.stop_requested), dtype=dtype, device=self.device)
-        return flag
 
     def lend(self, *fields: Touched) -> None:
         """Notes that these fields may still be in buffers."""

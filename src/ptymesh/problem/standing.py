@@ -16,6 +16,8 @@ from ptymesh.estimate import Estimate
 class Standing:
     """Positions and anchors of an estimate as an epoch begins, and what follows from them until either is written to.
 
+    Torch counts what it writes; what numpy writes into the same memory would not be seen.
+
     Args:
         estimate: its positions and anchors (N, 2).
         real: dtype of fractions.
@@ -44,7 +46,7 @@ class Standing:
         """
         if self.holds(estimate):
             return self._whole
-        return (estimate.positions.device.type == "cpu" or not self.known(estimate)) and _whole(estimate)
+        return estimate.positions.device.type == "cpu" and _whole(estimate)
 
     def places(self, estimate: Estimate, views: Tensor) -> tuple[Tensor, Tensor]:
         """Anchors, from the first pixel of the estimate's object, and fractions of these views, (B, 2) each."""

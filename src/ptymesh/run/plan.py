@@ -171,7 +171,7 @@ def scan_of(
     precision: str,
     margin_px: int,
 ) -> Scan:
-    """What a plan depends on, of a data set and the recipe's keys `object`, `probe` and `positions`; no pattern is read."""
+    """What a plan depends on, of a data set and the keys of a recipe; no pattern is read."""
     origin, extent = frame(measurement.positions, measurement.window, max(margin_px, REACH))
     found = 1 if measurement.probe is None else len(measurement.probe)
     h, w = measurement.window
