@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ptymesh.parallel import devices
@@ -82,6 +82,9 @@ class Pretended(TorchDispatchMode):
         #: Operations so far, and of each event that was waited for, how many had been queued since it was recorded.
         self.operations = 0
         self.awaited: list[int] = []
+        #: What is launched while it is captured, and by address the memory that it uses, with what it held before.
+        self._launches: list[Callable[[], None]] | None = None
+        self._before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Pretended:
@@ -132,8 +135,8 @@ class Pretended(TorchDispatchMode):
         own = {id(x.here): x for x in there}
         # in here nobody would see to a conjugate that is only noted
         function = AT_ONCE.get(function, function)
-        out = function(*tree_map(_here, args), **tree_map(_here, kwargs))
         result_is_far = target == DEVICE.type or (bool(there) and target is None)
+        out = self.launch(lambda: function(*tree_map(_here, args), **tree_map(_here, kwargs)), result_is_far, there)
         if function is aten.copy_.default:
             result_is_far = isinstance(args[0], Far)
 
@@ -145,6 +148,50 @@ class Pretended(TorchDispatchMode):
         if pinned:
             out.page_locked = True
         return tree_map(dressed, out)
+
+    def launch(self, work: Callable[[], Any], far: bool, given: list[Far]) -> Any:
+        """What the device does with these tensors; far: whether it is of the device at all."""
+        if self._launches is None or not far:
+            return work()
+        for x in given:
+            storage = _storage(x.here)
+            self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        out = work()
+        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        for storage in map(_storage, made):
+            self._before.setdefault(storage.data_ptr(), (storage, None))
+
+        def again() -> None:
+            for x, new in zip(made, (x for x in tree_leaves(work()) if isinstance(x, Tensor)), strict=True):
+                if new.data_ptr() != x.data_ptr():
+                    x.copy_(new)
+
+        self._launches.append(again)
+        return out
+
+    def captured(self, work: Callable[[], Any], device: Any, pool: Any) -> tuple[Callable[[], None], Any, Any]:
+        """As `graphs.captured`: nothing has happened, and memory from within holds nothing until it is launched.
+
+        Numbers of the host stay what they are now; where something would wait, it is refused.
+        """
+        self._launches, self._before, waits = [], {}, len(self.waits)
+        try:
+            result, launches = work(), self._launches
+        finally:
+            self._launches = None
+            with _disable_current_modes():
+                for storage, before in self._before.values():
+                    storage.copy_(storage.new_full((), 0xFF) if before is None else before)
+        if len(self.waits) > waits:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def replay() -> None:
+            self.operations += 1
+            with _disable_current_modes():
+                for again in launches:
+                    again()
+
+        return replay, result, pool or (0, 1)
 
     def _look(self, function: Any, args: Any, kwargs: Any, target: str | None, given: list, there: list) -> None:
         """Notes a wait; refuses tensors here and there."""
@@ -170,6 +217,11 @@ class Pretended(TorchDispatchMode):
         memory = source if to == DEVICE.type else into
         if not (non_blocking and getattr(memory, "page_locked", False)):
             self.wait(f"a copy to {'the device' if to == DEVICE.type else 'the host'}")
+
+
+def _storage(x: Tensor) -> Tensor:
+    """All bytes that a tensor of the host is part of."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())  # type: ignore[call-overload]
 
 
 def _of_tensors(index: Any) -> Any:

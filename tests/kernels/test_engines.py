@@ -65,7 +65,7 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "torch")
     assert type(passes_for(cpu, torch.complex64)) is Passes
     monkeypatch.setenv(VARIABLE, "cuda")
-    with pytest.raises(BadInput, match=r"PTYMESH_KERNELS is 'cuda'; set it to auto or torch"):
+    with pytest.raises(BadInput, match=r"PTYMESH_KERNELS is 'cuda'; set it to auto, torch or launched, or remove it"):
         passes_for(cpu, torch.complex64)
 
 

@@ -53,6 +53,10 @@ def test_no_batch_waits_for_a_gpu() -> None:
     checks("cpu", "wait_checks.py")
 
 
+def test_captured_sweeps_are_right() -> None:
+    checks("cpu", "graph_checks.py")
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
 def test_compiled_without_a_gpu(target: tuple[str, object, int, str, str]) -> None:
     *gpu, kind, word = target
@@ -101,6 +105,13 @@ def test_gpus_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(kernels.passes_for(torch.device("cuda"), single)) is Passes
 
 
+def test_graphs_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choice, wanted in (("auto", True), ("launched", False)):
+        monkeypatch.setenv(kernels.VARIABLE, choice)
+        passes = kernels.passes_for(torch.device("cuda"), torch.complex64)
+        assert isinstance(passes, GpuPasses) and (passes.graphs is not None) == wanted
+
+
 @pytest.mark.gpu
 @on_a_gpu
 def test_right_on_a_gpu() -> None:
@@ -120,6 +131,26 @@ def test_a_reconstruction_on_a_gpu_is_that_on_the_cpu(engine: str, subpixel: str
             pass
         found.append(recon.object)
     # double precision, sums in another order; three epochs let differences grow a little
+    assert relative(found[1], found[0]) < 1e-8
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.parametrize("subpixel", ["none", "fourier", "bilinear"])
+def test_captured_sweeps_are_right_on_a_gpu(
+    subpixel: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scan = simulate(views=70, window=64, modes=2).measurement
+    found = []
+    for choice in ("launched", "auto"):
+        monkeypatch.setenv(kernels.VARIABLE, choice)
+        recon = pm.Reconstruction(scan, probe_modes=2, subpixel=subpixel, precision="double", device="cuda")  # type: ignore[arg-type]
+        for _ in recon.run(ENGINES["rpie"](epochs=3, batch=20)):
+            pass
+        found.append(recon.object)
+    passes = recon.problem.passes
+    assert isinstance(passes, GpuPasses) and passes.graphs is not None
+    assert passes.graphs._graphs and "cannot be captured" not in capsys.readouterr().err
     assert relative(found[1], found[0]) < 1e-8
 
 

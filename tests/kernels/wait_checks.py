@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted
-from ptymesh.kernels import triton_passes
+from ptymesh.kernels import graphs, triton_passes
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.layout import Replicated
@@ -38,9 +38,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
 
     def launched(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
         assert all(isinstance(g, Far) for g in given if isinstance(g, Tensor)), "a kernel got a tensor of the host"
-        launch(kernel, programs, *(g.here if isinstance(g, Far) else g for g in given), **flags)
+        values = [g.here if isinstance(g, Far) else g for g in given]
+        used = [g for g in given if isinstance(g, Far)]
+        device.launch(lambda: launch(kernel, programs, *values, **flags), True, used)
 
     monkeypatch.setattr(triton_passes, "_launch", launched)
+    monkeypatch.setattr(graphs, "CAPTURING", (DEVICE.type,))
+    monkeypatch.setattr(graphs, "captured", lambda *given: device.captured(*given))
     with Pretended() as device:
         yield device
 
@@ -61,10 +65,10 @@ def problem_on(device: Pretended, toy: Toy, passes: Passes, layout: str = "repli
 
 
 def run(problem: Problem, estimate: Any, engine: str, **options: Any) -> RunState:
-    state = RunState(estimate)
+    state, options = RunState(estimate), {"epochs": 2, **options}
     if ENGINES[engine].model_fields["batch"].annotation is not type(None):
         options = {"batch": 4, **options}
-    Loop(problem, state, [ENGINES[engine](epochs=2, **options)], seed=7).run()
+    Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     return state
 
 

@@ -1,8 +1,8 @@
 """Fused twins of the passes over a chunk (physics/passes.py), chosen by device.
 
-The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with. Importing this package
-imports neither compiler nor torch, which those that compile kernels do without, and compiles nothing; `passes_for`
-does, once for a machine.
+The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with; PTYMESH_KERNELS=launched
+launches a GPU's kernels one by one, without CUDA graphs. Importing this package imports neither compiler nor torch,
+which those that compile kernels do without, and compiles nothing; `passes_for` does, once for a machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ptymesh.physics.passes import Passes
 
 #: Environment variable that chooses, and what it may say.
-VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch")
+VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch", "launched")
 #: Devices that Triton compiles for (torch calls ROCm's cuda too), where it is installed.
 TRITON = ("cuda", "xpu")
 
@@ -33,7 +33,7 @@ def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
 
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in CHOICES:
-        raise BadInput(f"{VARIABLE} is {choice!r}; set it to {' or '.join(CHOICES)}, or remove it.")
+        raise BadInput(f"{VARIABLE} is {choice!r}; set it to {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, or remove it.")
     if choice == "torch":
         return Passes()
     if device.type == "cpu":
@@ -43,5 +43,5 @@ def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
     if device.type in TRITON and find_spec("triton"):
         from ptymesh.kernels.triton_passes import GpuPasses
 
-        return GpuPasses()
+        return GpuPasses(capture=choice != "launched")
     return Passes()

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners
+from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
-from ptymesh.physics.model import Model
-from ptymesh.physics.passes import Adjoints, Chunk
+from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.passes import Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, ifft
 
 #: Pixels of a program.
@@ -30,7 +31,28 @@ WATCH, REVISE, DESCEND = 0, 1, 2
 
 
 class GpuPasses(FusedPasses):
-    """Passes by Triton."""
+    """Passes by Triton.
+
+    Args:
+        capture: whether sweeps that come again are launched as one.
+    """
+
+    def __init__(self, capture: bool = True) -> None:
+        self.graphs = Graphs(self) if capture else None
+
+    def sweep(
+        self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """As the twin's; launched as one where it has come before and nobody wants the waves."""
+        found = None if keep or self.graphs is None else self.graphs.sweep(model, chunk, scene, task, into)
+        if found is None:
+            return super().sweep(model, chunk, scene, task, into, keep)
+        return found.new_empty(0), found
+
+    def forget(self) -> None:
+        """As the twin's: graphs hold memory."""
+        if self.graphs is not None:
+            self.graphs.forget()
 
     # --- forward ---
 

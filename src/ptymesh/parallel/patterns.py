@@ -205,7 +205,7 @@ class Resident(Slotted):
 
     def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `Patterns.lying`."""
-        return (self.tensor, self._slot(rows)) if self.kind == "host" else (self.rows(rows), None)
+        return self.tensor, self._slot(rows)
 
     def cropped(self, c: int) -> Patterns:
         """A copy of the inner 1/c of the detector."""

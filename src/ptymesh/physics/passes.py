@@ -160,6 +160,9 @@ class Passes:
         """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
         return probe.numel() * probe.element_size()
 
+    def forget(self) -> None:
+        """Lets go of memory that is kept to be faster, as there is too little."""
+
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""
         many = light * chunk.weights[:, :1, None] ** 2

@@ -310,6 +310,7 @@ class Problem:
         if self._largest == 1:
             return False
         self.chunk_limit = self._largest // 2
+        self.passes.forget()
         return True
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:

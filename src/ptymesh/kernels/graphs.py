@@ -1,0 +1,171 @@
+"""The sweep of a chunk as a CUDA graph: launched as one, instead of kernel by kernel.
+
+A graph repeats what was launched while it was captured, on the same memory. What stays from batch to batch (object,
+probe, patterns, the object's sums) it uses where it is; what a chunk brings is copied to where it was then, and what is
+found is copied from there. A chunk that is smaller is filled up with views of no light, which add nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from operator import is_not
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.fused import FusedPasses, FusedScene
+from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.passes import Adjoints, Chunk, Passes, Task
+
+Result = TypeVar("Result")
+#: What a graph needs to know that it still fits: the task, whether nothing is shifted, and views of the chunk.
+Key = tuple[Task, bool, int]
+
+#: Devices whose launches can be captured (torch calls ROCm's cuda too).
+CAPTURING = ("cuda",)
+#: A chunk of a size that comes for this time is captured.
+TIMES = 2
+#: So many graphs are kept; they share the memory of their waves.
+MOST = 8
+#: A chunk is filled up if it has at least this part of the views that the graph was captured with.
+FULL = 0.75
+
+
+class Graphs:
+    """Graphs of the sweeps that come again and again, each captured when it is worth it.
+
+    Args:
+        passes: what they do; not `sweep` itself, which asks for graphs.
+    """
+
+    def __init__(self, passes: FusedPasses) -> None:
+        self.passes, self._refused = passes, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of all of them, and of their memory."""
+        #: What all graphs use where it is: while it is held, nothing else comes to lie there.
+        self._standing: tuple[Model | Tensor, ...] = ()
+        self._seen: Counter[Key] = Counter()
+        self._graphs: dict[Key, _Graph] = {}
+        #: torch's memory pool that they share, as no two of them run at the same time.
+        self._pool: Any = None
+
+    def sweep(self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints) -> Tensor | None:
+        """What `Passes.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph."""
+        if self._refused or not isinstance(scene, FusedScene) or scene.probe is None:
+            return None
+        if scene.probe.device.type not in CAPTURING or into.object is None or into.object_weight is None:
+            return None
+        if into.probe is None or into.opr.shape[0] or model.slice_kernel is not None:
+            return None
+        stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
+        self._keep(model, scene.whole_object, scene.probe, *stays, into.object, into.object_weight)
+        key = (task, chunk.whole, chunk.views.shape[0])
+        graph = self._fitting(key) or self._new(key, model, chunk, scene, into)
+        return None if graph is None else graph.replay(chunk, into)
+
+    def _keep(self, *standing: Model | Tensor) -> None:
+        """These are used where they are from here on; graphs that use others are of the past."""
+        if len(standing) != len(self._standing) or any(map(is_not, standing, self._standing)):
+            self.forget()
+        self._standing = standing
+
+    def _fitting(self, key: Key) -> _Graph | None:
+        """The smallest graph that the chunk fills well enough."""
+        task, whole, count = key
+        sizes = [size for t, w, size in self._graphs if (t, w) == (task, whole) and FULL * size <= count <= size]
+        return self._graphs[task, whole, min(sizes)] if sizes else None
+
+    def _new(self, key: Key, model: Model, chunk: Chunk, scene: FusedScene, into: Adjoints) -> _Graph | None:
+        self._seen[key] += 1
+        if self._seen[key] < TIMES or len(self._graphs) == MOST:
+            return None
+        graph = _Graph(self.passes, model, chunk, scene, key[0], into)
+        try:
+            self._pool = graph.capture(self._pool)
+        except RuntimeError as error:
+            self._refused = True
+            self.forget()
+            why = " ".join(str(error).split())[:200]
+            said = f"ptymesh: chunks cannot be captured as CUDA graphs ({why}); kernels are launched one by one."
+            print(said, file=sys.stderr, flush=True)
+            return None
+        self._graphs[key] = graph
+        return graph
+
+
+class _Graph:
+    """The sweep of a chunk with so many views."""
+
+    def __init__(
+        self, passes: FusedPasses, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints
+    ) -> None:
+        assert into.probe is not None
+        self.passes, self.model, self.task = passes, model, task
+        self.object, self.probe = scene.whole_object, scene.probe
+        self.chunk = replace(chunk, **{name: getattr(chunk, name).clone() for name in _brought(chunk)})
+        self.into = replace(
+            into,
+            probe=torch.zeros_like(into.probe),
+            probe_weight=torch.zeros_like(into.probe_weight),
+            spectrum=None,
+        )
+
+    def capture(self, pool: Any) -> Any:
+        """Notes what is launched, without doing it; returns the pool that its memory is from, the given one if any."""
+        self.chunk.weights.zero_()
+        self._sweep()  # compiles and plans what cannot be compiled or planned later; without light it adds nothing
+        self._launch, self.found, pool = captured(self._sweep, self.object.device, pool)
+        return pool
+
+    def _sweep(self) -> Tensor:
+        assert self.probe is not None and self.into.probe is not None
+        self.into.probe.zero_()
+        self.into.probe_weight.zero_()
+        chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
+        self.into.spectrum = None
+        scene = self.passes.scene(self.model, chunk, self.object, self.probe)
+        return Passes.sweep(self.passes, self.model, chunk, scene, self.task, self.into)[1]
+
+    def replay(self, chunk: Chunk, into: Adjoints) -> Tensor:
+        """The sweep of this chunk, into these sums; what is found of each view, (B, 6)."""
+        count = chunk.views.shape[0]
+        for name in _brought(chunk):
+            getattr(self.chunk, name)[:count] = getattr(chunk, name)
+        self.chunk.weights[count:] = 0  # they are where views of an earlier chunk were, without light
+        self._launch()
+        self._add(into)
+        return self.found[:count].clone()
+
+    def _add(self, into: Adjoints) -> None:
+        """What the graph has summed of the probe; of the object it knows the sums themselves."""
+        assert into.probe is not None and self.into.probe is not None
+        into.probe_weight += self.into.probe_weight
+        if self.into.spectrum is None:
+            into.probe += self.into.probe
+        elif into.spectrum is None:
+            into.spectrum = self.into.spectrum.clone()
+        else:
+            into.spectrum += self.into.spectrum
+
+
+def _brought(chunk: Chunk) -> tuple[str, ...]:
+    """What a chunk has of its own: its patterns, too, if they do not lie where all are."""
+    return ("anchors", "fractions", "weights", "counts" if chunk.places is None else "places")
+
+
+def captured(work: Callable[[], Result], device: torch.device, pool: Any) -> tuple[Callable[[], None], Result, Any]:
+    """What launches all that `work` launches on a device, its result, and the pool of its memory.
+
+    Raises RuntimeError where it cannot be captured.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    # other threads may talk to the device meanwhile: NCCL's, and those that fetch patterns
+    with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+        result = work()
+    return graph.replay, result, graph.pool()

@@ -1,0 +1,146 @@
+"""Sweeps that are launched as one give what kernels launched one by one do; test_triton.py runs this file.
+
+The device is pretended (pretended.py): what is captured is noted, and happens when it is launched, with the numbers
+that the host had then and in memory that holds nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pretended import DEVICE, Pretended
+from twins import Case, nothing
+from wait_checks import device, moved, problem_on, run, run_here, within_epochs
+
+from ptymesh.kernels import graphs
+from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.problem import Problem
+from toy import Toy, make, relative
+
+__all__ = ["device"]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often the graph of so many views was launched."""
+    found: Counter[int] = Counter()
+    replay = graphs._Graph.replay
+
+    def counted(self: graphs._Graph, *given: Any) -> Any:
+        found[len(self.chunk.views)] += 1
+        return replay(self, *given)
+
+    monkeypatch.setattr(graphs._Graph, "replay", counted)
+    return found
+
+
+def reconstructed(device: Pretended, toy: Toy, passes: GpuPasses, limit: int = 0, **options: Any) -> Problem:
+    """What comes out on the device is what kernels launched one by one give, and no batch waits."""
+    problems, states = [], []
+    for some in (GpuPasses(capture=False), passes):
+        problem = problem_on(device, toy, some)
+        problem.chunk_limit = limit
+        problems.append(problem)
+        states.append(run(problem, moved(toy.start(), device), "rpie", **options))
+    assert within_epochs(device) == []
+    for name in ("object", "probe"):
+        wanted, got = (getattr(state.estimate, name).here for state in states)
+        assert relative(got, wanted) < 1e-12
+    torch.testing.assert_close(problems[1].seen.here, problems[0].seen.here, rtol=1e-9, atol=1e-12)
+    return problems[1]
+
+
+def held(problem: Problem) -> graphs.Graphs:
+    assert isinstance(problem.passes, GpuPasses) and problem.passes.graphs is not None
+    return problem.passes.graphs
+
+
+@pytest.mark.parametrize(
+    ("subpixel", "fidelity"), [("none", "intensity"), ("fourier", "amplitude"), ("bilinear", "poisson")]
+)
+def test_the_same_as_one_by_one(subpixel: Any, fidelity: Any, device: Pretended, launched: Counter[int]) -> None:
+    toy = make(views=11, window=(8, 12), modes=2, uneven=True, subpixel=subpixel, fidelity=fidelity, noise=True)
+    reconstructed(device, toy, GpuPasses(), fidelity=fidelity)
+    # batches of 4, 3 and 4 views: the second of 4 is captured, and what is smaller is filled up
+    assert launched == {4: 4}
+
+
+def test_chunks_of_other_sizes_have_graphs_of_their_own(device: Pretended, launched: Counter[int]) -> None:
+    reconstructed(device, make(views=7, window=(8, 12)), GpuPasses(), limit=3, epochs=3)
+    # 3 + 1 and 3: single views are too few for the graph of three
+    assert launched == {3: 5, 1: 2}
+
+
+def test_none_where_waves_are_wanted_or_it_is_not(device: Pretended, launched: Counter[int]) -> None:
+    toy = make(views=4, window=(8, 12))
+    for engine, positions in (("rpie", {"gain": 1}), ("lsqml", None)):
+        run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), engine, positions=positions, batch=2)
+    assert not launched
+
+
+def test_another_object_has_other_graphs(device: Pretended, launched: Counter[int]) -> None:
+    toy = make(views=4, window=(8, 12))
+    problem = reconstructed(device, toy, GpuPasses(), batch=2)
+    assert launched == {2: 3}
+    first = next(iter(held(problem)._graphs.values()))
+    run(problem, moved(toy.start(), device), "rpie", batch=2)
+    assert launched == {2: 6}
+    assert [graph is first for graph in held(problem)._graphs.values()] == [False]
+
+
+def test_memory_that_is_short_is_given_back(device: Pretended, launched: Counter[int]) -> None:
+    problem = reconstructed(device, make(views=4, window=(8, 12)), GpuPasses(), batch=2)
+    assert held(problem)._graphs and held(problem)._standing
+    assert problem.halve_chunks()
+    assert not held(problem)._graphs and not held(problem)._standing
+
+
+def test_what_cannot_be_captured_is_launched_one_by_one(
+    device: Pretended, launched: Counter[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waiting(work: Any, *given: Any) -> Any:
+        return device.captured(lambda: (work(), float(torch.zeros((), device=DEVICE)))[0], *given)
+
+    monkeypatch.setattr(graphs, "captured", waiting)
+    toy = make(views=4, window=(8, 12))
+    problem = problem_on(device, toy, GpuPasses())
+    state = run(problem, moved(toy.start(), device), "rpie")
+    assert relative(state.estimate.object.here, run_here(toy, "rpie").object) < 1e-7  # type: ignore[attr-defined]
+    said = capsys.readouterr().err
+    assert said.count("cannot be captured as CUDA graphs (operation not permitted") == 1 and not launched
+
+
+def test_the_device_captures(device: Pretended) -> None:
+    total, given = device.far(torch.zeros(2)), device.far(torch.ones(2))
+    number = 2.0
+
+    def work() -> torch.Tensor:
+        total.add_(given * number)
+        return total + 1
+
+    replay, found, _ = device.captured(work, DEVICE, None)
+    assert total.here.tolist() == [0, 0] and found.here.isnan().all()
+    number = 5.0
+    replay()
+    given.fill_(3)
+    replay()
+    assert total.here.tolist() == [8, 8] and found.here.tolist() == [9, 9]
+
+
+@pytest.mark.parametrize("task", ["revise", "descend"])
+@pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("subpixel", ["none", "fourier", "bilinear"])
+def test_views_without_light_add_nothing(subpixel: str, fidelity: str, task: Any) -> None:
+    """Whatever was counted: chunks are filled up with them."""
+    case = Case(torch.complex64, subpixel=subpixel, fidelity=fidelity)
+    passes, sums = GpuPasses(capture=False), nothing(case)
+    dark = replace(case.chunk, weights=torch.zeros_like(case.chunk.weights), sweep={})
+    passes.sweep(case.model, dark, passes.scene(case.model, dark, case.object, case.probe), task, sums)
+    passes.finish(sums)
+    for total in (sums.object, sums.object_weight, sums.probe):
+        assert total is not None and not total.any()
+    assert not sums.probe_weight.any()
