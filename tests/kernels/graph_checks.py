@@ -16,9 +16,13 @@ from pretended import DEVICE, Pretended
 from twins import Case, nothing
 from wait_checks import device, moved, problem_on, run, run_here, within_epochs
 
+from ptymesh.engines.lsqml import LSQML
+from ptymesh.engines.pie import RPIE
 from ptymesh.kernels import graphs
 from ptymesh.kernels.triton_passes import GpuPasses
 from ptymesh.problem import Problem
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
 from toy import Toy, make, relative
 
 __all__ = ["device"]
@@ -92,11 +96,26 @@ def test_another_object_has_other_graphs(device: Pretended, launched: Counter[in
     assert [graph is first for graph in held(problem)._graphs.values()] == [False]
 
 
-def test_memory_that_is_short_is_given_back(device: Pretended, launched: Counter[int]) -> None:
-    problem = reconstructed(device, make(views=4, window=(8, 12)), GpuPasses(), batch=2)
-    assert held(problem)._graphs and held(problem)._standing
-    assert problem.halve_chunks()
-    assert not held(problem)._graphs and not held(problem)._standing
+def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, step, before = problem_on(device, make(views=4, window=(8, 12)), GpuPasses()), RPIE.step, []
+
+    def starving(self: RPIE, *given: Any) -> None:
+        before.append(len(held(problem)._graphs))
+        if len(before) == 4:
+            raise MemoryError
+        step(self, *given)
+
+    monkeypatch.setattr(RPIE, "step", starving)
+    run(problem, moved(make(views=4, window=(8, 12)).start(), device), "rpie", batch=2)
+    assert before == [0, 0, 1, 1, 0] and problem.chunk_limit == 1
+
+
+def test_a_stage_begins_without(device: Pretended, launched: Counter[int]) -> None:
+    toy = make(views=4, window=(8, 12))
+    problem, state = problem_on(device, toy, GpuPasses()), RunState(moved(toy.start(), device))
+    first, second = RPIE(epochs=2, batch=2), LSQML(epochs=1, batch=2)
+    Loop(problem, state, [first, second], seed=7).run()
+    assert launched == {2: 3} and not held(problem)._standing
 
 
 def test_what_cannot_be_captured_is_launched_one_by_one(

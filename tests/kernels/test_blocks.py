@@ -125,3 +125,19 @@ def test_a_leaf_that_leaves_keeps_its_values() -> None:
     fresh.leave()
     s.expression.whole.zero_()
     assert torch.equal(fresh.values, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_where_nothing_was_summed_nothing_is_added(dtype: torch.dtype) -> None:
+    (s, _, w, _), rows, columns, target = fields(dtype, gathered=True)
+    values, weight = s.values, w.values
+    for row, start, stop in ((5, 0, 32), (20, 0, 7), (21, 1, 16), (22, 8, 24)):  # of eight pixels all, or all but one
+        values[:, :, row, start:stop] = 0
+    wanted, got = target.clone(), target.clone()
+    Passes().write(wanted, (s / (w + 0.5)).expression, rows, columns, add=True)
+    CpuPasses(dtype).write(got, (s / (w + 0.5)).expression, rows, columns, add=True)
+    torch.testing.assert_close(got, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    values.zero_()
+    weight.zero_()
+    CpuPasses(dtype).write(got := target.clone(), (s / w).expression, rows, columns, add=True)
+    assert torch.equal(got, target), "nothing by nothing is no number"

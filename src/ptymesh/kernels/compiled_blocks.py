@@ -14,7 +14,7 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.vectors import LANES, add_complex, load, load_complex, spread, store, store_complex
+from ptymesh.kernels.vectors import LANES, add_complex, is_zero, load, load_complex, spread, store, store_complex
 
 U: Any = np.uint64
 #: What `write` can do; registers are a complex C and a real R. What is loaded takes a factor and a summand along.
@@ -136,7 +136,7 @@ def _is_quotient(program: Any) -> bool:
 def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, places: Any, add: bool, target: Any) -> None:
     """What most engines write, without registers: (c0 times a number) / (r0 times a number plus another).
 
-    Over blocks side by side; places count pixels.
+    Over blocks side by side; places count pixels. Nothing is added where the numerator is 0, whatever divides it.
     """
     by, divisor, plus = spread(numbers[0, l, 0]), spread(numbers[1, l, 0]), spread(numbers[1, l, 1])
     C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])
@@ -147,6 +147,8 @@ def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, place
     for _ in range(SIDE):
         for x in range(U(0), U(width), LANES):
             real, imaginary = load_complex(c0, U(2) * (c + x))
+            if add and is_zero(real, imaginary):  # where no window reaches the target need not be read
+                continue
             factor = by / (load(r0, r + x) * divisor + plus)
             if add:
                 add_complex(target, U(2) * (t + x), real * factor, imaginary * factor)

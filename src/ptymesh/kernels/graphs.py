@@ -7,10 +7,12 @@ found is copied from there. A chunk that is smaller is filled up with views of n
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from operator import is_not
 from typing import Any, TypeVar
 
@@ -36,14 +38,10 @@ FULL = 0.75
 
 
 class Graphs:
-    """Graphs of the sweeps that come again and again, each captured when it is worth it.
+    """Graphs of the sweeps that come again and again, each captured when it is worth it."""
 
-    Args:
-        passes: what they do; not `sweep` itself, which asks for graphs.
-    """
-
-    def __init__(self, passes: FusedPasses) -> None:
-        self.passes, self._refused = passes, False
+    def __init__(self) -> None:
+        self._refused = False
         self.forget()
 
     def forget(self) -> None:
@@ -55,8 +53,13 @@ class Graphs:
         #: torch's memory pool that they share, as no two of them run at the same time.
         self._pool: Any = None
 
-    def sweep(self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints) -> Tensor | None:
-        """What `Passes.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph."""
+    def sweep(
+        self, passes: FusedPasses, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints
+    ) -> Tensor | None:
+        """What `Passes.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph.
+
+        passes: what is captured; not their `sweep`, which asks for graphs.
+        """
         if self._refused or not isinstance(scene, FusedScene) or scene.probe is None:
             return None
         if scene.probe.device.type not in CAPTURING or into.object is None or into.object_weight is None:
@@ -66,7 +69,7 @@ class Graphs:
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
         self._keep(model, scene.whole_object, scene.probe, *stays, into.object, into.object_weight)
         key = (task, chunk.whole, chunk.views.shape[0])
-        graph = self._fitting(key) or self._new(key, model, chunk, scene, into)
+        graph = self._fitting(key) or self._new(key, passes, model, chunk, scene, into)
         return None if graph is None else graph.replay(chunk, into)
 
     def _keep(self, *standing: Model | Tensor) -> None:
@@ -81,17 +84,21 @@ class Graphs:
         sizes = [size for t, w, size in self._graphs if (t, w) == (task, whole) and FULL * size <= count <= size]
         return self._graphs[task, whole, min(sizes)] if sizes else None
 
-    def _new(self, key: Key, model: Model, chunk: Chunk, scene: FusedScene, into: Adjoints) -> _Graph | None:
+    def _new(
+        self, key: Key, passes: FusedPasses, model: Model, chunk: Chunk, scene: FusedScene, into: Adjoints
+    ) -> _Graph | None:
         self._seen[key] += 1
         if self._seen[key] < TIMES or len(self._graphs) == MOST:
             return None
-        graph = _Graph(self.passes, model, chunk, scene, key[0], into)
+        graph = _Graph(chunk, scene, into)
+        work = partial(graph.sweep, passes, model, key[0])
+        work()  # compiles and plans what cannot be compiled or planned later; there is no light yet, so it adds nothing
         try:
-            self._pool = graph.capture(self._pool)
+            graph.launch, graph.found, self._pool = captured(work, scene.whole_object.device, self._pool)
         except RuntimeError as error:
             self._refused = True
             self.forget()
-            why = " ".join(str(error).split())[:200]
+            why = " ".join(str(error.__context__ or error).split())[:200]  # torch ends the capture, and fails again
             said = f"ptymesh: chunks cannot be captured as CUDA graphs ({why}); kernels are launched one by one."
             print(said, file=sys.stderr, flush=True)
             return None
@@ -100,15 +107,16 @@ class Graphs:
 
 
 class _Graph:
-    """The sweep of a chunk with so many views."""
+    """The sweep of a chunk with so many views; at first of views without light."""
 
-    def __init__(
-        self, passes: FusedPasses, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints
-    ) -> None:
-        assert into.probe is not None
-        self.passes, self.model, self.task = passes, model, task
+    launch: Callable[[], None]
+    found: Tensor
+
+    def __init__(self, chunk: Chunk, scene: FusedScene, into: Adjoints) -> None:
+        assert into.probe is not None and scene.probe is not None
         self.object, self.probe = scene.whole_object, scene.probe
         self.chunk = replace(chunk, **{name: getattr(chunk, name).clone() for name in _brought(chunk)})
+        self.chunk.weights.zero_()
         self.into = replace(
             into,
             probe=torch.zeros_like(into.probe),
@@ -116,21 +124,15 @@ class _Graph:
             spectrum=None,
         )
 
-    def capture(self, pool: Any) -> Any:
-        """Notes what is launched, without doing it; returns the pool that its memory is from, the given one if any."""
-        self.chunk.weights.zero_()
-        self._sweep()  # compiles and plans what cannot be compiled or planned later; without light it adds nothing
-        self._launch, self.found, pool = captured(self._sweep, self.object.device, pool)
-        return pool
-
-    def _sweep(self) -> Tensor:
-        assert self.probe is not None and self.into.probe is not None
+    def sweep(self, passes: FusedPasses, model: Model, task: Task) -> Tensor:
+        """What is captured."""
+        assert self.into.probe is not None
         self.into.probe.zero_()
         self.into.probe_weight.zero_()
         chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
         self.into.spectrum = None
-        scene = self.passes.scene(self.model, chunk, self.object, self.probe)
-        return Passes.sweep(self.passes, self.model, chunk, scene, self.task, self.into)[1]
+        scene = passes.scene(model, chunk, self.object, self.probe)
+        return Passes.sweep(passes, model, chunk, scene, task, self.into)[1]
 
     def replay(self, chunk: Chunk, into: Adjoints) -> Tensor:
         """The sweep of this chunk, into these sums; what is found of each view, (B, 6)."""
@@ -138,7 +140,7 @@ class _Graph:
         for name in _brought(chunk):
             getattr(self.chunk, name)[:count] = getattr(chunk, name)
         self.chunk.weights[count:] = 0  # they are where views of an earlier chunk were, without light
-        self._launch()
+        self.launch()
         self._add(into)
         return self.found[:count].clone()
 
@@ -164,8 +166,21 @@ def captured(work: Callable[[], Result], device: torch.device, pool: Any) -> tup
 
     Raises RuntimeError where it cannot be captured.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    # other threads may talk to the device meanwhile: NCCL's, and those that fetch patterns
-    with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-        result = work()
+    graph, stream, collecting = torch.cuda.CUDAGraph(), _stream(device), gc.isenabled()
+    gc.disable()  # a graph that is collected meanwhile would wait for the device, which must not be
+    try:
+        # the stream is entered first, so that it is left even where the capture ends badly; other threads may talk to
+        # the device meanwhile: NCCL's, and those that fetch patterns
+        capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+        with torch.cuda.device(device), torch.cuda.stream(stream), capture:
+            result = work()
+    finally:
+        if collecting:
+            gc.enable()
     return graph.replay, result, graph.pool()
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Of all captures on a device: memory of a pool is only shared by what was captured on the same stream."""
+    return torch.cuda.Stream(device)

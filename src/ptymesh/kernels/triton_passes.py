@@ -38,13 +38,13 @@ class GpuPasses(FusedPasses):
     """
 
     def __init__(self, capture: bool = True) -> None:
-        self.graphs = Graphs(self) if capture else None
+        self.graphs = Graphs() if capture else None
 
     def sweep(
         self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
         """As the twin's; launched as one where it has come before and nobody wants the waves."""
-        found = None if keep or self.graphs is None else self.graphs.sweep(model, chunk, scene, task, into)
+        found = None if keep or self.graphs is None else self.graphs.sweep(self, model, chunk, scene, task, into)
         if found is None:
             return super().sweep(model, chunk, scene, task, into, keep)
         return found.new_empty(0), found

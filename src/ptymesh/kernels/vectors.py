@@ -157,6 +157,19 @@ def where_at_least(typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic
+def is_zero(typing: Any, a: Any, b: Any) -> Any:
+    """Whether all numbers of two vectors are 0."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        nothing = ir.Constant(_llvm(sig.args[0]), None)
+        some = builder.or_(*(builder.fcmp_unordered("!=", x, nothing) for x in args))
+        byte = ir.IntType(_lanes)
+        return builder.icmp_unsigned("==", builder.bitcast(some, byte), ir.Constant(byte, 0))
+
+    return types.boolean(a, b), lower
+
+
+@intrinsic
 def store(typing: Any, array: Any, place: Any, a: Any) -> Any:
     """Writes the vector to a place."""
 

@@ -161,7 +161,7 @@ class Passes:
         return probe.numel() * probe.element_size()
 
     def forget(self) -> None:
-        """Lets go of memory that is kept to be faster, as there is too little."""
+        """Lets go of what is kept to be faster: there is too little memory, or what it was kept for is over."""
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""

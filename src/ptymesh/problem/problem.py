@@ -206,6 +206,7 @@ class Problem:
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        self.passes.forget()
         self.seen = move.carry_rows(self.seen)
         exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
         if exchanged is not None:
@@ -310,7 +311,6 @@ class Problem:
         if self._largest == 1:
             return False
         self.chunk_limit = self._largest // 2
-        self.passes.forget()
         return True
 
     def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:

@@ -78,6 +78,7 @@ class Loop:
             with self.problem.arithmetic():
                 self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
+            self.problem.passes.forget()
             while state.epoch < engine.epochs:
                 with self.problem.arithmetic():
                     report = self._epoch(engine)

@@ -91,6 +91,7 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
                     raise
                 failure = " ".join(str(error).split())[:200]
             # out here the frames of the failed step, and what they held, are gone
+            problem.passes.forget()
             if problem.device.type == "cuda":
                 torch.cuda.empty_cache()
             again = record.rewind(world.collectives) and (first or not engine.per_view)
