@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.compiled_blocks import SIDE
+from ptymesh.kernels.compiled_blocks import AHEAD, SIDE, clear_pixels
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total, where_at_least
 
 U: Any = np.uint64
 ZERO, TWO = U(0), U(2)
-#: Rows of the object that are asked for before they are wanted: they lie far from each other.
-AHEAD = U(2)
 # What one thread does stands in a function of its own: numba takes several times longer over the body of a parallel
 # loop. The index of such a loop is unsigned, and with a signed one it would make a float.
 
@@ -94,13 +92,12 @@ def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
 @inlined
 def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
     """Blocks under rows top ... bottom - 1 and columns left ... right - 1 become zero if they are stale."""
+    W = U(out.shape[1])
     for r in range(top // SIDE, (bottom + SIDE - 1) // SIDE):
         for c in range(left // SIDE, (right + SIDE - 1) // SIDE):
             if stale[r, c] != 0:
                 stale[r, c] = 0
-                for y in range(SIDE * r, SIDE * (r + 1)):
-                    out[y, SIDE * c : SIDE * (c + 1)] = 0
-                    weight[y, SIDE * c : SIDE * (c + 1)] = 0
+                clear_pixels(W * U(SIDE * r) + U(SIDE * c), W, U(SIDE), out, weight)
 
 
 @inlined

@@ -14,7 +14,17 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.vectors import LANES, add_complex, is_zero, load, load_complex, spread, store, store_complex
+from ptymesh.kernels.vectors import (
+    LANES,
+    add_complex,
+    fetch,
+    is_zero,
+    load,
+    load_complex,
+    spread,
+    store,
+    store_complex,
+)
 
 U: Any = np.uint64
 #: What `write` can do; registers are a complex C and a real R. What is loaded takes a factor and a summand along.
@@ -28,6 +38,9 @@ SIDE, ROOM = 32, 1024
 #: So many blocks that lie side by side are worked on together. Measured: of single ones, too little is read in a row;
 #: of more, in an object larger than the cache, the processor fetches what lies beyond them, which nobody needs.
 LONGEST = 2
+#: Rows of a large array are asked for so many rows before they are wanted: they lie far from each other, and nothing
+#: else would ask for them in time.
+AHEAD = U(4)
 
 
 @inlined
@@ -53,14 +66,17 @@ def _load(
     first = U(parts * x) + stride * (U(l) * U(field.shape[1]) + U(y))
     for r in range(U(rows)):
         for c in range(U(0), count, LANES):
+            fetch(field, first + (r + AHEAD) * stride + c, LANES)
             store(out, k + c, load(field, first + r * stride + c) * by + plus)
         k += count
 
 
 @inlined
 def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) -> None:
-    """Registers c, d complex and r, s real; the first of each is changed. number: the operand;
-    of a division by a real field the numerator, 1."""
+    """Registers c, d complex and r, s real; the first of each is changed.
+
+    number: the operand; of a division by a real field the numerator, 1.
+    """
     if op == C_BY_NUMBER:
         for i in range(size):
             c[i] = complex(c[i].real * number, c[i].imag * number)
@@ -146,9 +162,12 @@ def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, place
     t = U(SIDE) * (T * U(places[-1, 0, at]) + U(places[-1, 1, at])) + U(l) * U(target.shape[1]) * T
     for _ in range(SIDE):
         for x in range(U(0), U(width), LANES):
+            fetch(c0, U(2) * (c + x + AHEAD * C), U(2) * LANES)
             real, imaginary = load_complex(c0, U(2) * (c + x))
             if add and is_zero(real, imaginary):  # where no window reaches the target need not be read
                 continue
+            fetch(r0, r + x + AHEAD * R, LANES)
+            fetch(target, U(2) * (t + x + AHEAD * T), U(2) * LANES)
             factor = by / (load(r0, r + x) * divisor + plus)
             if add:
                 add_complex(target, U(2) * (t + x), real * factor, imaginary * factor)
@@ -214,15 +233,27 @@ def write(
 
 
 @inlined
+def clear_pixels(place: int, stride: int, width: int, field: Any, weight: Any) -> None:
+    """SIDE rows of so many pixels of a complex field and of a real one become 0, from a pixel on that `place` counts."""
+    nothing = spread(weight.dtype.type(0))
+    for _ in range(SIDE):
+        for x in range(place, place + width, LANES):
+            fetch(field, U(2) * (x + AHEAD * stride), U(2) * LANES)
+            fetch(weight, x + AHEAD * stride, LANES)
+            store(field, U(2) * x, nothing)
+            store(field, U(2) * x + LANES, nothing)
+            store(weight, x, nothing)
+        place += stride
+
+
+@inlined
 def _clear(first: int, last: int, places: Any, field: Any, weight: Any) -> None:
     at = first
     while at < last:
         count = _side_by_side(at, last, places)
-        y, x, width = places[0, 0, at] * SIDE, places[0, 1, at] * SIDE, count * SIDE
+        y, x, H, W = places[0, 0, at] * SIDE, places[0, 1, at] * SIDE, field.shape[1], U(field.shape[2])
         for l in range(len(field)):
-            for r in range(SIDE):
-                field[l, y + r, x : x + width] = 0
-                weight[l, y + r, x : x + width] = 0
+            clear_pixels(W * U(l * H + y) + U(x), W, U(count * SIDE), field, weight)
         at += count
 
 

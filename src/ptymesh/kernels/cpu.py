@@ -203,8 +203,8 @@ class CpuPasses(FusedPasses):
             compiled_detector.detector(
                 work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
+            compiled.to_probe(chi, obj, at, f, bands, *by_probe)  # first: it reads windows that have just been read
             compiled.to_object(chi, at, none[some], beams, f, bands, self.constants, *sums)
-            compiled.to_probe(chi, obj, at, f, bands, *by_probe)
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:

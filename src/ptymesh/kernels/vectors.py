@@ -113,7 +113,8 @@ def _fetch(typing: Any, array: Any, place: Any) -> Any:
         address = builder.bitcast(_number(context, builder, sig, args), ir.IntType(8).as_pointer())
         signature = ir.FunctionType(ir.VoidType(), [address.type, whole, whole, whole])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], signature)
-        builder.call(prefetch, [address, *(ir.Constant(whole, n) for n in (0, 3, 1))])  # to read, near, data
+        # to read; into the second level, as a core waits for more lines of that one; data
+        builder.call(prefetch, [address, *(ir.Constant(whole, n) for n in (0, 2, 1))])
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), lower
