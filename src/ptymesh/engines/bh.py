@@ -110,7 +110,7 @@ class BH(Descent):
 
 def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Own views of the batch, and their rows among all own views."""
-    views = problem.mine(batch.views)
+    views = problem.own.mine(batch.views)
     rows = problem.layout.local(views)
     return torch.as_tensor(views, device=problem.device), torch.as_tensor(rows, device=problem.device)
 

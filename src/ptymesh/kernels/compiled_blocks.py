@@ -234,7 +234,7 @@ def write(
 
 @inlined
 def clear_pixels(place: int, stride: int, width: int, field: Any, weight: Any) -> None:
-    """SIDE rows of so many pixels of a complex field and of a real one become 0, from a pixel on that `place` counts."""
+    """SIDE rows of so many pixels of a complex field and of a real one become 0; place: of the first pixel."""
     nothing = spread(weight.dtype.type(0))
     for _ in range(SIDE):
         for x in range(place, place + width, LANES):

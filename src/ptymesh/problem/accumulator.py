@@ -30,7 +30,7 @@ class Accumulator:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
         self.problem, self.estimate, self.batch = problem, estimate, batch
         with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        blocks = problem.blocks(batch)
+        blocks = problem.own.blocks(estimate, batch.views)
         self.blocks = blocks if with_object else blocks.none()
         problem.reclaim()
         self.exact = None
@@ -57,7 +57,7 @@ class Accumulator:
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]
         #: Border views that the sums wait for, and views that have been added.
-        self._border, self._added = problem.bordering(problem.mine(batch.views)), 0
+        self._border, self._added = problem.own.border(estimate, batch.views), 0
         self._finish: Callable[..., list[Any]] | None = None
         problem.position_steps.clear()
         problem.weight_steps.clear()

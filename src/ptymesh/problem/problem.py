@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import Estimate, check_room
+from ptymesh.estimate import Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread, sent
 from ptymesh.parallel.exact import FixedSum, Tally, largest_wave
-from ptymesh.parallel.layout import Blocks, Boxes, Move, Replicated, Touched
+from ptymesh.parallel.layout import Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
@@ -36,7 +36,7 @@ from ptymesh.physics.model import Model, Scene, inner, power
 from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, Sums, Swept
-from ptymesh.problem.standing import Standing
+from ptymesh.problem.own import OwnViews
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
@@ -104,11 +104,10 @@ class Problem:
         self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
-        self._boxes = Boxes((0, 0), np.zeros((0, 4), dtype=np.int64))
-        #: Where windows stood as the epoch began.
-        self._standing: Standing | None = None
-        #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
-        self._border: np.ndarray | None = None
+        #: This rank's views of a batch.
+        self.own = OwnViews(layout, self.real)
+        #: Views of a chunk at most, by what becomes of its waves, in this epoch.
+        self._sizes_of: dict[tuple[Waves, torch.Size], int] = {}
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
         #: Norm of the strongest view's exit wave, which sets the units of exact sums.
@@ -136,10 +135,8 @@ class Problem:
 
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
-        self._standing = Standing(estimate, self.real)
-        check_room(estimate)
-        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), self.model.reach)
-        self._border = self.layout.border(self._boxes)
+        self.own.begin_epoch(estimate, self.model.reach)
+        self._sizes_of = {}
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
@@ -233,18 +230,15 @@ class Problem:
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
         # a rank whose own views have not moved yet must round as the others do
-        mine, whole = self.mine(views), not self.exact and self._stand(estimate).whole(estimate)
-        size = max(1, CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"]) // self._view_bytes(estimate, waves))
-        if self.exact and any(n % EVEN for n in self.window):
-            size = 1
-        size = min(size, self.chunk_limit or size)
-        sizes = self._sizes(mine, size)
+        own, whole = self.own.of(estimate, views), not self.exact and self.own.whole(estimate)
+        size = self._size(estimate, waves)
+        border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self._largest = max(sizes, default=1)
-        border = self.bordering(mine)
         sweep = dict[str, tuple[Any, ...]]()
-        swept = self._patterns(mine, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
+        swept = self._patterns(own.views, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
+        pieces = [own.values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in own.values), strict=True)
         done = 0
-        for (some, *of_views), (counts, places) in zip(self._of_views(estimate, mine, sizes), swept, strict=False):
+        for (some, *of_views), (counts, places) in zip(pieces, swept, strict=False):
             if done == border and self._collecting:
                 self._collecting.begin()
             row, anchors, fractions, weights = of_views
@@ -263,42 +257,29 @@ class Problem:
         written = used // KEPT_CHUNKS if waves == "kept" else 0
         return max(self.passes.sweep_bytes(self.model, estimate.probe), read, written)
 
-    def _of_views(self, estimate: Estimate, mine: np.ndarray, sizes: list[int]) -> Iterable[tuple[Tensor, ...]]:
-        """Chunk by chunk of these own views: their numbers, rows, anchors, fractions and weights."""
-        every = self.sent(mine)
-        places = self._stand(estimate).places(estimate, every)
-        values = (every, self.sent(self.layout.local(mine)), *places, estimate.weights.index_select(0, every))
-        return [values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in values), strict=True)
+    def _size(self, estimate: Estimate, waves: Waves) -> int:
+        """Views of a chunk, at most."""
+        case = waves, estimate.probe.shape
+        size = self._sizes_of.get(case)
+        if size is None:
+            room = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"])
+            alone = self.exact and any(n % EVEN for n in self.window)
+            size = self._sizes_of[case] = 1 if alone else max(1, room // self._view_bytes(estimate, waves))
+        return min(size, self.chunk_limit or size)
 
-    def _stand(self, estimate: Estimate) -> Standing:
-        """Where windows stood as the epoch began, or stand now where there is none."""
-        if self._standing is None or not self._standing.known(estimate):
-            self._standing = Standing(estimate, self.real)
-        return self._standing
-
-    def mine(self, views: np.ndarray) -> np.ndarray:
-        """Those of these views (global indices) that this rank owns, in the order in which they are swept."""
-        return self.layout.mine(views) if self._border is None else views[self._places(views)]
-
-    def bordering(self, mine: np.ndarray) -> int:
-        """How many of these own views must be swept before sums can travel."""
-        return len(mine) if self._border is None else int(self._border[mine].sum())
-
-    def _places(self, views: np.ndarray) -> np.ndarray:
-        """Where among these views this rank's own are, in the order in which they are swept: border views first."""
-        own = np.flatnonzero(self.layout.owner[views] == self.world.rank)
-        return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
-
-    def _sizes(self, mine: np.ndarray, size: int) -> list[int]:
-        """Of chunks of at most `size` views; none has border views and others."""
-        border = self.bordering(mine)
-        return [min(size, n - at) for n in (border, len(mine) - border) for at in range(0, n, size)]
+    @staticmethod
+    def _sizes(count: int, border: int, size: int) -> list[int]:
+        """Of chunks of at most `size` views; none has border views, which are the first, and others."""
+        return [min(size, n - at) for n in (border, count - border) for at in range(0, n, size)]
 
     def _patterns(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Those of these own views, a chunk at a time."""
-        coming = self.mine(self.coming)
-        local = self.layout.local
-        return self.patterns.pieces(local(mine), sizes, local(coming), self._sizes(coming, size))
+        rows = self.layout.local(mine)
+        if not self.patterns.fetched:
+            return self.patterns.pieces(rows, sizes)
+        coming = self.own.mine(self.coming)
+        later = self._sizes(len(coming), self.own.bordering(coming), size)
+        return self.patterns.pieces(rows, sizes, self.layout.local(coming), later)
 
     def _follow_slices(self, estimate: Estimate) -> None:
         """The slices' kernel for the distance and the tilt that the estimate has."""
@@ -362,10 +343,6 @@ class Problem:
         """Sums are complete: no sweep needs to tell anybody of its border."""
         self._collecting = None
 
-    def blocks(self, batch: Batch) -> Blocks:
-        """The blocks of this rank's part of the object that the batch covers."""
-        return self.layout.blocks(self._boxes, batch.views)
-
     def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
         """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
 
@@ -393,9 +370,10 @@ class Problem:
                 leaf.leave()
         self._lent = []
 
-    def forget_buffers(self) -> None:
-        """Own buffers from here on, after a copy whose shapes differ."""
-        self._buffers = {}
+    def follow(self, layout: Replicated | Tiled) -> None:
+        """Another layout from here on, and buffers of its own, after a copy whose shapes differ."""
+        self.layout, self.own = layout, OwnViews(layout, self.real)
+        self._buffers, self._sizes_of = {}, {}
 
     def spread(self, field: Touched, estimate: Estimate, name: str = "spread") -> Tensor:
         """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
@@ -440,7 +418,7 @@ class Problem:
         """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         if parts:
-            mine = self.sent(self._places(batch.views))
+            mine = self.sent(self.own.places(batch.views))
             # no negative zeros, which a sum over ranks makes positive ones
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values

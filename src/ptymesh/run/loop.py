@@ -162,6 +162,7 @@ class Loop:
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         pulse, stops = problem.world.pulse, Later(problem.device)
+        problem.own.deal(() if refine or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.coming, problem.stop_requested = coming, self.stop()

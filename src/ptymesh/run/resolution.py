@@ -48,9 +48,8 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
         dtype=problem.dtype,
         device=problem.device,
     )
-    made.layout = problem.layout.coarse(problem.scan / c, made.window)
     made.patterns, made.mask = problem.patterns.cropped(c), corner_crop(problem.mask, c)
-    made.forget_buffers()
+    made.follow(problem.layout.coarse(problem.scan / c, made.window))
     return made
 
 
