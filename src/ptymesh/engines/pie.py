@@ -47,9 +47,9 @@ class RPIE(Engine):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
-        s = problem.gradients(estimate, batch)
-        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
+        s = problem.gradients(estimate, batch)  # of both, before either moves
         problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, self.beta))
+        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
 
 
 class EPIE(Engine):
@@ -62,9 +62,9 @@ class EPIE(Engine):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
-        s = problem.gradients(estimate, batch)
-        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
+        s = problem.gradients(estimate, batch)  # of both, before either moves
         problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, 1))
+        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
 
 
 class MPIE(RPIE):

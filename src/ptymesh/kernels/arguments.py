@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import strips
-from ptymesh.kernels.compiled_blocks import COMPLEX_FIELDS, REAL_FIELDS
 from ptymesh.physics import fidelity
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
-#: Fields whose blocks a kernel is given: those that it may load, and the target.
-FIELDS = COMPLEX_FIELDS + REAL_FIELDS + 1
 #: Bytes of the largest array that one pass over a strip of views writes and the next one reads: it is to fit a cache.
 STRIP_BYTES = 4 << 20
 
@@ -103,13 +100,11 @@ class Arrays:
 
 @lru_cache(maxsize=1)
 def places_of(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
-    """Blocks (FIELDS, 2, n) as kernels want them, the same in every field; not to be written to.
+    """Blocks (1, 2, n) as kernels want them, the same in every field; not to be written to.
 
     Those that were asked for last are kept: a batch asks for its own several times.
     """
-    found = np.empty((FIELDS, 2, rows.shape[0]), dtype=np.int64)
-    found[:, 0], found[:, 1] = rows.numpy(), columns.numpy()
-    return found
+    return np.stack((rows.numpy(), columns.numpy()))[None]
 
 
 def threads_for(views: int) -> int:

@@ -35,6 +35,10 @@ OPERATIONS = {
 }
 
 
+#: What the kernel may load, and the target.
+FIELDS = c.COMPLEX_FIELDS + c.REAL_FIELDS + 1
+
+
 class TooMuchError(Exception):
     """What the registers do not hold, or no operation does."""
 
@@ -152,7 +156,7 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
             return False
         fields.append(array.numpy())
         if y is not rows or x is not columns:
-            where = common.copy() if where is common else where
+            where = np.repeat(common, FIELDS, axis=0) if where is common else where
             where[place] = y.numpy(), x.numpy()
     steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
     c.write(steps, numbers, *fields, where, add, bands, target.numpy())

@@ -111,6 +111,12 @@ def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) 
 
 
 @inlined
+def _of_field(k: int, places: Any) -> Any:
+    """Places (2, n) of blocks in a field."""
+    return places[min(k, len(places) - 1)]
+
+
+@inlined
 def _run(
     at: int,
     l: int,
@@ -130,8 +136,8 @@ def _run(
     """The program over some rows of pixels of blocks side by side; leaves what it finds in C[0]."""
     for k in range(len(program)):
         op, a, b = program[k, 0], program[k, 1], program[k, 2]
-        place = COMPLEX_FIELDS + b if op == LOAD_R else b
-        y, x = places[place, 0, at] * SIDE + top, places[place, 1, at] * SIDE
+        where = _of_field(COMPLEX_FIELDS + b if op == LOAD_R else b, places)
+        y, x = where[0, at] * SIDE + top, where[1, at] * SIDE
         if op == LOAD_C:
             _load(2, c0 if b == 0 else c1, l, y, x, rows, width, numbers[k, l], 2 * ROOM * a, C)
         elif op == LOAD_R:
@@ -157,8 +163,8 @@ def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, place
     by, divisor, plus = spread(numbers[0, l, 0]), spread(numbers[1, l, 0]), spread(numbers[1, l, 1])
     C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])
     c = U(SIDE) * (C * U(places[0, 0, at]) + U(places[0, 1, at])) + U(l) * U(c0.shape[1]) * C
-    k = COMPLEX_FIELDS
-    r = U(SIDE) * (R * U(places[k, 0, at]) + U(places[k, 1, at])) + U(l) * U(r0.shape[1]) * R
+    where = _of_field(COMPLEX_FIELDS, places)
+    r = U(SIDE) * (R * U(where[0, at]) + U(where[1, at])) + U(l) * U(r0.shape[1]) * R
     t = U(SIDE) * (T * U(places[-1, 0, at]) + U(places[-1, 1, at])) + U(l) * U(target.shape[1]) * T
     for _ in range(SIDE):
         for x in range(U(0), U(width), LANES):
@@ -223,7 +229,7 @@ def write(
 
     program: (k, 3) operation and two registers, or for loads a register and a field; numbers: (k, L, 2) real, an
     operation's number in each slice, or a load's factor and summand. Fields (L, H', W'); places (5, 2, n): block
-    coordinates y x in each field, then in the target.
+    coordinates y x in each field, then in the target; or (1, 2, n), the same in all.
     """
     n = places.shape[2]
     for i in prange(bands):

@@ -372,6 +372,10 @@ class CpuPasses(FusedPasses):
             kept = self._rooms[name] = torch.empty((count, *shape), dtype=dtype).numpy()
         return kept[:count]
 
+    def note(self, seen: Tensor, rows: Tensor, found: Tensor) -> None:
+        """As the twin's; numpy is several times faster at it."""
+        seen.numpy()[rows.numpy()] = found.numpy()[:, : seen.shape[1]]
+
     # --- blocks of the object ---
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
@@ -397,14 +401,14 @@ class CpuPasses(FusedPasses):
         if into.stale is None:
             return
         assert into.object is not None and into.object_weight is not None
-        rows, columns = map(torch.from_numpy, into.stale.numpy().nonzero())
-        if rows.shape[0]:
-            self.clear(into.object, into.object_weight, rows, columns)
+        stale = into.stale.numpy()
+        if stale.any():
+            self.clear(into.object, into.object_weight, *map(torch.from_numpy, stale.nonzero()))
         into.stale = None
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
-        compiled_blocks.clear(places_of(rows, columns)[:1], bands_of_rows(), *arrays_of(field, weight))
+        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *arrays_of(field, weight))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
@@ -412,7 +416,7 @@ class CpuPasses(FusedPasses):
             return super().largest(leaf)
         bands = bands_of_rows()
         found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
-        compiled_blocks.largest(places_of(leaf.rows, leaf.columns)[:1], bands, *arrays_of(leaf.whole, found))
+        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
         return found.amax(0)[:, None, None, None]
 
     def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:

@@ -141,6 +141,13 @@ class Boxes:
         return hit
 
 
+def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of what is True in a mask (H/b, W/b); numpy is several times faster at it along one axis."""
+    places = mask.ravel().nonzero()[0]
+    rows = places // mask.shape[1]
+    return rows, places - rows * mask.shape[1]
+
+
 class Layout:
     """What all layouts share: who owns which view.
 
@@ -261,7 +268,7 @@ class Replicated(Layout):
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Blocks that the windows of these views reach into."""
-        rows, columns = boxes.cover(views).nonzero()
+        rows, columns = where(boxes.cover(views))
         return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:

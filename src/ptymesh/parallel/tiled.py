@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.parallel.devices import sent
-from ptymesh.parallel.layout import Blocks, Boxes, Layout, Move, Touched, product
+from ptymesh.parallel.layout import Blocks, Boxes, Layout, Move, Touched, product, where
 from ptymesh.parallel.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
@@ -101,7 +101,7 @@ class Tiled(Layout):
         """Blocks of the part that the windows of these views reach into, and what travels of their sums."""
         me, owner, device = self.world.rank, self.owner[views], self.world.device
         whole = boxes.cover(views)
-        rows, columns = whole.nonzero()
+        rows, columns = where(whole)
 
         def places(mask: np.ndarray) -> Tensor:
             return sent(mask[rows, columns].nonzero()[0], device)

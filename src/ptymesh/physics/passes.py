@@ -195,7 +195,11 @@ class Passes:
         else:
             blocked(target)[:, rows, columns] = values
 
-    # --- after the last chunk ---
+    # --- after a chunk, after the last one ---
+
+    def note(self, seen: Tensor, rows: Tensor, found: Tensor) -> None:
+        """seen (n, k), of all own views, has in these rows (B,) what was found of each, (B, >= k)."""
+        seen.index_copy_(0, rows, found[:, : seen.shape[1]])
 
     def add_product(self, target: Tensor, change: Tensor, factor: Tensor) -> None:
         """target (M, h, w) += change times a real factor (h, w)."""

@@ -129,9 +129,9 @@ class Accumulator:
         problem.collected()
         if self._finish is None:
             self._begin()
-        kind = torch.int64 if self.exact else problem.real
-        stop = torch.full((), int(problem.stop_requested), dtype=kind, device=problem.device)
-        parts = [*(other.local if isinstance(other, Tally) else other for other in others), stop]
+        stop = problem.answers[int(problem.stop_requested)]
+        parts = [*(other.local if isinstance(other, Tally) else other for other in others)]
+        parts.append(stop.to(torch.int64) if self.exact else stop)
         found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
         obj, object_weight, probe, probe_weight, opr, opr_weight = found
         values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]

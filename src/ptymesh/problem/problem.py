@@ -100,6 +100,8 @@ class Problem:
         #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
+        #: What a rank says: that it was not asked to stop, or was.
+        self.answers = torch.arange(2, dtype=self.real, device=self.device)
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
@@ -332,7 +334,7 @@ class Problem:
 
     def see(self, chunk: Chunk, found: Tensor) -> None:
         """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
-        self.seen.index_copy_(0, chunk.rows, found[:, : ROOTS + 1])
+        self.passes.note(self.seen, chunk.rows, found)
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
