@@ -51,14 +51,14 @@ def test_sweep(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_add_product(dtype: torch.dtype, window: tuple[int, int]) -> None:
+def test_add_quotient(dtype: torch.dtype, window: tuple[int, int]) -> None:
     given = [torch.randn(3, *window, dtype=dtype) for _ in range(2)]
-    factor = torch.randn(window, dtype=dtype.to_real())
-    # as kernels take it, with the factor of another precision, and one for all pixels
-    for times in (factor, factor.double(), factor[:1, :1].expand(window), factor[0]):
+    divisor = torch.rand(window, dtype=dtype.to_real()) + 0.5
+    # as kernels take it, with the divisor of another precision, and one for all pixels
+    for over in (divisor, divisor.double(), divisor[:1, :1].expand(window), divisor[0]):
         wanted, got = given[0].clone(), given[0].clone()
-        Passes().add_product(wanted, given[1], times)
-        CpuPasses(dtype).add_product(got, given[1], times)
+        Passes().add_quotient(wanted, given[1], over, 0.7)
+        CpuPasses(dtype).add_quotient(got, given[1], over, 0.7)
         torch.testing.assert_close(got, wanted)
 
 

@@ -48,7 +48,7 @@ class RPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, self.beta))
+        problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, self.beta), times=self.gamma_probe)
         problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
 
 
@@ -63,7 +63,7 @@ class EPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add(estimate.probe, s.probe, times=self.gamma_probe / blend(s.probe_weight, 1))
+        problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, 1), times=self.gamma_probe)
         problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
 
 

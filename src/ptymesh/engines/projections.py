@@ -87,7 +87,7 @@ class Projections(Engine):
             if unknown == "object":
                 problem.add(estimate.object, s.object / blend(s.object_weight, self.alpha))
             else:
-                problem.add(estimate.probe, s.probe, times=1 / blend(s.probe_weight, self.alpha))
+                problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, self.alpha))
         problem.position_steps.extend(position_steps)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:

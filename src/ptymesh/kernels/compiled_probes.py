@@ -104,16 +104,17 @@ def gather_groups(
 
 
 @parallel
-def add_product(change: Any, factor: Any, bands: int, out: Any) -> None:
-    """out (M, h, w) += change times a real factor (h, w)."""
+def add_quotient(change: Any, divisor: Any, times: Any, bands: int, out: Any) -> None:
+    """out (M, h, w) += times change / a real divisor (h, w); times (1,)."""
     M, h, w = out.shape
     for i in prange(bands):
         band = np.int64(i)
         for m in range(M):
             for r in range(h * band // bands, h * (band + 1) // bands):
-                o, x, f = out[m, r], change[m, r], factor[r]
+                o, x, f = out[m, r], change[m, r], divisor[r]
                 for c in range(w):
-                    o[c] += complex(x[c].real * f[c], x[c].imag * f[c])
+                    factor = times[0] / f[c]
+                    o[c] += complex(x[c].real * factor, x[c].imag * factor)
 
 
 @parallel
@@ -149,6 +150,6 @@ SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
     to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
     gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 c3 r2",
-    add_product: "c3 r2 i c3",
+    add_quotient: "c3 r2 r1 i c3",
     shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
 }

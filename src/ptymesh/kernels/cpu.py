@@ -424,14 +424,15 @@ class CpuPasses(FusedPasses):
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
-    def add_product(self, target: Tensor, change: Tensor, factor: Tensor) -> None:
+    def add_quotient(self, target: Tensor, change: Tensor, divisor: Tensor, times: float) -> None:
         """As the twin's, in one pass."""
-        alike = target.dtype == change.dtype == self.real.to_complex() and factor.dtype == self.real
-        if alike and target.is_contiguous() and target.shape == change.shape and factor.shape == change.shape[1:]:
+        alike = target.dtype == change.dtype == self.real.to_complex() and divisor.dtype == self.real
+        if alike and target.is_contiguous() and target.shape == change.shape and divisor.shape == change.shape[1:]:
             share_threads()
-            compiled_probes.add_product(*arrays_of(change, factor), bands_of_rows(), target.numpy())
+            number = np.array([times], dtype=self._still.dtype)
+            compiled_probes.add_quotient(*arrays_of(change, divisor), number, bands_of_rows(), target.numpy())
         else:
-            super().add_product(target, change, factor)
+            super().add_quotient(target, change, divisor, times)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
         """As the twin's, in one pass."""

@@ -201,9 +201,9 @@ class Passes:
         """seen (n, k), of all own views, has in these rows (B,) what was found of each, (B, >= k)."""
         seen.index_copy_(0, rows, found[:, : seen.shape[1]])
 
-    def add_product(self, target: Tensor, change: Tensor, factor: Tensor) -> None:
-        """target (M, h, w) += change times a real factor (h, w)."""
-        target += change * factor
+    def add_quotient(self, target: Tensor, change: Tensor, divisor: Tensor, times: float) -> None:
+        """target (M, h, w) += times change / a real divisor (h, w)."""
+        target += change * (times / divisor)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
         """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.

@@ -147,15 +147,15 @@ class Problem:
             sums.revise(chunk, self.scene(estimate, chunk))
         return sums.total()
 
-    def add(self, target: Tensor, change: Touched | Tensor, times: Tensor | None = None) -> None:
+    def add(self, target: Tensor, change: Touched | Tensor, *, over: Tensor | None = None, times: float = 1.0) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor.
 
-        times: real factor (h, w) of what is added to a probe (M, h, w).
+        What is added to a probe (M, h, w) may be divided by a real `over` (h, w), and multiplied by `times`.
         """
         if isinstance(change, Touched):
             self.passes.write(target, change.expression, change.rows, change.columns, add=True)
-        elif times is not None:
-            self.passes.add_product(target, change, times)
+        elif over is not None:
+            self.passes.add_quotient(target, change, over, times)
         else:
             target += change
 
