@@ -76,6 +76,8 @@ class CpuPasses(FusedPasses):
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = (nothing.to(dtype).numpy(), self._still)
+        #: Sums over groups of views, and their light, for the next batch.
+        self._spare_groups: tuple[np.ndarray[Any, Any], ...] = ()
         self._none_stale = np.zeros((0, 0), np.uint8)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         #: Mask and background with their versions, and what `_planes` made of them.
@@ -170,7 +172,7 @@ class CpuPasses(FusedPasses):
         power = self._room("light", size, scene.window, self.real)
         obj = self.arrays("object", scene.whole_object)[0]
         n, a, fractions = arrays_of(chunk.anchors, chunk.weights[:, 0], chunk.fractions)
-        spectrum, kept = array_of(self.spectrum(chunk, probe)), arrays_of(*into.kept)
+        spectrum, kept = array_of(self.spectrum(chunk, probe)), into.kept
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, bands, sums = found.numpy(), bands_of_rows(), self._object_sums(into)
@@ -339,16 +341,19 @@ class CpuPasses(FusedPasses):
         obj, corner, _, _ = _parts(scene)
         work = self._work(min(threads_for(len(chi)), len(into.kept[-1])), chi.shape[1:])
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, fractions))
-        compiled_probes.to_spectrum(work, *given, transform.tables, *arrays_of(*into.kept))
+        compiled_probes.to_spectrum(work, *given, transform.tables, *into.kept)
 
     def _begin_groups(self, into: Adjoints, probe: Tensor) -> None:
         """Room for sums over groups of views of what a probe (M, h, w) gathers, if there is none yet."""
         if not into.kept:
             window = window_of(probe)
             groups = next((n for n in GROUPS if n >= torch.get_num_threads()), GROUPS[-1])
-            sums = torch.empty((groups, len(probe), strips.pixels(*window) * 2), dtype=self.real)
-            light = torch.empty((groups, *window), dtype=self.real)
-            into.kept = (sums, light, torch.zeros(groups, dtype=torch.int64))
+            shapes = (groups, len(probe), strips.pixels(*window) * 2), (groups, *window)
+            # those that the last batch has finished with, whose pages are there
+            spare, self._spare_groups = self._spare_groups, ()
+            if tuple(array.shape for array in spare) != shapes:
+                spare = tuple(torch.empty(shape, dtype=self.real).numpy() for shape in shapes)
+            into.kept = (*spare, np.zeros(groups, dtype=np.int64))
 
     def finish(self, into: Adjoints) -> None:
         """As the base's; of groups of views, whose sums are transformed on the way."""
@@ -356,9 +361,9 @@ class CpuPasses(FusedPasses):
             modes, *window = into.probe.shape
             transform, threads = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
             found = self._room("waves", modes, tuple(window), into.probe.dtype)
-            arrays = (*arrays_of(*into.kept), found, *arrays_of(into.probe, into.probe_weight))
+            arrays = (*into.kept, found, *arrays_of(into.probe, into.probe_weight))
             compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
-            into.kept, into.spectrum = (), None
+            self._spare_groups, into.kept, into.spectrum = into.kept[:2], (), None
         super().finish(into)
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:

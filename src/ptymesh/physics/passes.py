@@ -84,7 +84,7 @@ class Adjoints:
     stale: Tensor | None = None
     top: Tensor | None = None
     spectrum: Tensor | None = None
-    kept: tuple[Tensor, ...] = ()
+    kept: tuple[Any, ...] = ()
 
 
 class Passes:
