@@ -19,8 +19,8 @@ from ptymesh.parallel.layout import Blocks, Boxes, Replicated
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.problem.standing import Standing
 
-#: Batches of so many views are worked out together. One by one, between passes that use up the caches, what is done
-#: for a small batch takes three times as long.
+#: Batches of so many views in all are worked out together. One by one, between passes that use up the caches, what is
+#: done for a small batch takes three times as long.
 TOGETHER = 1024
 
 
