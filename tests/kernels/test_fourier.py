@@ -15,7 +15,6 @@ from twins import Case, compare_scenes
 from ptymesh.kernels import strips
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.ready import keep_memory
-from ptymesh.physics.propagate import fft
 
 #: Sides of every kind of stage, two of which (13, 22) have none, and some that are too short; widths of whole and part
 #: strips.
@@ -50,16 +49,6 @@ def test_there_and_back(window: tuple[int, int], task: str, dtype: torch.dtype) 
             case.close(got[:, column], wanted[:, column])
         if task != "watch":
             case.close(fused, twin)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("modes", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_spectrum_of_a_probe(window: tuple[int, int], modes: int, dtype: torch.dtype) -> None:
-    probe = torch.randn(modes, *window, dtype=dtype)
-    got = CpuPasses(dtype).transformed(probe)
-    tolerance = 1e-5 if dtype == torch.complex64 else 1e-13
-    torch.testing.assert_close(got, fft(probe), rtol=tolerance, atol=tolerance * float(probe.abs().max()))
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -131,7 +131,7 @@ def _there_and_back(
         for m in range(M):
             wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
             if far:
-                rows_back(plane, h, w, row, spare, plan, turns, spread(-tables[0][1]), out, wave)
+                rows_back(plane, h, w, row, spare, plan, turns, out, wave)
             else:
                 for start in range(ZERO, w, LANES):
                     strip_out(plane, h, w, start, out, wave)

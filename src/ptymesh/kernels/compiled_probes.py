@@ -22,17 +22,13 @@ from ptymesh.kernels.vectors import LANES, load, spread, store
 
 
 @parallel
-def ramped(work: Any, spectrum: Any, fractions: Any, a: Any, axis: int, back: bool, tables: Any, out: Any) -> None:
-    """out_jm = F^H of a_j exp(-2 pi i k.f_j) spectrum_m, times 2 pi i k_axis where axis is 0 or 1.
-
-    Where it does not go back, F in the place of F^H.
-    """
-    M, count, bands = out.shape[1], len(out) * out.shape[1], len(work)
+def ramped(work: Any, spectrum: Any, fractions: Any, a: Any, axis: int, tables: Any, out: Any) -> None:
+    """out_jm = F^H of a_j exp(-2 pi i k.f_j) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
+    count, bands = len(out), len(work)
     for i in prange(bands):
         band = np.int64(i)
-        for k in range(count * band // bands, count * (band + 1) // bands):
-            j = k // M
-            shifted(work[band], spectrum, U(k % M), fractions[j], a[j], axis, back, tables, out, U(j))
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            shifted(work[band], spectrum, fractions[j], a[j], axis, tables, out, U(j))
 
 
 @parallel
@@ -96,7 +92,7 @@ def gather_groups(
             for start in range(ZERO, w, LANES):
                 _gather_strip(U(m), start, h, constants, sums, added, plane)
                 transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-            rows_back(plane, h, w, row, spare, plan, turns, spread(-constants[1]), found, TWO * h * w * U(m))
+            rows_back(plane, h, w, row, spare, plan, turns, found, TWO * h * w * U(m))
             for r in range(out.shape[1]):
                 for c in range(out.shape[2]):
                     out[m, r, c] += found[m, r, c]
@@ -145,14 +141,13 @@ def shifted_systems(
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             (fractions, amplitudes), constants = shift, tables[0]
-            for m in range(U(len(spectrum))):
-                shifted(work[band], spectrum, m, fractions[j], constants[1], -1, True, tables, d_beams, U(i))
+            shifted(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams, U(i))
             step_system(U(j), U(i), chi, obj, change, n, beams, a, d_beams, amplitudes, constants, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    ramped: "r2 c3 r2 r1 i b (r1 i2 r2) c4",
+    ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
     to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
     gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 c3 r2",
     add_quotient: "c3 r2 r1 i c3",

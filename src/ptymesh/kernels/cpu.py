@@ -109,22 +109,9 @@ class CpuPasses(FusedPasses):
         if not transform.known:
             return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
-        work = self._work(torch.get_num_threads(), (1, *out.shape[2:]))
         given = arrays_of(spectrum, fractions, amplitudes)
-        compiled_probes.ramped(work, *given, axis, True, transform.tables, out.numpy())
-        return out
-
-    def transformed(self, probe: Tensor) -> Tensor:
-        """As the base's, by the transform of the kernels where they know it."""
-        transform = transform_for(window_of(probe), self.real)
-        if not transform.known:
-            return super().transformed(probe)
-        out = torch.empty(probe.shape, dtype=probe.dtype)
-        work, unshifted = (
-            self._work(threads_for(len(probe)), (1, *probe.shape[1:])),
-            (self._zeros(1), self.constants[1:2]),
-        )
-        compiled_probes.ramped(work, array_of(probe), *unshifted, -1, False, transform.tables, out.numpy()[None])
+        work = self._work(threads_for(len(out)), out.shape[1:])
+        compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
         return out
 
     # --- the detector ---

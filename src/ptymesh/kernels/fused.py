@@ -186,13 +186,9 @@ class FusedPasses(Passes, ABC):
         name = f"spectrum {id(probe)}"  # of a tensor that is kept, so that no other takes its name
         kept = chunk.sweep.get(name)
         if kept is None:
-            kept = chunk.sweep[name] = (probe, self.transformed(probe))
+            kept = chunk.sweep[name] = (probe, fft(probe))
         found: Tensor = kept[1]
         return found
-
-    def transformed(self, probe: Tensor) -> Tensor:
-        """F P_m, (M, h, w)."""
-        return fft(probe)
 
     def cut_from(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Array (H', W') and pixels (B, 2) of it where the windows of a chunk start: obj (1, H, W) or interpolated."""

@@ -81,9 +81,9 @@ def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
 
 @inlined
 def columns_in(
-    spectrum: Any, m: int, down: Any, across: Any, sign: Any, h: int, spare: Any, plan: Any, turns: Any, plane: Any
+    spectrum: Any, m: int, down: Any, across: Any, minus: Any, h: int, spare: Any, plan: Any, turns: Any, plane: Any
 ) -> None:
-    """Columns of F^H of spectrum_m times its factors, to a plane, conjugate: with a sign of -1. With 1 columns of F."""
+    """Columns of F^H of spectrum_m times its factors, to a plane; conjugate."""
     w = U(spectrum.shape[2])
     for start in range(ZERO, w, LANES):
         strip_in(spectrum, TWO * h * w * m, h, w, start, plane)
@@ -92,7 +92,7 @@ def columns_in(
             i = TWO * h * start + PAIR * r
             p, q = _turned_by(plane, i, c, d, down, r)
             store(plane, i, p)
-            store(plane, i + LANES, sign * q)
+            store(plane, i + LANES, minus * q)
         transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
 
 
@@ -112,20 +112,16 @@ def add_columns(
 
 
 @inlined
-def shifted(
-    work: Any, spectrum: Any, m: int, f: Any, a: float, axis: int, back: bool, tables: Any, out: Any, view: int
-) -> None:
-    """out[view, m] (h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1.
-
-    Where it does not go back, F in the place of F^H.
-    """
+def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, out: Any, view: int) -> None:
+    """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     constants, plan, turns = tables
     row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
     ramps(f, np.int64(w), axis, a * constants[6], down, across)
-    sign = spread(-constants[1] if back else constants[1])
-    columns_in(spectrum, m, down, across, sign, h, spare, plan, turns, plane)
-    rows_back(plane, h, w, row, spare, plan, turns, sign, out, TWO * h * w * (view * M + m))
+    minus = spread(-constants[1])
+    for m in range(M):
+        columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
+        rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
 
 
 @inlined

@@ -345,16 +345,14 @@ def eight_out(row: Any, at: int, w: int, sign: Any, out: Any, place: int) -> Non
 
 
 @inlined
-def rows_back(
-    plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, turns: Any, sign: Any, out: Any, place: int
-) -> None:
-    """To a place of `out` the wave (h, w) in a plane, columns transformed and rows not; sign: of imaginary parts, -1
-    where the plane has its conjugate."""
+def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, turns: Any, out: Any, place: int) -> None:
+    """To a place of `out` the wave (h, w) whose conjugate stands in a plane, columns transformed and rows not."""
+    minus = spread(-turns[0, 0])
     for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         eight_from(plane, first, h, w, row, ZERO)
         transform(row, ZERO, spare, w, plan[1], turns[1])
-        eight_out(row, ZERO, w, sign, out, place + TWO * w * first)
+        eight_out(row, ZERO, w, minus, out, place + TWO * w * first)
 
 
 @inlined
