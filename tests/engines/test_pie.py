@@ -156,3 +156,21 @@ def test_every_option_matters(name: str) -> None:
 def test_options_are_checked(options: dict, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RPIE(**options)
+
+
+def test_what_is_added_may_be_multiplied_and_divided() -> None:
+    toy = make(views=12, blocks=4)
+    seen, e = toy.problem(), toy.start()
+    seen.begin_epoch(e)
+    s = seen.gradients(e, Batch(np.arange(12)))
+    over = s.probe_weight + 1
+    found, wanted = [e.probe.clone() for _ in range(2)], [e.probe + 0.3 * s.probe, e.probe + 0.3 * s.probe / over]
+    seen.add(found[0], s.probe, times=0.3)
+    seen.add(found[1], s.probe, over=over, times=0.3)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    once, twice = torch.zeros_like(e.object), torch.zeros_like(e.object)
+    seen.add(once, s.object)
+    seen.add(twice, s.object, times=2.0)
+    assert once.abs().max() > 0
+    torch.testing.assert_close(twice, 2 * once)

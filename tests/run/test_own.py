@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.toy import make, share
 
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import own
 from ptymesh.problem.own import OwnViews
+from toy import make, share
 
 
 def dealt(world: World, layout: str) -> list[bool]:

@@ -148,16 +148,17 @@ class Problem:
         return sums.total()
 
     def add(self, target: Tensor, change: Touched | Tensor, *, over: Tensor | None = None, times: float = 1.0) -> None:
-        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor.
+        """target += times change, in place: the touched blocks of an object (L, H, W), or a whole tensor.
 
-        What is added to a probe (M, h, w) may be divided by a real `over` (h, w), and multiplied by `times`.
+        What is added to a probe (M, h, w) may be divided by a real `over` (h, w).
         """
         if isinstance(change, Touched):
+            change = change if times == 1 else change * times
             self.passes.write(target, change.expression, change.rows, change.columns, add=True)
         elif over is not None:
             self.passes.add_quotient(target, change, over, times)
         else:
-            target += change
+            target.add_(change, alpha=times)
 
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
