@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.world import Solo, World
-from ptymesh.problem import own
+from ptymesh.problem import Problem, own
 from ptymesh.problem.own import OwnViews
 from toy import make, share
 
@@ -24,6 +25,12 @@ def dealt(world: World, layout: str) -> list[bool]:
     problem.begin_epoch(e)
     batches = np.array_split(np.random.default_rng(0).permutation(60), 7)
     expected = [(problem.own.of(e, b), problem.own.blocks(e, b), problem.own.border(e, b)) for b in batches]
+    with patch.object(own, "TOGETHER", 27):  # on every rank, hence not the caller's monkeypatch
+        return compared(problem, e, batches, expected)
+
+
+def compared(problem: Problem, e: Estimate, batches: list[Any], expected: list[Any]) -> list[bool]:
+    """Whether these are what batches are found to be after a deal."""
     problem.own.deal(batches)
     same = []
     for batch, (alone, blocks, border) in zip(batches, expected, strict=True):
@@ -31,15 +38,15 @@ def dealt(world: World, layout: str) -> list[bool]:
         same.append(np.array_equal(found.views, alone.views) and found.border == border == problem.own.border(e, batch))
         same.extend(torch.equal(*pair) for pair in zip(found.values, alone.values, strict=True))
         same.append(torch.equal(covered.rows, blocks.rows) and torch.equal(covered.columns, blocks.columns))
-        same.extend(getattr(covered, name).keys() == getattr(blocks, name).keys() for name in ("mine", "theirs"))
+        for name in ("mine", "theirs", "given", "taken"):
+            travelling, expected_ones = getattr(covered, name), getattr(blocks, name)
+            same.append(travelling.keys() == expected_ones.keys())
+            same.extend(torch.equal(places, expected_ones[rank]) for rank, places in travelling.items())
     return same
 
 
 @pytest.mark.parametrize("layout", ["replicated", "tiled"])
-def test_several_batches_at_once_are_what_each_is_by_itself(
-    ranks: Any, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own, "TOGETHER", 27)
+def test_several_batches_at_once_are_what_each_is_by_itself(ranks: Any, layout: str) -> None:
     assert all(dealt(Solo(), layout))
     assert all(all(same) for same in ranks(3, dealt, layout))
 

@@ -81,23 +81,6 @@ def array_of(t: Tensor) -> np.ndarray[Any, Any]:
     return t.detach().resolve_conj().contiguous().numpy()
 
 
-class Arrays:
-    """Memory of tensors that stay from batch to batch, by name: each is asked for it once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
-
-    def __call__(self, name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
-        """`array_of` a tensor."""
-        known = self._known.get(name)
-        if known is not None and known[0] is tensor:
-            return known[1]
-        array = array_of(tensor)
-        if tensor.is_contiguous() and not tensor.is_conj():  # it is the same memory, and stays so
-            self._known[name] = tensor, array
-        return array
-
-
 @lru_cache(maxsize=1)
 def places_of(rows: Tensor, columns: Tensor) -> np.ndarray[Any, Any]:
     """Blocks (1, 2, n) as kernels want them, the same in every field; not to be written to.

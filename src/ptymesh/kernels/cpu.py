@@ -8,7 +8,6 @@ slices), the detector's pass is, and the rest is left to the torch twin.
 
 from __future__ import annotations
 
-from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from ptymesh.kernels import (
     strips,
 )
 from ptymesh.kernels.arguments import (
-    Arrays,
     Transform,
     array_of,
     arrays_of,
@@ -42,6 +40,7 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
+from ptymesh.kernels.kept import Arrays, Planes, Rooms
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
 from ptymesh.physics.blocks import Expression, Leaf
@@ -71,18 +70,13 @@ class CpuPasses(FusedPasses):
         make_ready(dtype)
         self.arrays = Arrays()
         self._still = np.zeros((0, 2), numpy_dtype(self.real))
-        #: Arrays to work in, by name.
-        self._rooms: dict[str, np.ndarray[Any, Any]] = {}
+        self._room = Rooms()
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = (nothing.to(dtype).numpy(), self._still)
-        #: Sums over groups of views, and their light, for the next batch.
-        self._spare_groups: tuple[np.ndarray[Any, Any], ...] = ()
         self._none_stale = np.zeros((0, 0), np.uint8)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
-        #: Mask and background with their versions, and what `_planes` made of them.
-        self._given: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
-        self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
+        self._planes = Planes()
 
     prepare = staticmethod(share_threads)
 
@@ -273,14 +267,6 @@ class CpuPasses(FusedPasses):
         data = (array.view(np.uint8), places.numpy(), *kept[:2])
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
-    def _planes(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
-        """Mask and background as the kernel reads them, and whether there is any; made anew when they have changed."""
-        tensors, versions = (mask, background), (mask._version, background._version)
-        if self._given is None or any(map(is_not, self._given[0], tensors)) or self._given[1] != versions:
-            good, light = (strips.in_strips(plane.numpy()) for plane in tensors)
-            self._given, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
-        return self._made
-
     # --- adjoints ---
 
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
@@ -349,11 +335,7 @@ class CpuPasses(FusedPasses):
             window = window_of(probe)
             groups = next((n for n in GROUPS if n >= torch.get_num_threads()), GROUPS[-1])
             shapes = (groups, len(probe), strips.pixels(*window) * 2), (groups, *window)
-            # those that the last batch has finished with, whose pages are there
-            spare, self._spare_groups = self._spare_groups, ()
-            if tuple(array.shape for array in spare) != shapes:
-                spare = tuple(torch.empty(shape, dtype=self.real).numpy() for shape in shapes)
-            into.kept = (*spare, np.zeros(groups, dtype=np.int64))
+            into.kept = (*self._room.take("groups", shapes, self.real), np.zeros(groups, dtype=np.int64))
 
     def finish(self, into: Adjoints) -> None:
         """As the base's; of groups of views, whose sums are transformed on the way."""
@@ -363,19 +345,13 @@ class CpuPasses(FusedPasses):
             found = self._room("waves", modes, tuple(window), into.probe.dtype)
             arrays = (*into.kept, found, *arrays_of(into.probe, into.probe_weight))
             compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
-            self._spare_groups, into.kept, into.spectrum = into.kept[:2], (), None
+            self._room.give_back("groups", into.kept[:2])
+            into.kept, into.spectrum = (), None
         super().finish(into)
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
         return self._room("work", bands, (strips.room(*wave),), self.real)
-
-    def _room(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray[Any, Any]:
-        """An array (count, *shape) to work in, which is kept; torch's, as numpy's begin anywhere in a cache's line."""
-        kept = self._rooms.get(name)
-        if kept is None or len(kept) < count or kept.shape[1:] != shape:
-            kept = self._rooms[name] = torch.empty((count, *shape), dtype=dtype).numpy()
-        return kept[:count]
 
     def note(self, seen: Tensor, rows: Tensor, found: Tensor) -> None:
         """As the twin's; numpy is several times faster at it."""

@@ -1,0 +1,72 @@
+"""What numba's kernels keep from batch to batch, so that it is not asked for, made or allocated anew each time."""
+
+from __future__ import annotations
+
+from operator import is_not
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels import strips
+from ptymesh.kernels.arguments import array_of
+
+
+class Arrays:
+    """Memory of tensors that stay from batch to batch, by name: each is asked for it once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
+
+    def __call__(self, name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """`array_of` a tensor."""
+        known = self._known.get(name)
+        if known is not None and known[0] is tensor:
+            return known[1]
+        array = array_of(tensor)
+        if tensor.is_contiguous() and not tensor.is_conj():  # it is the same memory, and stays so
+            self._known[name] = tensor, array
+        return array
+
+
+class Rooms:
+    """Arrays to work in, by name; torch's memory, as numpy's begins anywhere in a line of the cache."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, np.ndarray[Any, Any]] = {}
+        self._given_back: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}
+
+    def __call__(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray[Any, Any]:
+        """An array (count, *shape), until the next one of its name is asked for."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < count or kept.shape[1:] != shape:
+            kept = self._kept[name] = torch.empty((count, *shape), dtype=dtype).numpy()
+        return kept[:count]
+
+    def take(self, name: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        """Arrays of these shapes that are the caller's; those that were given back last, if they have them."""
+        given_back = self._given_back.pop(name, ())
+        if tuple(array.shape for array in given_back) == shapes:
+            return given_back
+        return tuple(torch.empty(shape, dtype=dtype).numpy() for shape in shapes)
+
+    def give_back(self, name: str, arrays: tuple[np.ndarray[Any, Any], ...]) -> None:
+        """The caller has done with these."""
+        self._given_back[name] = arrays
+
+
+class Planes:
+    """Mask and background as the detector's kernel reads them; made anew when they have changed."""
+
+    def __init__(self) -> None:
+        self._of: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
+        self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
+
+    def __call__(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
+        """Both, strip after strip, and whether there is any background."""
+        tensors, versions = (mask, background), (mask._version, background._version)
+        if self._of is None or any(map(is_not, self._of[0], tensors)) or self._of[1] != versions:
+            good, light = (strips.in_strips(plane.numpy()) for plane in tensors)
+            self._of, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
+        return self._made
