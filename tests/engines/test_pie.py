@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from ptymesh import problem
 from ptymesh.engines import EPIE, MPIE, RPIE, Engine
 from ptymesh.estimate import Estimate
+from ptymesh.physics.blocks import cut_blocks
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -158,19 +159,18 @@ def test_options_are_checked(options: dict, words: str) -> None:
         RPIE(**options)
 
 
-def test_what_is_added_may_be_multiplied_and_divided() -> None:
+@pytest.mark.parametrize("blend", [0.3, 1.0])
+def test_what_is_added_may_be_weighted(blend: float) -> None:
     toy = make(views=12, blocks=4)
     seen, e = toy.problem(), toy.start()
     seen.begin_epoch(e)
     s = seen.gradients(e, Batch(np.arange(12)))
-    over = s.probe_weight + 1
-    found, wanted = [e.probe.clone() for _ in range(2)], [e.probe + 0.3 * s.probe, e.probe + 0.3 * s.probe / over]
-    seen.add(found[0], s.probe, times=0.3)
-    seen.add(found[1], s.probe, over=over, times=0.3)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other)
-    once, twice = torch.zeros_like(e.object), torch.zeros_like(e.object)
-    seen.add(once, s.object)
-    seen.add(twice, s.object, times=2.0)
-    assert once.abs().max() > 0
-    torch.testing.assert_close(twice, 2 * once)
+    divisor = (1 - blend) * s.probe_weight + blend * s.probe_weight.max()
+    probe, obj = e.probe.clone(), torch.zeros_like(e.object)
+    seen.add_weighted(probe, s.probe, s.probe_weight, blend=blend, times=0.3)
+    torch.testing.assert_close(probe, e.probe + 0.3 * s.probe / divisor)
+    seen.add_weighted(obj, s.object, s.object_weight, blend=blend, times=0.3)
+    weight = s.object_weight.values
+    by_blocks = 0.3 * s.object.values / ((1 - blend) * weight + blend * weight.max())
+    assert by_blocks.abs().max() > 0
+    torch.testing.assert_close(cut_blocks(obj, s.object.rows, s.object.columns), by_blocks)

@@ -70,6 +70,28 @@ def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None
     assert torch.equal(got[outside], target[outside]) and not torch.equal(got, target)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_add_block_quotient(dtype: torch.dtype, gathered: bool) -> None:
+    (s, _, w, _), rows, columns, target = fields(dtype, gathered)
+    assert w.max().flatten()[0] != w.max().flatten()[1], "each slice has its own"
+    for top in (w.max(), 3.0):
+        for weight in (w, w * 2):  # as the kernel takes it, and worked out before
+            given, wanted, got = (s.expression, weight.expression, top, 0.3, 0.7), target.clone(), target.clone()
+            Passes().add_block_quotient(wanted, *given, rows, columns)
+            assert blocks.add_quotient(target.clone(), *given, rows, columns, 3) == (weight is w)
+            CpuPasses(dtype).add_block_quotient(got, *given, rows, columns)
+            assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
+            assert not torch.equal(got, target)
+    literal = 0.7 * s.values / (0.7 * w.values + 0.3 * w.max())
+    CpuPasses(dtype).add_block_quotient(
+        got := target.clone(), s.expression, w.expression, w.max(), 0.3, 0.7, rows, columns
+    )
+    torch.testing.assert_close(
+        blocked(got)[:, rows, columns], blocked(target)[:, rows, columns] + literal.to(dtype), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_division_by_zero() -> None:
     (_, _, w, _), rows, columns, target = fields(torch.complex64, False)
     change = Touched(Leaf(rows, columns, whole=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
@@ -122,9 +144,20 @@ def test_a_leaf_that_leaves_keeps_its_values() -> None:
     (s, *_), _, _, _ = fields(torch.complex128, False)
     before = s.expression.values.clone()
     fresh = Leaf(s.rows, s.columns, whole=s.expression.whole)
+    fresh.tops = torch.ones(3)
     fresh.leave()
     s.expression.whole.zero_()
-    assert torch.equal(fresh.values, before)
+    assert torch.equal(fresh.values, before) and fresh.tops is None
+
+
+def test_a_top_that_is_known_is_not_looked_for() -> None:
+    rows, columns = torch.zeros(2, 1, dtype=torch.int64)
+    leaf = Leaf(rows, columns, whole=torch.rand(1, 64, 64))
+    leaf.tops = torch.tensor([[2.0, 7.0], [3.0, 0.0]])
+    weight = Touched(leaf, rows, columns)
+    assert weight.top() == 7 and weight.max().shape == (1, 1, 1, 1) and float(weight.max()) == 7
+    leaf.tops = None
+    assert float(weight.top()) == float(leaf.values.max())
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

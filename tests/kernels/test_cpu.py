@@ -53,12 +53,12 @@ def test_sweep(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel
 @pytest.mark.parametrize("window", WINDOWS)
 def test_add_quotient(dtype: torch.dtype, window: tuple[int, int]) -> None:
     given = [torch.randn(3, *window, dtype=dtype) for _ in range(2)]
-    divisor = torch.rand(window, dtype=dtype.to_real()) + 0.5
-    # as kernels take it, with the divisor of another precision, and one for all pixels
-    for over in (divisor, divisor.double(), divisor[:1, :1].expand(window), divisor[0]):
+    weight = torch.rand(window, dtype=dtype.to_real())
+    # as kernels take it, of another precision, and one for all pixels
+    for over in (weight, weight.double(), weight[:1, :1].expand(window), weight[0]):
         wanted, got = given[0].clone(), given[0].clone()
-        Passes().add_quotient(wanted, given[1], over, 0.7)
-        CpuPasses(dtype).add_quotient(got, given[1], over, 0.7)
+        Passes().add_quotient(wanted, given[1], over, 0.4, 0.7)
+        CpuPasses(dtype).add_quotient(got, given[1], over, 0.4, 0.7)
         torch.testing.assert_close(got, wanted)
 
 

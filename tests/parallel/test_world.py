@@ -112,6 +112,22 @@ def test_touched_blocks_cover_windows_and_nothing_far() -> None:
     assert found == {(0, 0), (1, 2), (1, 3), (2, 2), (2, 3)}
 
 
+def test_several_batches_cover_what_each_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    anchors = torch.from_numpy(rng.integers(-60, 190, (40, 2)))  # some windows are outside, altogether or in part
+    boxes = Boxes.of(anchors, (24, 70), (1, 128, 160), reach=2)
+    batches = [*np.split(rng.permutation(40), [1, 8, 20, 20]), (boxes.edges[:, 0] == boxes.edges[:, 2]).nonzero()[0]]
+    wanted = [boxes.cover(views) for views in batches]
+    assert np.array_equal(boxes.covers(batches), wanted) and not wanted[-1].any() and len(batches[-1])
+    layout = Replicated(Solo(), anchors.double().numpy())
+    for covered in (1, 41, 1 << 20):  # one batch at a time, two, all
+        monkeypatch.setattr("ptymesh.parallel.layout.COVERED", covered)
+        found = layout.blocks_of(boxes, batches)
+        each = [layout.blocks(boxes, views) for views in batches]
+        for name in ("rows", "columns"):
+            assert [getattr(b, name).tolist() for b in found] == [getattr(b, name).tolist() for b in each]
+
+
 @pytest.mark.parametrize("subpixel", ["none", "fourier", "bilinear"])
 def test_touched_blocks_are_those_that_sums_reach_and_no_others(subpixel: Subpixel) -> None:
     window, obj = (24, 28), torch.zeros(1, 128, 160)

@@ -15,24 +15,14 @@ Numerators and weights are summed over the same views: a batch of one is the pap
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor
 
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.layout import Touched
 from ptymesh.problem import Batch, Problem
-
-Weight = TypeVar("Weight", Tensor, Touched)
-
-
-def blend(weight: Weight, a: float) -> Weight:
-    """(1 - a) w + a max w, the regularised weight of rPIE (eq. 10); kept above zero where nothing was seen."""
-    top = weight.max()
-    return weight.lerp(top + torch.finfo(top.dtype).tiny, a)
 
 
 class RPIE(Engine):
@@ -48,8 +38,8 @@ class RPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, self.beta), times=self.gamma_probe)
-        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, self.alpha))
+        problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
+        problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=self.gamma_object)
 
 
 class EPIE(Engine):
@@ -63,8 +53,8 @@ class EPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, 1), times=self.gamma_probe)
-        problem.add(estimate.object, self.gamma_object * s.object / blend(s.object_weight, 1))
+        problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
+        problem.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=self.gamma_object)
 
 
 class MPIE(RPIE):

@@ -32,7 +32,6 @@ from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
-from ptymesh.engines.pie import blend
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.model import Scene
@@ -85,9 +84,9 @@ class Projections(Engine):
                 sums.add(chunk, scene, self.wanted(chunk) - scene.exit)
             s = sums.total()
             if unknown == "object":
-                problem.add(estimate.object, s.object / blend(s.object_weight, self.alpha))
+                problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
             else:
-                problem.add(estimate.probe, s.probe, over=blend(s.probe_weight, self.alpha))
+                problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.alpha)
         problem.position_steps.extend(position_steps)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:

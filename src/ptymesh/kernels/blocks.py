@@ -20,6 +20,7 @@ from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_blocks as c
 from ptymesh.kernels.arguments import places_of
 from ptymesh.physics.blocks import Expression, Leaf, Operation
+from ptymesh.physics.passes import TINY
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
 
@@ -34,6 +35,8 @@ OPERATIONS = {
     ("divide", True, False): c.C_OVER_R,
 }
 
+#: The program of a quotient of two fields, each times a number and plus another.
+QUOTIENT = np.array([(c.LOAD_C, 0, 0), (c.LOAD_R, 0, 0), (c.C_OVER_R, 0, 0)], dtype=np.int64)
 
 #: What the kernel may load, and the target.
 FIELDS = c.COMPLEX_FIELDS + c.REAL_FIELDS + 1
@@ -134,7 +137,7 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
 
     bands: what threads share.
     """
-    if not target.is_complex() or not target.is_contiguous() or target.is_conj():
+    if not _writable(target):
         return False
     program = Program(target.shape[0])
     try:
@@ -142,10 +145,52 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
             return False
     except TooMuchError:
         return False
+    steps, numbers = np.array(program.steps, dtype=np.int64), program.numbers
+    return _run(target, steps, numbers, program.complex_fields, program.real_fields, rows, columns, add, bands)
+
+
+def add_quotient(
+    target: Tensor,
+    change: Expression,
+    weight: Expression,
+    top: Tensor | float,
+    blend: float,
+    times: float,
+    rows: Tensor,
+    columns: Tensor,
+    bands: int,
+) -> bool:
+    """target (L, H, W) += times change / ((1 - blend) weight + blend top) on the blocks (n,), as `write`.
+
+    The program that `write` would make of it, without making it: batch after batch most engines add nothing else.
+    """
+    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and _writable(target)):
+        return False
+    tops = [top] * len(target) if isinstance(top, float) else top.flatten().tolist()
+    numbers = [[(times, 0.0)] * len(tops), [(1 - blend, (t + TINY) * blend) for t in tops], [(1.0, 0.0)] * len(tops)]
+    return _run(target, QUOTIENT, numbers, [change], [weight], rows, columns, True, bands)
+
+
+def _writable(target: Tensor) -> bool:
+    return target.is_complex() and target.is_contiguous() and not target.is_conj()
+
+
+def _run(
+    target: Tensor,
+    steps: np.ndarray[Any, Any],
+    numbers: list[list[tuple[float, float]]],
+    complex_fields: list[Leaf],
+    real_fields: list[Leaf],
+    rows: Tensor,
+    columns: Tensor,
+    add: bool,
+    bands: int,
+) -> bool:
+    """Runs a program on the blocks; False, and nothing done, where fields are not as the kernel takes them."""
     fields, common = [], places_of(rows, columns)
     where = common
     real = target.dtype.to_real()
-    found = [*_filled(program.complex_fields, c.COMPLEX_FIELDS), *_filled(program.real_fields, c.REAL_FIELDS)]
+    found = [*_filled(complex_fields, c.COMPLEX_FIELDS), *_filled(real_fields, c.REAL_FIELDS)]
     for place, leaf in enumerate(found):
         dtype = target.dtype if place < c.COMPLEX_FIELDS else real
         if leaf is None:
@@ -158,8 +203,8 @@ def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor,
         if y is not rows or x is not columns:
             where = np.repeat(common, FIELDS, axis=0) if where is common else where
             where[place] = y.numpy(), x.numpy()
-    steps, numbers = np.array(program.steps, dtype=np.int64), np.array(program.numbers, dtype=fields[-1].dtype)
-    c.write(steps, numbers, *fields, where, add, bands, target.numpy())
+    by = np.array(numbers, dtype=fields[-1].dtype)
+    c.write(steps, by, *fields, where, add, bands, target.numpy())
     return True
 
 

@@ -104,16 +104,16 @@ def gather_groups(
 
 
 @parallel
-def add_quotient(change: Any, divisor: Any, times: Any, bands: int, out: Any) -> None:
-    """out (M, h, w) += times change / a real divisor (h, w); times (1,)."""
+def add_quotient(change: Any, weight: Any, numbers: Any, bands: int, out: Any) -> None:
+    """out (M, h, w) += numbers[0] change / (numbers[1] weight + numbers[2]); change (M, h, w), weight (h, w) real."""
     M, h, w = out.shape
     for i in prange(bands):
         band = np.int64(i)
         for m in range(M):
             for r in range(h * band // bands, h * (band + 1) // bands):
-                o, x, f = out[m, r], change[m, r], divisor[r]
+                o, x, f = out[m, r], change[m, r], weight[r]
                 for c in range(w):
-                    factor = times[0] / f[c]
+                    factor = numbers[0] / (numbers[1] * f[c] + numbers[2])
                     o[c] += complex(x[c].real * factor, x[c].imag * factor)
 
 

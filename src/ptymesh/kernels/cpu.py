@@ -45,7 +45,7 @@ from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
 from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Adjoints, Chunk, Task
+from ptymesh.physics.passes import TINY, Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, frequencies, ifft
 
 #: Groups of views that are summed by themselves before they are summed up: so many threads at most share them, and any
@@ -77,6 +77,8 @@ class CpuPasses(FusedPasses):
         self._none_stale = np.zeros((0, 0), np.uint8)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         self._planes = Planes()
+        #: Of the object's weight in this batch: those of the last one have been read, or left (`Problem.reclaim`).
+        self._tops = torch.empty((0, TOPS), dtype=self.real)
 
     prepare = staticmethod(share_threads)
 
@@ -165,7 +167,7 @@ class CpuPasses(FusedPasses):
         lit = self._room("waves", size, scene.window, probe.dtype)
         power = self._room("light", size, scene.window, self.real)
         obj = self.arrays("object", scene.whole_object)[0]
-        n, a, fractions = arrays_of(chunk.anchors, chunk.weights[:, 0], chunk.fractions)
+        n, a, fractions = array_of(chunk.anchors), _amplitudes(chunk), array_of(chunk.fractions)
         spectrum, kept = array_of(self.spectrum(chunk, probe)), into.kept
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
@@ -185,7 +187,7 @@ class CpuPasses(FusedPasses):
     ) -> tuple[Tensor, Tensor]:
         assert into.probe is not None and scene.probe is not None
         obj, beams = self.arrays("object", scene.whole_object)[0], self.arrays("probe", scene.probe)[None]
-        n, a = array_of(chunk.anchors), array_of(chunk.weights[:, 0])
+        n, a = array_of(chunk.anchors), _amplitudes(chunk)
         count, bands, shape = len(n), bands_of_rows(), beams.shape[1:]
         size = min(count, views_of_strip(into.probe))
         waves = into.probe.new_empty((count, *shape)) if keep else into.probe
@@ -353,10 +355,6 @@ class CpuPasses(FusedPasses):
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
         return self._room("work", bands, (strips.room(*wave),), self.real)
 
-    def note(self, seen: Tensor, rows: Tensor, found: Tensor) -> None:
-        """As the twin's; numpy is several times faster at it."""
-        seen.numpy()[rows.numpy()] = found.numpy()[:, : seen.shape[1]]
-
     # --- blocks of the object ---
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
@@ -370,7 +368,10 @@ class CpuPasses(FusedPasses):
         if slices > 1:
             super().begin(into, rows, columns)
             return
-        into.top = into.object_weight.new_zeros((bands_of_rows(), TOPS))
+        if self._tops.shape[0] != bands_of_rows():
+            self._tops = torch.empty((bands_of_rows(), TOPS), dtype=self.real)
+        into.top = self._tops
+        into.top.numpy().fill(0)
         if height < 2 * bands_of_rows() * BLOCK:
             super().begin(into, rows, columns)
             return
@@ -389,7 +390,8 @@ class CpuPasses(FusedPasses):
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
-        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *arrays_of(field, weight))
+        sums = self.arrays("object sum", field), self.arrays("object weight", weight)
+        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *sums)
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
@@ -405,15 +407,32 @@ class CpuPasses(FusedPasses):
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
-    def add_quotient(self, target: Tensor, change: Tensor, divisor: Tensor, times: float) -> None:
+    def add_block_quotient(
+        self,
+        target: Tensor,
+        change: Expression,
+        weight: Expression,
+        top: Tensor | float,
+        blend: float,
+        times: float,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> None:
+        """As the twin's, block by block."""
+        numbers = top, blend, times
+        if not blocks.add_quotient(target, change, weight, *numbers, rows, columns, bands_of_rows()):
+            super().add_block_quotient(target, change, weight, *numbers, rows, columns)
+
+    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
         """As the twin's, in one pass."""
-        alike = target.dtype == change.dtype == self.real.to_complex() and divisor.dtype == self.real
-        if alike and target.is_contiguous() and target.shape == change.shape and divisor.shape == change.shape[1:]:
+        alike = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
+        if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
             share_threads()
-            number = np.array([times], dtype=self._still.dtype)
-            compiled_probes.add_quotient(*arrays_of(change, divisor), number, bands_of_rows(), target.numpy())
+            x, w = arrays_of(change, weight)
+            numbers = np.array([times, 1 - blend, (float(w.max()) + TINY) * blend], dtype=w.dtype)
+            compiled_probes.add_quotient(x, w, numbers, bands_of_rows(), target.numpy())
         else:
-            super().add_quotient(target, change, divisor, times)
+            super().add_quotient(target, change, weight, blend, times)
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
         """As the twin's, in one pass."""
@@ -465,6 +484,11 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     if axis >= 0:
         ramps = ramps * (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype)
     return ifft(ramps[:, None] * spectrum)
+
+
+def _amplitudes(chunk: Chunk) -> np.ndarray[Any, Any]:
+    """w_j0 of the views, (B,)."""
+    return np.ascontiguousarray(array_of(chunk.weights)[:, 0])
 
 
 def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:

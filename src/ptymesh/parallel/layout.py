@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
+
+#: What several batches cover is noted for so many blocks at once, a byte for each.
+COVERED = 1 << 20
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -78,17 +82,20 @@ class Touched:
     def __truediv__(self, other: Touched | float | Tensor) -> Touched:
         return self._with("divide", other)
 
-    def lerp(self, end: Tensor, weight: float) -> Touched:
-        """Linear interpolation to `end`, as torch's: (1 - weight) self + weight end."""
-        return self * (1 - weight) + end * weight
-
     def sqrt(self) -> Touched:
         """Elementwise square root."""
         return self.of(Operation("sqrt", self.expression))
 
+    def top(self) -> Tensor | float:
+        """`max`, or its only number where that is known on the host."""
+        tops = self.expression.tops if isinstance(self.expression, Leaf) else None
+        return self.max() if tops is None else float(tops.numpy().max())
+
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
         expression = self.expression
+        if isinstance(expression, Leaf) and expression.tops is not None:
+            return expression.tops.amax().view(1, 1, 1, 1)
         return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
@@ -138,6 +145,18 @@ class Boxes:
         hit = np.zeros(self.sides, dtype=bool)
         for top, left, bottom, right in self.edges[views].tolist():
             hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
+        return hit
+
+    def covers(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """The same of n batches, (n, H/b, W/b)."""
+        hit = np.zeros((len(batches), *self.sides), dtype=bool)
+        of, edges = np.repeat(np.arange(len(batches)), [len(b) for b in batches]), self.edges[np.concatenate(batches)]
+        reach = ((edges[:, 0] < edges[:, 2]) & (edges[:, 1] < edges[:, 3])).nonzero()[0]
+        first, after = edges[reach, :2, None], edges[reach, 2:, None]
+        # of boxes that are smaller than others, the last block is hit several times
+        sides = np.arange((after - first).max(initial=0))
+        places = np.minimum(first + sides, after - 1)
+        hit[of[reach, None, None], places[:, 0, :, None], places[:, 1, None, :]] = True
         return hit
 
 
@@ -193,6 +212,14 @@ class Layout:
         """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into, and that many pixels
         around them."""
         return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
+
+    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+        """Blocks of this rank's part of the object that the windows of these views reach into."""
+        raise NotImplementedError
+
+    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+        """The same of several batches."""
+        return [self.blocks(boxes, views) for views in batches]
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Views (N,) bool, of these boxes, after which sums of this rank can travel; None: after all."""
@@ -270,6 +297,18 @@ class Replicated(Layout):
         """Blocks that the windows of these views reach into."""
         rows, columns = where(boxes.cover(views))
         return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
+
+    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+        """The same of several batches, worked out together."""
+        found, (height, width) = list[Blocks](), boxes.sides
+        step = max(1, COVERED // max(1, height * width))
+        for some in (batches[start : start + step] for start in range(0, len(batches), step)):
+            hit = boxes.covers(some)
+            rows, columns = where(hit.reshape(-1, width))
+            counts = np.count_nonzero(hit, axis=(1, 2)).tolist()
+            split = (sent(places, self.world.device).split(counts) for places in (rows % height, columns))
+            found.extend(starmap(Blocks, zip(*split, strict=True)))
+        return found
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""

@@ -55,6 +55,8 @@ class Leaf:
         self.rows, self.columns, self.whole, self._values = rows, columns, whole, values
         #: How its largest value is found.
         self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
+        #: Numbers on the host of which the largest is that of the only slice, where they are known.
+        self.tops: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
@@ -74,7 +76,7 @@ class Leaf:
     def leave(self) -> None:
         """Keeps values of its own: the array is about to be used for something else."""
         assert self.values is not None
-        self.whole = None
+        self.whole = self.tops = None
 
 
 def top_of(values: Tensor) -> Tensor:

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import Expression, Leaf, blocked, evaluate, top_of
+from ptymesh.physics.blocks import Expression, Leaf, Operation, blocked, evaluate, top_of
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
 #: image of a constant object stays where it is when the beam moves.
 INSENSITIVE = 1e-3
+#: What weights that are divided by are raised by, for where nothing was seen.
+TINY = torch.finfo(torch.float32).tiny
 #: Columns of what `revise` and `descend` return.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 #: Passes over the detector, by name.
@@ -195,15 +197,26 @@ class Passes:
         else:
             blocked(target)[:, rows, columns] = values
 
+    def add_block_quotient(
+        self,
+        target: Tensor,
+        change: Expression,
+        weight: Expression,
+        top: Tensor | float,
+        blend: float,
+        times: float,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> None:
+        """`add_quotient` on these blocks (n,) of an object (L, H, W); top: the weight's in each slice, (L, 1, 1, 1)."""
+        divisor = Operation("add", Operation("multiply", weight, 1 - blend), (top + TINY) * blend)
+        self.write(target, Operation("divide", Operation("multiply", change, times), divisor), rows, columns, add=True)
+
     # --- after a chunk, after the last one ---
 
-    def note(self, seen: Tensor, rows: Tensor, found: Tensor) -> None:
-        """seen (n, k), of all own views, has in these rows (B,) what was found of each, (B, >= k)."""
-        seen.index_copy_(0, rows, found[:, : seen.shape[1]])
-
-    def add_quotient(self, target: Tensor, change: Tensor, divisor: Tensor, times: float) -> None:
-        """target (M, h, w) += times change / a real divisor (h, w)."""
-        target += change * (times / divisor)
+    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
+        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real."""
+        target += change * (times / weight.lerp(weight.max() + TINY, blend))
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
         """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.

@@ -46,13 +46,14 @@ class Accumulator:
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)
+            opr, fixed = estimate.opr, not estimate.opr.shape[0]  # of a fixed probe there are no numbers to add to
             self.sums = Adjoints(
                 obj if with_object else None,
                 object_weight if with_object else None,
                 torch.zeros_like(estimate.probe) if with_probe else None,
                 torch.zeros(problem.window, dtype=problem.real, device=problem.device),
-                torch.zeros_like(estimate.opr),
-                torch.zeros_like(estimate.opr, dtype=problem.real),
+                opr if fixed else torch.zeros_like(opr),
+                problem.buffer("no opr", opr, problem.real) if fixed else torch.zeros_like(opr, dtype=problem.real),
             )
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]
@@ -146,7 +147,7 @@ class Accumulator:
         """The largest weight need not be looked for where this rank's sums are all and passes have kept it."""
         top = None if self.exact or self.problem.world.size > 1 else self.sums.top
         if top is not None and isinstance(weight.expression, Leaf):
-            weight.expression.largest = lambda _: top.amax().view(1, 1, 1, 1)
+            weight.expression.tops = top
 
     def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """Sums over ranks of the six adjoints and of the parts, in floats."""

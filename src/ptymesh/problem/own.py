@@ -29,11 +29,13 @@ class Own:
     """A rank's own views of a batch.
 
     views: (n,) their numbers, in the order in which they are swept; border: so many of them are swept first, as other
-    ranks wait for their sums; values: numbers, rows, anchors, fractions and weights, (n, ...).
+    ranks wait for their sums; whole: whether all positions, of any view, are whole pixels, see `Standing`; values:
+    numbers, rows, anchors, fractions and weights, (n, ...).
     """
 
     views: np.ndarray
     border: int
+    whole: bool
     values: tuple[Tensor, ...]
 
 
@@ -101,10 +103,6 @@ class OwnViews:
         """How many of these own views must be swept before sums can travel."""
         return len(mine) if self._border is None else int(self._border[mine].sum())
 
-    def whole(self, estimate: Estimate) -> bool:
-        """Whether all positions are whole pixels, see `Standing`."""
-        return self._stand(estimate).whole(estimate)
-
     def _stand(self, estimate: Estimate) -> Standing:
         """Where windows stood as the epoch began, or stand now where there is none."""
         if self._standing is None or not self._standing.known(estimate):
@@ -120,7 +118,7 @@ class OwnViews:
             coming = self._batches[place : place + TOGETHER]
             ends = accumulate(map(len, coming))
             some = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
-            blocks = [self.layout.blocks(self._boxes, batch) for batch in some]
+            blocks = self.layout.blocks_of(self._boxes, some)
             self._ahead = dict(enumerate(zip(self._found(estimate, some), blocks, strict=True), place))
         return self._ahead[place]
 
@@ -135,7 +133,8 @@ class OwnViews:
         together = mine[0] if len(mine) == 1 else np.concatenate(mine)
         every = sent(together, self.layout.world.device)
         rows = sent(self.layout.local(together), self.layout.world.device)
-        places = self._stand(estimate).places(estimate, every)
+        standing = self._stand(estimate)
+        places, whole = standing.places(estimate, every), standing.whole(estimate)
         values = (every, rows, *places, estimate.weights.index_select(0, every))
         shared = [values] if len(mine) == 1 else zip(*(v.split([len(m) for m in mine]) for v in values), strict=True)
-        return [Own(m, self.bordering(m), of) for m, of in zip(mine, shared, strict=True)]
+        return [Own(m, self.bordering(m), whole, of) for m, of in zip(mine, shared, strict=True)]

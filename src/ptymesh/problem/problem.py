@@ -37,6 +37,7 @@ from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, Sums, Swept
 from ptymesh.problem.own import OwnViews
+from ptymesh.problem.seen import COLUMNS, Seen
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
@@ -87,8 +88,8 @@ class Problem:
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
         self.passes = passes_for(self.device, dtype)
-        #: Per own view: loss, and the four sums of the residual, as last seen (n_own, 5).
-        self.seen = torch.zeros(len(layout.own), 5, dtype=torch.float64, device=self.device)
+        #: Per own view: loss, and the four sums of the residual, as last seen.
+        self.seen = Seen(len(layout.own), self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
         self.position_steps: list[tuple[Tensor, Tensor]] = []
         #: Steps (B, 1 + K) of the beam weights of own views (B,), when the last batch was to vary them.
@@ -101,7 +102,7 @@ class Problem:
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         #: What a rank says: that it was not asked to stop, or was.
-        self.answers = torch.arange(2, dtype=self.real, device=self.device)
+        self.answers = torch.arange(2, dtype=self.real, device=self.device).unbind()
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         self._buffers: dict[str, Tensor] = {}
@@ -147,18 +148,27 @@ class Problem:
             sums.revise(chunk, self.scene(estimate, chunk))
         return sums.total()
 
-    def add(self, target: Tensor, change: Touched | Tensor, *, over: Tensor | None = None, times: float = 1.0) -> None:
-        """target += times change, in place: the touched blocks of an object (L, H, W), or a whole tensor.
-
-        What is added to a probe (M, h, w) may be divided by a real `over` (h, w).
-        """
+    def add(self, target: Tensor, change: Touched | Tensor) -> None:
+        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
         if isinstance(change, Touched):
-            change = change if times == 1 else change * times
             self.passes.write(target, change.expression, change.rows, change.columns, add=True)
-        elif over is not None:
-            self.passes.add_quotient(target, change, over, times)
         else:
-            target.add_(change, alpha=times)
+            target += change
+
+    def add_weighted(
+        self, target: Tensor, change: Touched | Tensor, weight: Touched | Tensor, *, blend: float, times: float = 1.0
+    ) -> None:
+        """target += times change / ((1 - blend) w + blend max w), in place, which is rPIE's step (eq. 10).
+
+        Of an object (L, H, W) the touched blocks, with weights w that are touched, too, and maxima of slices; or of a
+        probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
+        """
+        if isinstance(change, Touched) and isinstance(weight, Touched):
+            terms = change.expression, weight.expression, weight.top()
+            self.passes.add_block_quotient(target, *terms, blend, times, change.rows, change.columns)
+        else:
+            assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
+            self.passes.add_quotient(target, change, weight, blend, times)
 
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
@@ -173,8 +183,8 @@ class Problem:
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
-        seen = self.tally(self.seen.shape[1])
-        seen.add(self.seen)
+        seen = self.tally(COLUMNS)
+        seen.add(self.seen.values)
         (total,) = self.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
@@ -207,7 +217,7 @@ class Problem:
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
         self.passes.forget()
-        self.seen = move.carry_rows(self.seen)
+        self.seen.values = move.carry_rows(self.seen.values)
         exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
         if exchanged is not None:
             source, arrived = exchanged
@@ -232,14 +242,20 @@ class Problem:
         sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
-        # a rank whose own views have not moved yet must round as the others do
-        own, whole = self.own.of(estimate, views), not self.exact and self.own.whole(estimate)
+        own = self.own.of(estimate, views)
+        whole = own.whole and not self.exact  # a rank whose own views have not moved yet must round as the others do
         size = self._size(estimate, waves)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self._largest = max(sizes, default=1)
-        sweep = dict[str, tuple[Any, ...]]()
-        swept = self._patterns(own.views, sizes, size) if with_counts else repeat((self.mask[None, :0], None))
-        pieces = [own.values] if len(sizes) == 1 else zip(*(v.split(sizes) for v in own.values), strict=True)
+        sweep: dict[str, tuple[Any, ...]] = {}
+        pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
+        swept: Iterable[tuple[Tensor, Tensor | None]]
+        if not with_counts:
+            swept = repeat((self.mask[None, :0], None))
+        elif self.patterns.fetched:
+            swept = self._fetched(own.views, sizes, size)
+        else:
+            swept = (self.patterns.lying(rows) for _, rows, *_ in pieces)
         done = 0
         for (some, *of_views), (counts, places) in zip(pieces, swept, strict=False):
             if done == border and self._collecting:
@@ -275,12 +291,9 @@ class Problem:
         """Of chunks of at most `size` views; none has border views, which are the first, and others."""
         return [min(size, n - at) for n in (border, count - border) for at in range(0, n, size)]
 
-    def _patterns(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Those of these own views, a chunk at a time."""
-        rows = self.layout.local(mine)
-        if not self.patterns.fetched:
-            return self.patterns.pieces(rows, sizes)
-        coming = self.own.mine(self.coming)
+    def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Patterns of these own views, a chunk at a time, and those of the next batch on their way."""
+        rows, coming = self.layout.local(mine), self.own.mine(self.coming)
         later = self._sizes(len(coming), self.own.bordering(coming), size)
         return self.patterns.pieces(rows, sizes, self.layout.local(coming), later)
 
@@ -335,7 +348,7 @@ class Problem:
 
     def see(self, chunk: Chunk, found: Tensor) -> None:
         """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
-        self.passes.note(self.seen, chunk.rows, found)
+        self.seen.note(chunk.rows, found)
 
     def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""

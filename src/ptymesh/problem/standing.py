@@ -5,8 +5,6 @@ N, B    views, views of a chunk
 
 from __future__ import annotations
 
-from operator import is_not
-
 import torch
 from torch import Tensor
 
@@ -24,19 +22,20 @@ class Standing:
     """
 
     def __init__(self, estimate: Estimate, real: torch.dtype) -> None:
-        self.real, self._corner, self._tensors = real, estimate.corner, (estimate.positions, estimate.anchors)
-        self._versions = [tensor._version for tensor in self._tensors]
+        self.real, self._corner = real, estimate.corner
+        self._positions, self._anchors = estimate.positions, estimate.anchors
+        self._versions = self._positions._version, self._anchors._version
         #: Read from a device once: within an epoch nobody waits for it.
         self._whole = _whole(estimate)
         self._every = _places(estimate, estimate.positions, estimate.anchors, real)
 
     def known(self, estimate: Estimate) -> bool:
         """Whether these are the estimate's tensors, moved or not."""
-        return not any(map(is_not, self._tensors, (estimate.positions, estimate.anchors)))
+        return self._positions is estimate.positions and self._anchors is estimate.anchors
 
     def holds(self, estimate: Estimate) -> bool:
         """Whether they are, and nothing has moved."""
-        unmoved = self._versions == [tensor._version for tensor in self._tensors]
+        unmoved = self._versions == (self._positions._version, self._anchors._version)
         return unmoved and self._corner == estimate.corner and self.known(estimate)
 
     def whole(self, estimate: Estimate) -> bool:

@@ -184,10 +184,17 @@ class Loop:
                 with pulse.doing("report"):
                     for callback in self.callbacks:
                         callback.batch(report)
-            if stops.read(problem.stop_agreed) > 0:
+            if self._asked_to_stop(stops):
                 self._interrupt()
         if stops.last() > 0:
             self._interrupt()
+
+    def _asked_to_stop(self, stops: Later) -> bool:
+        """Whether any rank was asked to; on a device that queues its work, before the last batch."""
+        problem = self.problem
+        if problem.world.size == 1 and problem.device.type == "cpu":
+            return problem.stop_requested
+        return stops.read(problem.stop_agreed) > 0
 
     def _curve(self) -> np.ndarray:
         """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""

@@ -41,7 +41,7 @@ class Snapshot:
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
         self.tensors = {name: _copy(getattr(estimate, name)) for name in _MOVING}
         self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
-        self.seen = _copy(problem.seen)
+        self.seen = _copy(problem.seen.values)
 
     def _memories(self) -> list[MutableMapping[str, Tensor]]:
         return [self.engine.state, self.engine.per_view]
@@ -55,7 +55,7 @@ class Snapshot:
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()
             memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in kept.items()})
-        self.problem.seen.copy_(self.seen)
+        self.problem.seen.values.copy_(self.seen)
 
 
 def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:

@@ -75,7 +75,7 @@ class RunState:
                     shared[f"engine/{stage}/{name}"] = _numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen)}
+        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen.values)}
         for stage, memory in self.per_view.items():
             per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in memory.items()}
         counters = {
@@ -134,7 +134,7 @@ class RunState:
             extent=extent,
         )
         own = problem.layout.own
-        problem.seen.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
+        problem.seen.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
