@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
-from ptymesh.kernels import blocks, cpu
+from ptymesh.kernels import blocks, cpu_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Touched
 from ptymesh.physics.blocks import Leaf, blocked
@@ -117,7 +117,7 @@ def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyP
     rows, columns = (torch.arange(80) // 40)[:count], (torch.arange(80) % 40)[:count]
     whole, weight = (torch.randn(SLICES, 64, 40 * BLOCK, generator=generator) for _ in range(2))
     field = torch.complex(whole, -whole)
-    monkeypatch.setattr(cpu, "bands_of_rows", lambda: bands)
+    monkeypatch.setattr(cpu_sums, "bands_of_rows", lambda: bands)
     passes = CpuPasses(torch.complex64)
     wanted, got = field.clone(), field.clone()
     leaf = Leaf(rows, columns, whole=weight)

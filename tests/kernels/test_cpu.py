@@ -21,7 +21,7 @@ from twins import (
     swept,
 )
 
-from ptymesh.kernels import arguments, cpu
+from ptymesh.kernels import arguments, cpu, cpu_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Boxes
 from ptymesh.physics.blocks import blocked
@@ -184,7 +184,8 @@ def test_pixels_without_data_stay() -> None:
 def test_blocks_are_cleared_when_they_are_first_added_to(
     subpixel: str, bands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "bands_of_rows", lambda: bands)
+    for module in (cpu, cpu_sums):
+        monkeypatch.setattr(module, "bands_of_rows", lambda: bands)
     case = Case(torch.complex64, subpixel=subpixel)
     case.object = case.waves(1, 64 * (bands + 1), 96)
     passes, found = case.fused, []
@@ -215,6 +216,37 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         assert bool((blocked(sums.object_weight)[0][outside] == before).all()), "others stay"
     for zero, seven in zip(*found, strict=True):
         assert float(zero.abs().max()) > 0 and torch.equal(zero, seven)
+
+
+@pytest.mark.parametrize("window", [(16, 32), (13, 10)])  # with a transform of the kernels' own, and without
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_what_a_probe_gathers_starts_at_nothing(subpixel: str, window: tuple[int, int]) -> None:
+    case = Case(torch.complex64, window, 2, subpixel)
+    case.object = case.waves(1, 96, 96)
+    none = torch.zeros(0, dtype=torch.int64)
+    for passes in case.both:
+        by_strips, in_turns = passes.sweep, Passes.sweep.__get__(passes)
+        for order in ([], [by_strips], [in_turns], [in_turns, by_strips], [by_strips, in_turns]):
+            found = []
+            for before in (0.0, float("nan")):
+                sums = nothing(case)
+                assert sums.probe is not None
+                sums.probe += before
+                sums.probe_weight += before
+                passes.begin(sums, none, none)
+                for swept_by in order:
+                    chunk = replace(case.chunk, sweep={})
+                    scene = passes.scene(case.model, chunk, case.object, case.probe)
+                    swept_by(case.model, chunk, scene, "revise", sums)
+                passes.finish(sums)
+                found.append((sums.probe, sums.probe_weight))
+            for zero, nan in zip(*found, strict=True):
+                assert torch.equal(zero, nan) and bool(zero.any()) == bool(order)
+    sums = replace(nothing(case), probe=None)
+    sums.probe_weight += 1
+    case.fused.begin(sums, none, none)
+    case.fused.finish(sums)
+    assert not sums.probe_weight.any()
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])

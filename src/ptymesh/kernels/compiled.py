@@ -305,9 +305,14 @@ def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
 
 
 @inlined
-def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
+def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, blank: bool, out: Any, weight: Any) -> None:
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
     full = w // LANES * LANES
+    if blank:
+        for r in range(h * band // bands, h * (band + U(1)) // bands):
+            for m in range(M):
+                out[m, r] = 0
+            weight[r] = 0
     for j in range(U(len(chi))):
         f = a[j]
         by, by2 = spread(f), spread(f * f)
@@ -330,10 +335,10 @@ def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: An
 
 
 @parallel
-def to_probe(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
-    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2."""
+def to_probe(chi: Any, obj: Any, n: Any, a: Any, bands: int, blank: bool, out: Any, weight: Any) -> None:
+    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2; both start at 0 if they are blank."""
     for i in prange(bands):
-        _to_probe(U(i), chi, obj, n, a, U(bands), out, weight)
+        _to_probe(U(i), chi, obj, n, a, U(bands), blank, out, weight)
 
 
 @inlined
@@ -473,7 +478,7 @@ SIGNATURES = {
     to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2 r2",
     add_windows: "c3 r3 i2 i u2 c2 r2 r2",
     add_light: "r2 i2 r1 i r2",
-    to_probe: "c4 c2 i2 r1 i c3 r2",
+    to_probe: "c4 c2 i2 r1 i b c3 r2",
     to_probes: "c4 c2 i2 r1 i c4 r2",
     along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",
     step_systems: "c4 c2 c2 i2 c4 r1 c4 r1 r1 d2",

@@ -77,11 +77,11 @@ def _gather_strip(m: int, start: int, h: int, constants: Any, sums: Any, added: 
 
 @parallel
 def gather_groups(
-    work: Any, tables: Any, sums: Any, lights: Any, added: Any, found: Any, out: Any, weight: Any
+    work: Any, tables: Any, sums: Any, lights: Any, added: Any, found: Any, blank: bool, out: Any, weight: Any
 ) -> None:
     """out (M, h, w) += F^H of the sums of all groups to which any view was added, weight (h, w) += their lights.
 
-    found (M, h, w): to work in.
+    found (M, h, w): to work in; blank: out and weight are 0 before.
     """
     count, bands, h, w = len(out), len(work), U(out.shape[1]), U(out.shape[2])
     constants, plan, turns = tables
@@ -94,9 +94,13 @@ def gather_groups(
                 transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
             rows_back(plane, h, w, row, spare, plan, turns, found, TWO * h * w * U(m))
             for r in range(out.shape[1]):
+                if blank:
+                    out[m, r] = 0
                 for c in range(out.shape[2]):
                     out[m, r, c] += found[m, r, c]
         for r in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
+            if blank:
+                weight[r] = 0
             for g in range(len(added)):
                 if added[g] > 0:
                     for c in range(weight.shape[1]):
@@ -149,7 +153,7 @@ def shifted_systems(
 SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
     to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
-    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 c3 r2",
+    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 b c3 r2",
     add_quotient: "c3 r2 r1 i c3",
     shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
 }

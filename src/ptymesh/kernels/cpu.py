@@ -14,16 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import BLOCK
-from ptymesh.kernels import (
-    blocks,
-    compiled,
-    compiled_blocks,
-    compiled_detector,
-    compiled_fixed,
-    compiled_probes,
-    strips,
-)
+from ptymesh.kernels import compiled, compiled_detector, compiled_probes, strips
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -31,7 +22,6 @@ from ptymesh.kernels.arguments import (
     bands_of_rows,
     constants_of,
     numpy_dtype,
-    places_of,
     strips_of,
     threads_for,
     transform_for,
@@ -39,26 +29,24 @@ from ptymesh.kernels.arguments import (
     views_of_strip,
 )
 from ptymesh.kernels.comparison import KINDS
-from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners, window_of
-from ptymesh.kernels.kept import Arrays, Planes, Rooms
+from ptymesh.kernels.cpu_sums import CpuSums, fill
+from ptymesh.kernels.fused import Beams, FusedScene, corners, window_of
+from ptymesh.kernels.kept import Planes, Rooms
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
-from ptymesh.physics.blocks import Expression, Leaf
 from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import TINY, Adjoints, Chunk, Task
+from ptymesh.physics.passes import Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, frequencies, ifft
 
 #: Groups of views that are summed by themselves before they are summed up: so many threads at most share them, and any
 #: number of these finds the same bits. The first that is enough is taken: every group is read once more.
 GROUPS = (4, 16)
-#: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
-TOPS = 16
 TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
 
-class CpuPasses(FusedPasses):
+class CpuPasses(CpuSums):
     """Passes by numba.
 
     Args:
@@ -66,19 +54,15 @@ class CpuPasses(FusedPasses):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.real = torch.float32 if dtype == torch.complex64 else torch.float64
+        super().__init__(dtype)
         make_ready(dtype)
-        self.arrays = Arrays()
         self._still = np.zeros((0, 2), numpy_dtype(self.real))
         self._room = Rooms()
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = (nothing.to(dtype).numpy(), self._still)
-        self._none_stale = np.zeros((0, 0), np.uint8)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
         self._planes = Planes()
-        #: Of the object's weight in this batch: those of the last one have been read, or left (`Problem.reclaim`).
-        self._tops = torch.empty((0, TOPS), dtype=self.real)
 
     prepare = staticmethod(share_threads)
 
@@ -171,7 +155,7 @@ class CpuPasses(FusedPasses):
         spectrum, kept = array_of(self.spectrum(chunk, probe)), into.kept
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, bands, sums = found.numpy(), bands_of_rows(), self._object_sums(into)
+        terms, bands, sums = found.numpy(), bands_of_rows(), self.object_sums(into)
         gathered = (lit, power, *kept)
         for some in strips_of(count, size):
             given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
@@ -194,14 +178,15 @@ class CpuPasses(FusedPasses):
         out = waves.numpy() if keep else self._room("waves", size, shape, waves.dtype)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, none, work = found.numpy(), self._zeros(count), self._work(threads_for(count), shape)
-        sums, by_probe = self._object_sums(into), arrays_of(into.probe, into.probe_weight)
+        sums, by_probe = self.object_sums(into), arrays_of(into.probe, into.probe_weight)
         for some in strips_of(count, size):
             at, f, chi = n[some], a[some], out[some] if keep else out[: len(terms[some])]
             data = (counts, places[some], *planes)
             compiled_detector.detector(
                 work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
-            compiled.to_probe(chi, obj, at, f, bands, *by_probe)  # first: it reads windows that have just been read
+            compiled.to_probe(chi, obj, at, f, bands, into.blank, *by_probe)  # first: its windows have just been read
+            into.blank = False
             compiled.to_object(chi, at, none[some], beams, f, bands, self.constants, *sums)
         return waves, found
 
@@ -271,6 +256,11 @@ class CpuPasses(FusedPasses):
 
     # --- adjoints ---
 
+    def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
+        """See the base."""
+        fill(into)
+        super().adjoint(model, chunk, scene, waves, into)
+
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
         if model.subpixel == "bilinear":
@@ -279,17 +269,9 @@ class CpuPasses(FusedPasses):
             corner, t = array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
         _, _, beams, amplitudes = _parts(scene)
         arrays = (array_of(waves), corner, t, beams, amplitudes)
-        compiled.to_object(*arrays, bands_of_rows(), self.constants, *self._object_sums(into))
+        compiled.to_object(*arrays, bands_of_rows(), self.constants, *self.object_sums(into))
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
             into.top = None
-
-    def _object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
-        """Stale blocks, sums and weight (H, W), tops of the weight."""
-        assert into.object is not None and into.object_weight is not None
-        stale = self._none_stale if into.stale is None else into.stale.numpy()
-        top = into.object_weight.new_empty((bands_of_rows(), TOPS)) if into.top is None else into.top
-        sums, weight = self.arrays("object sum", into.object)[0], self.arrays("object weight", into.object_weight)[0]
-        return stale, sums, weight, top.numpy()
 
     def _zeros(self, count: int) -> np.ndarray[Any, Any]:
         """Fractions (B, 2) of whole pixels."""
@@ -304,7 +286,7 @@ class CpuPasses(FusedPasses):
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
         """See the base."""
         arrays = (array_of(waves), *_parts(scene)[:2], array_of(amplitudes))
-        compiled.to_probe(*arrays, bands_of_rows(), *arrays_of(out, light))
+        compiled.to_probe(*arrays, bands_of_rows(), False, *arrays_of(out, light))
 
     def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
         """See the base."""
@@ -345,102 +327,16 @@ class CpuPasses(FusedPasses):
             modes, *window = into.probe.shape
             transform, threads = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
             found = self._room("waves", modes, tuple(window), into.probe.dtype)
-            arrays = (*into.kept, found, *arrays_of(into.probe, into.probe_weight))
+            arrays = (*into.kept, found, into.blank, *arrays_of(into.probe, into.probe_weight))
             compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
             self._room.give_back("groups", into.kept[:2])
-            into.kept, into.spectrum = (), None
+            into.kept, into.spectrum, into.blank = (), None, False
+        fill(into)
         super().finish(into)
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
         return self._room("work", bands, (strips.room(*wave),), self.real)
-
-    # --- blocks of the object ---
-
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
-        """Blocks are cleared when they are first added to, and are there already, and tops are found on the way.
-
-        Bands of rows then must not share a block: of few blocks, there would be too few bands.
-        """
-        if into.object is None or into.object_weight is None:
-            return
-        slices, height, width = into.object.shape
-        if slices > 1:
-            super().begin(into, rows, columns)
-            return
-        if self._tops.shape[0] != bands_of_rows():
-            self._tops = torch.empty((bands_of_rows(), TOPS), dtype=self.real)
-        into.top = self._tops
-        into.top.numpy().fill(0)
-        if height < 2 * bands_of_rows() * BLOCK:
-            super().begin(into, rows, columns)
-            return
-        into.stale = torch.zeros(height // BLOCK, width // BLOCK, dtype=torch.uint8)
-        into.stale.numpy()[rows.numpy(), columns.numpy()] = 1
-
-    def settle(self, into: Adjoints) -> None:
-        """As the twin's."""
-        if into.stale is None:
-            return
-        assert into.object is not None and into.object_weight is not None
-        stale = into.stale.numpy()
-        if stale.any():
-            self.clear(into.object, into.object_weight, *map(torch.from_numpy, stale.nonzero()))
-        into.stale = None
-
-    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """As the twin's."""
-        sums = self.arrays("object sum", field), self.arrays("object weight", weight)
-        compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *sums)
-
-    def largest(self, leaf: Leaf) -> Tensor:
-        """As the twin's."""
-        if leaf.whole is None or not leaf.rows.shape[0] or leaf.whole.dtype != self.real:
-            return super().largest(leaf)
-        bands = bands_of_rows()
-        found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
-        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
-        return found.amax(0)[:, None, None, None]
-
-    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
-        """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
-        if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
-            super().write(target, expression, rows, columns, add)
-
-    def add_block_quotient(
-        self,
-        target: Tensor,
-        change: Expression,
-        weight: Expression,
-        top: Tensor | float,
-        blend: float,
-        times: float,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> None:
-        """As the twin's, block by block."""
-        numbers = top, blend, times
-        if not blocks.add_quotient(target, change, weight, *numbers, rows, columns, bands_of_rows()):
-            super().add_block_quotient(target, change, weight, *numbers, rows, columns)
-
-    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """As the twin's, in one pass."""
-        alike = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
-        if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
-            share_threads()
-            x, w = arrays_of(change, weight)
-            numbers = np.array([times, 1 - blend, (float(w.max()) + TINY) * blend], dtype=w.dtype)
-            compiled_probes.add_quotient(x, w, numbers, bands_of_rows(), target.numpy())
-        else:
-            super().add_quotient(target, change, weight, blend, times)
-
-    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
-        """As the twin's, in one pass."""
-        share_threads()
-        numbers = np.array([2.0**exponent, 2.0**bits, 2.0**bits], dtype=numpy_dtype(values.dtype))
-        beyond = np.empty(values.shape[1] * values.shape[4], dtype=np.int64)
-        compiled_fixed.add_fixed(*arrays_of(values, corners), numbers, out.numpy(), beyond)
-        return not beyond.any()
 
     # --- sums of single views ---
 
@@ -463,7 +359,7 @@ class CpuPasses(FusedPasses):
         obj, corner, _, amplitudes = _parts(scene)
         beams, d_beams = scene.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
-        shift, out = arrays_of(chunk.fractions, chunk.weights[:, 0]), torch.empty((len(chi), 5), dtype=torch.float64)
+        shift, out = (array_of(chunk.fractions), _amplitudes(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
         work = self._work(threads, chi.shape[1:])
         compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out

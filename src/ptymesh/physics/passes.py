@@ -73,8 +73,9 @@ class Adjoints:
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
     stale: (H/b, W/b) uint8, blocks of the object's sums that a pass clears when it first adds to them, and `settle` at
-    last. top: numbers of which the largest is object_weight's, where passes keep it. spectrum: a part of `probe` that a
-    pass keeps in Fourier space until `finish`, and kept: what else it does.
+    last; blank: the same of all of `probe` and probe_weight, until `finish`. top: numbers of which the largest is
+    object_weight's, where passes keep it. spectrum: a part of `probe` that a pass keeps in Fourier space until
+    `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
@@ -84,6 +85,7 @@ class Adjoints:
     opr: Tensor
     opr_weight: Tensor
     stale: Tensor | None = None
+    blank: bool = False
     top: Tensor | None = None
     spectrum: Tensor | None = None
     kept: tuple[Any, ...] = ()
@@ -178,9 +180,13 @@ class Passes:
             blocked(array)[:, rows, columns] = 0
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
-        """Clears these blocks of the object's sums, which are about to be added up, or notes that they are stale."""
+        """Clears what is about to be added up, or notes that it is to be: these blocks of the object's sums, and
+        the probe's."""
         if into.object is not None and into.object_weight is not None:
             self.clear(into.object, into.object_weight, rows, columns)
+        if into.probe is not None:
+            into.probe.zero_()
+        into.probe_weight.zero_()
 
     def settle(self, into: Adjoints) -> None:
         """No block of the object's sums is stale any more: they are about to be read."""

@@ -50,8 +50,8 @@ class Accumulator:
             self.sums = Adjoints(
                 obj if with_object else None,
                 object_weight if with_object else None,
-                torch.zeros_like(estimate.probe) if with_probe else None,
-                torch.zeros(problem.window, dtype=problem.real, device=problem.device),
+                torch.empty_like(estimate.probe) if with_probe else None,
+                torch.empty(problem.window, dtype=problem.real, device=problem.device),
                 opr if fixed else torch.zeros_like(opr),
                 problem.buffer("no opr", opr, problem.real) if fixed else torch.zeros_like(opr, dtype=problem.real),
             )
