@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from ptymesh.kernels.jit import parallel
+from ptymesh.kernels.jit import WITHIN, parallel
 
 #: Called by the others alone, and kept with them.
-alone: Any = njit(error_model="numpy", nogil=True)
+alone: Any = njit(error_model="numpy", nogil=True, **WITHIN)
 
 
 @alone
