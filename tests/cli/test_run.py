@@ -306,7 +306,7 @@ def test_ranks_are_interrupted_together(made: Path, tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 75
+    assert process.returncode == 75, err
     assert err == "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n"
     assert "2 ranks on cpu" in out and "Traceback" not in (tmp_path / "out" / "log.txt").read_text()
     saved = checkpoint.load(tmp_path / "out" / "checkpoint")

@@ -88,6 +88,17 @@ def test_known_probe_gives_the_object() -> None:
     assert torch.equal(state.estimate.probe, toy.truth.probe)
 
 
+@pytest.mark.parametrize(
+    "engine", [RPIE(epochs=2, batch=8, beta=0.01, probe={"frozen": 2}), EPIE(epochs=2, probe={"frozen": 2})]
+)
+def test_a_frozen_probe_stays_in_single_precision(engine: Engine) -> None:
+    toy = make(views=20, dtype=torch.complex64)
+    start = toy.start()
+    state = run(toy, engine, start)
+    assert torch.equal(state.estimate.probe, toy.start().probe)
+    assert not torch.equal(state.estimate.object, toy.start().object)
+
+
 @pytest.mark.parametrize("batch", [1, 7, 40, 64])
 def test_any_batch_size_converges(batch: int) -> None:
     toy = make()

@@ -62,6 +62,15 @@ def test_add_quotient(dtype: torch.dtype, window: tuple[int, int]) -> None:
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_probe_that_saw_nothing_stays(dtype: torch.dtype) -> None:
+    start, nothing_seen = torch.randn(2, 13, 10, dtype=dtype), torch.zeros(2, 13, 10, dtype=dtype)
+    for passes in (Passes(), CpuPasses(dtype)):
+        for blend in (1.0, 0.1, 1e-6):
+            passes.add_quotient(probe := start.clone(), nothing_seen, nothing_seen[0].real.contiguous(), blend, 2.0)
+            assert torch.equal(probe, start)
+
+
 def test_what_is_gathered_is_added_to_what_the_probe_has() -> None:
     case = Case(subpixel="fourier", modes=2)
     _, (fused, chunk, scene) = case.scenes()

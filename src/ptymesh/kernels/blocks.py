@@ -167,7 +167,7 @@ def add_quotient(
     if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and _writable(target)):
         return False
     tops = [top] * len(target) if isinstance(top, float) else top.flatten().tolist()
-    numbers = [[(times, 0.0)] * len(tops), [(1 - blend, (t + TINY) * blend) for t in tops], [(1.0, 0.0)] * len(tops)]
+    numbers = [[(times, 0.0)] * len(tops), [(1 - blend, t * blend + TINY) for t in tops], [(1.0, 0.0)] * len(tops)]
     return _run(target, QUOTIENT, numbers, [change], [weight], rows, columns, True, bands)
 
 

@@ -1,4 +1,5 @@
-"""Loops over the blocks of an object that a batch touches, compiled by numba for this CPU. `blocks.py` calls them.
+"""Loops over the blocks of an object that a batch touches, compiled by numba for this CPU. `blocks.py` and
+`cpu_sums.py` call them.
 
 L, H, W   slices, object pixels;  n  blocks;  b  side of a block
 rows, columns   (n,) int64, block coordinates

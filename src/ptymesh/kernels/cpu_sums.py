@@ -42,8 +42,8 @@ class CpuSums(FusedPasses):
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
         """As the twin's; what can wait is cleared when it is first added to, as it is in the cache then.
 
-        Of the object these are blocks of several rows of them, as bands of rows must not share one. Tops are found on
-        the way.
+        That is the probe's sums, and the blocks of an object of one slice with two rows of blocks or more for each band
+        of rows: bands must not share a block. Others are cleared now. Of one slice, tops are found on the way.
         """
         into.blank = True
         if into.object is None or into.object_weight is None:
@@ -121,7 +121,7 @@ class CpuSums(FusedPasses):
         if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
             share_threads()
             x, w = arrays_of(change, weight)
-            numbers = np.array([times, 1 - blend, (float(w.max()) + TINY) * blend], dtype=w.dtype)
+            numbers = np.array([times, 1 - blend, float(w.max()) * blend + TINY], dtype=w.dtype)
             compiled_probes.add_quotient(x, w, numbers, bands_of_rows(), target.numpy())
         else:
             super().add_quotient(target, change, weight, blend, times)

@@ -300,6 +300,8 @@ class Replicated(Layout):
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """The same of several batches, worked out together."""
+        if len(batches) == 1:
+            return super().blocks_of(boxes, batches)
         found, (height, width) = list[Blocks](), boxes.sides
         step = max(1, COVERED // max(1, height * width))
         for some in (batches[start : start + step] for start in range(0, len(batches), step)):

@@ -181,7 +181,7 @@ class Passes:
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
         """Clears what is about to be added up, or notes that it is to be: these blocks of the object's sums, and
-        the probe's."""
+        the probe's. Those of OPR modes are zero already."""
         if into.object is not None and into.object_weight is not None:
             self.clear(into.object, into.object_weight, rows, columns)
         if into.probe is not None:
@@ -215,14 +215,14 @@ class Passes:
         columns: Tensor,
     ) -> None:
         """`add_quotient` on these blocks (n,) of an object (L, H, W); top: the weight's in each slice, (L, 1, 1, 1)."""
-        divisor = Operation("add", Operation("multiply", weight, 1 - blend), (top + TINY) * blend)
+        divisor = Operation("add", Operation("multiply", weight, 1 - blend), top * blend + TINY)
         self.write(target, Operation("divide", Operation("multiply", change, times), divisor), rows, columns, add=True)
 
-    # --- after a chunk, after the last one ---
+    # --- after the last chunk ---
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
         """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real."""
-        target += change * (times / weight.lerp(weight.max() + TINY, blend))
+        target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
         """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.

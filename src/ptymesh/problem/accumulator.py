@@ -46,14 +46,14 @@ class Accumulator:
         else:
             obj = problem.buffer("object sum", estimate.object, problem.dtype)
             object_weight = problem.buffer("object weight", estimate.object, problem.real)
-            opr, fixed = estimate.opr, not estimate.opr.shape[0]  # of a fixed probe there are no numbers to add to
+            opr, none = estimate.opr, not estimate.opr.shape[0]  # no OPR modes: there are no numbers to add to
             self.sums = Adjoints(
                 obj if with_object else None,
                 object_weight if with_object else None,
                 torch.empty_like(estimate.probe) if with_probe else None,
                 torch.empty(problem.window, dtype=problem.real, device=problem.device),
-                opr if fixed else torch.zeros_like(opr),
-                problem.buffer("no opr", opr, problem.real) if fixed else torch.zeros_like(opr, dtype=problem.real),
+                opr if none else torch.zeros_like(opr),
+                problem.buffer("no opr", opr, problem.real) if none else torch.zeros_like(opr, dtype=problem.real),
             )
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]

@@ -98,7 +98,7 @@ class Problem:
         self.last: Sums | None = None
         #: While set, the probe's sums are zero, so that no engine moves it.
         self.probe_frozen = False
-        #: Raised by this rank (a signal); every rank reads the sum over ranks in `stop_agreed` after each batch.
+        #: Raised by this rank (a signal); `stop_agreed` is its sum over ranks, as of the last batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         #: What a rank says: that it was not asked to stop, or was.
@@ -164,8 +164,9 @@ class Problem:
         probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
         """
         if isinstance(change, Touched) and isinstance(weight, Touched):
-            terms = change.expression, weight.expression, weight.top()
-            self.passes.add_block_quotient(target, *terms, blend, times, change.rows, change.columns)
+            top = weight.top()  # first: it works the weight out, if that is an expression
+            numbers, where = (top, blend, times), (change.rows, change.columns)
+            self.passes.add_block_quotient(target, change.expression, weight.expression, *numbers, *where)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
             self.passes.add_quotient(target, change, weight, blend, times)

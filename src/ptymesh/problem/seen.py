@@ -29,7 +29,8 @@ class Seen:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def note(self, rows: Tensor, found: Tensor) -> None:
-        """Of the views in these rows (B,), what was found (B, >= COLUMNS); nobody may change that afterwards."""
+        """Of the views in these rows (B,), what a pass found (B, 6); nobody may change that afterwards."""
+        found = found.detach()
         if self._values.device.type != "cpu":
             self._values.index_copy_(0, rows, found[:, :COLUMNS])
             return

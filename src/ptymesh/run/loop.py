@@ -190,10 +190,10 @@ class Loop:
             self._interrupt()
 
     def _asked_to_stop(self, stops: Later) -> bool:
-        """Whether any rank was asked to; on a device that queues its work, before the last batch."""
+        """Whether any rank was asked to; on a device that queues its work, as of the batch before."""
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
-            return problem.stop_requested
+            return problem.stop_requested  # nobody else to ask, and no sum to read
         return stops.read(problem.stop_agreed) > 0
 
     def _curve(self) -> np.ndarray:
