@@ -12,7 +12,7 @@ from ptymesh.estimate import BLOCK
 from ptymesh.kernels import blocks, cpu_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Touched
-from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.physics.blocks import Leaf, Quotient, blocked
 from ptymesh.physics.passes import Passes
 
 SLICES, SIDE = 2, 128
@@ -72,21 +72,23 @@ def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("gathered", [False, True])
-def test_add_block_quotient(dtype: torch.dtype, gathered: bool) -> None:
+def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
     (s, _, w, _), rows, columns, target = fields(dtype, gathered)
     assert w.max().flatten()[0] != w.max().flatten()[1], "each slice has its own"
     for top in (w.max(), 3.0):
         for weight in (w, w * 2):  # as the kernel takes it, and worked out before
-            given, wanted, got = (s.expression, weight.expression, top, 0.3, 0.7), target.clone(), target.clone()
-            Passes().add_block_quotient(wanted, *given, rows, columns)
-            assert blocks.add_quotient(target.clone(), *given, rows, columns, 3) == (weight is w)
-            CpuPasses(dtype).add_block_quotient(got, *given, rows, columns)
+            quotient = Quotient(s.expression, weight.expression, top, 0.3, 0.7)
+            wanted, got, spelled_out = target.clone(), target.clone(), target.clone()
+            Passes().write(wanted, quotient, rows, columns, add=True)
+            CpuPasses(dtype).write(spelled_out, quotient.spelled_out(), rows, columns, add=True)
+            assert blocks.write(target.clone(), quotient, rows, columns, True, 3)
+            CpuPasses(dtype).write(got, quotient, rows, columns, add=True)
+            assert torch.equal(got, spelled_out)
             assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
             assert not torch.equal(got, target)
     literal = 0.7 * s.values / (0.7 * w.values + 0.3 * w.max())
-    CpuPasses(dtype).add_block_quotient(
-        got := target.clone(), s.expression, w.expression, w.max(), 0.3, 0.7, rows, columns
-    )
+    quotient = Quotient(s.expression, w.expression, w.max(), 0.3, 0.7)
+    CpuPasses(dtype).write(got := target.clone(), quotient, rows, columns, add=True)
     torch.testing.assert_close(
         blocked(got)[:, rows, columns], blocked(target)[:, rows, columns] + literal.to(dtype), rtol=1e-5, atol=1e-5
     )

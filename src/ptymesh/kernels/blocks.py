@@ -19,8 +19,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_blocks as c
 from ptymesh.kernels.arguments import places_of
-from ptymesh.physics.blocks import Expression, Leaf, Operation
-from ptymesh.physics.passes import TINY
+from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
 
@@ -38,6 +37,8 @@ OPERATIONS = {
 #: The program of a quotient of two fields, each times a number and plus another.
 QUOTIENT = np.array([(c.LOAD_C, 0, 0), (c.LOAD_R, 0, 0), (c.C_OVER_R, 0, 0)], dtype=np.int64)
 
+#: What a program loads, place by place.
+Leaves = list[Leaf | None]
 #: What the kernel may load, and the target.
 FIELDS = c.COMPLEX_FIELDS + c.REAL_FIELDS + 1
 
@@ -132,66 +133,23 @@ class Program:
         self.numbers.append([(1.0, 0.0)] * self.slices if numbers is None else [(v, 0.0) for v in numbers])
 
 
-def write(target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool, bands: int) -> bool:
+def write(
+    target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool, bands: int
+) -> bool:
     """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it.
 
     bands: what threads share.
     """
-    if not _writable(target):
+    if not target.is_complex() or not target.is_contiguous() or target.is_conj():
         return False
-    program = Program(target.shape[0])
-    try:
-        if not program.add(expression):
-            return False
-    except TooMuchError:
+    found = _programmed(expression, target.shape[0])
+    if found is None:
         return False
-    steps, numbers = np.array(program.steps, dtype=np.int64), program.numbers
-    return _run(target, steps, numbers, program.complex_fields, program.real_fields, rows, columns, add, bands)
-
-
-def add_quotient(
-    target: Tensor,
-    change: Expression,
-    weight: Expression,
-    top: Tensor | float,
-    blend: float,
-    times: float,
-    rows: Tensor,
-    columns: Tensor,
-    bands: int,
-) -> bool:
-    """target (L, H, W) += times change / ((1 - blend) weight + blend top) on the blocks (n,), as `write`.
-
-    The program that `write` would make of it, without making it: batch after batch most engines add nothing else.
-    """
-    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and _writable(target)):
-        return False
-    tops = [top] * len(target) if isinstance(top, float) else top.flatten().tolist()
-    numbers = [[(times, 0.0)] * len(tops), [(1 - blend, t * blend + TINY) for t in tops], [(1.0, 0.0)] * len(tops)]
-    return _run(target, QUOTIENT, numbers, [change], [weight], rows, columns, True, bands)
-
-
-def _writable(target: Tensor) -> bool:
-    return target.is_complex() and target.is_contiguous() and not target.is_conj()
-
-
-def _run(
-    target: Tensor,
-    steps: np.ndarray[Any, Any],
-    numbers: list[list[tuple[float, float]]],
-    complex_fields: list[Leaf],
-    real_fields: list[Leaf],
-    rows: Tensor,
-    columns: Tensor,
-    add: bool,
-    bands: int,
-) -> bool:
-    """Runs a program on the blocks; False, and nothing done, where fields are not as the kernel takes them."""
+    steps, numbers, leaves = found
     fields, common = [], places_of(rows, columns)
     where = common
     real = target.dtype.to_real()
-    found = [*_filled(complex_fields, c.COMPLEX_FIELDS), *_filled(real_fields, c.REAL_FIELDS)]
-    for place, leaf in enumerate(found):
+    for place, leaf in enumerate(leaves):
         dtype = target.dtype if place < c.COMPLEX_FIELDS else real
         if leaf is None:
             fields.append(_nothing(dtype))
@@ -203,9 +161,33 @@ def _run(
         if y is not rows or x is not columns:
             where = np.repeat(common, FIELDS, axis=0) if where is common else where
             where[place] = y.numpy(), x.numpy()
-    by = np.array(numbers, dtype=fields[-1].dtype)
-    c.write(steps, by, *fields, where, add, bands, target.numpy())
+    c.write(steps, np.array(numbers, dtype=fields[-1].dtype), *fields, where, add, bands, target.numpy())
     return True
+
+
+def _programmed(expression: Expression | Quotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
+    """Steps, numbers and fields for the kernel; None where they are not to be had."""
+    if isinstance(expression, Quotient):
+        return _quotient(expression, slices) or _programmed(expression.spelled_out(), slices)
+    program = Program(slices)
+    try:
+        if not program.add(expression):
+            return None
+    except TooMuchError:
+        return None
+    leaves = [*_filled(program.complex_fields, c.COMPLEX_FIELDS), *_filled(program.real_fields, c.REAL_FIELDS)]
+    return np.array(program.steps, dtype=np.int64), program.numbers, leaves
+
+
+def _quotient(quotient: Quotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
+    """The program of a quotient of fields, without making it: batch after batch most engines write nothing else."""
+    change, weight = quotient.change, quotient.weight
+    if not (isinstance(change, Leaf) and isinstance(weight, Leaf)):
+        return None
+    factor, summand = quotient.divisor
+    summands = summand.flatten().tolist() if isinstance(summand, Tensor) else [summand] * slices
+    numbers = [[(quotient.times, 0.0)] * slices, [(factor, s) for s in summands], [(1.0, 0.0)] * slices]
+    return QUOTIENT, numbers, [*_filled([change], c.COMPLEX_FIELDS), *_filled([weight], c.REAL_FIELDS)]
 
 
 @lru_cache

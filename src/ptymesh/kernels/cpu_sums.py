@@ -18,8 +18,8 @@ from ptymesh.kernels.arguments import arrays_of, bands_of_rows, numpy_dtype, pla
 from ptymesh.kernels.fused import FusedPasses
 from ptymesh.kernels.kept import Arrays
 from ptymesh.kernels.ready import share_threads
-from ptymesh.physics.blocks import Expression, Leaf
-from ptymesh.physics.passes import TINY, Adjoints
+from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
+from ptymesh.physics.passes import Adjoints
 
 #: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
 TOPS = 16
@@ -94,26 +94,12 @@ class CpuSums(FusedPasses):
         compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
         return found.amax(0)[:, None, None, None]
 
-    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
+    def write(
+        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+    ) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
-
-    def add_block_quotient(
-        self,
-        target: Tensor,
-        change: Expression,
-        weight: Expression,
-        top: Tensor | float,
-        blend: float,
-        times: float,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> None:
-        """As the twin's, block by block."""
-        numbers = top, blend, times
-        if not blocks.add_quotient(target, change, weight, *numbers, rows, columns, bands_of_rows()):
-            super().add_block_quotient(target, change, weight, *numbers, rows, columns)
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
         """As the twin's, in one pass."""

@@ -104,9 +104,39 @@ class Operation:
 
 Expression = Leaf | Operation
 
+#: What weights that are divided by are raised by, for where nothing was seen.
+TINY = torch.finfo(torch.float32).tiny
 
-def evaluate(expression: Expression) -> Tensor:
+
+@dataclass(frozen=True)
+class Quotient:
+    """times change / ((1 - blend) weight + blend top), which most engines write.
+
+    top: of the weight, for each slice (L, 1, 1, 1), or one number for all.
+    """
+
+    change: Expression
+    weight: Expression
+    top: Tensor | float
+    blend: float
+    times: float
+
+    @property
+    def divisor(self) -> tuple[float, Tensor | float]:
+        """What the weight is multiplied by, and what is added."""
+        return 1 - self.blend, self.top * self.blend + TINY
+
+    def spelled_out(self) -> Operation:
+        """The same in operations."""
+        factor, summand = self.divisor
+        divisor = Operation("add", Operation("multiply", self.weight, factor), summand)
+        return Operation("divide", Operation("multiply", self.change, self.times), divisor)
+
+
+def evaluate(expression: Expression | Quotient) -> Tensor:
     """Values (L, n, b, b)."""
+    if isinstance(expression, Quotient):
+        expression = expression.spelled_out()
     if isinstance(expression, Leaf):
         return expression.values
     first = evaluate(expression.first)

@@ -18,15 +18,13 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import Expression, Leaf, Operation, blocked, evaluate, top_of
+from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient, blocked, evaluate, top_of
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
 #: image of a constant object stays where it is when the beam moves.
 INSENSITIVE = 1e-3
-#: What weights that are divided by are raised by, for where nothing was seen.
-TINY = torch.finfo(torch.float32).tiny
 #: Columns of what `revise` and `descend` return.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 #: Passes over the detector, by name.
@@ -195,7 +193,9 @@ class Passes:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
         return top_of(leaf.values)
 
-    def write(self, target: Tensor, expression: Expression, rows: Tensor, columns: Tensor, add: bool = False) -> None:
+    def write(
+        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+    ) -> None:
         """target (L, H, W) = or += the expression on these blocks (n,)."""
         values = evaluate(expression).to(target.dtype)
         if add:
@@ -203,25 +203,13 @@ class Passes:
         else:
             blocked(target)[:, rows, columns] = values
 
-    def add_block_quotient(
-        self,
-        target: Tensor,
-        change: Expression,
-        weight: Expression,
-        top: Tensor | float,
-        blend: float,
-        times: float,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> None:
-        """`add_quotient` on these blocks (n,) of an object (L, H, W); top: the weight's in each slice, (L, 1, 1, 1)."""
-        divisor = Operation("add", Operation("multiply", weight, 1 - blend), top * blend + TINY)
-        self.write(target, Operation("divide", Operation("multiply", change, times), divisor), rows, columns, add=True)
-
     # --- after the last chunk ---
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real."""
+        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real.
+
+        Of a probe what `write` does with a `Quotient` of an object.
+        """
         target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
 
     def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:

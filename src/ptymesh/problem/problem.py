@@ -30,7 +30,7 @@ from ptymesh.parallel.layout import Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
-from ptymesh.physics.blocks import Leaf
+from ptymesh.physics.blocks import Leaf, Quotient
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
@@ -165,8 +165,8 @@ class Problem:
         """
         if isinstance(change, Touched) and isinstance(weight, Touched):
             top = weight.top()  # first: it works the weight out, if that is an expression
-            numbers, where = (top, blend, times), (change.rows, change.columns)
-            self.passes.add_block_quotient(target, change.expression, weight.expression, *numbers, *where)
+            quotient = Quotient(change.expression, weight.expression, top, blend, times)
+            self.passes.write(target, quotient, change.rows, change.columns, add=True)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
             self.passes.add_quotient(target, change, weight, blend, times)
