@@ -21,7 +21,7 @@ from twins import (
     swept,
 )
 
-from ptymesh.kernels import arguments, cpu, cpu_sums
+from ptymesh.kernels import arguments, cpu, cpu_sums, object_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.parallel.layout import Boxes
 from ptymesh.physics.blocks import blocked
@@ -193,7 +193,7 @@ def test_pixels_without_data_stay() -> None:
 def test_blocks_are_cleared_when_they_are_first_added_to(
     subpixel: str, bands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cpu, cpu_sums):
+    for module in (cpu, cpu_sums, object_sums):
         monkeypatch.setattr(module, "bands_of_rows", lambda: bands)
     case = Case(torch.complex64, subpixel=subpixel)
     case.object = case.waves(1, 64 * (bands + 1), 96)
@@ -206,19 +206,19 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         sums.object += before
         sums.object_weight += before
         passes.begin(sums, rows, columns)
-        assert sums.stale is not None and int(sums.stale.sum()) == len(rows)
+        late = sums.late
+        assert isinstance(late, object_sums.ObjectSums) and int(late.open()[0].sum()) == len(rows)
         for swept_by in (passes.sweep, Passes.sweep.__get__(passes)):
             chunk = replace(case.chunk, sweep={})
             scene = passes.scene(case.model, chunk, case.object, case.probe)
             swept_by(case.model, chunk, scene, "revise", sums)
         passes.settle(sums)
-        assert sums.stale is None
+        assert not late.open()[0].any()
+        tops = late.tops()
         if subpixel == "bilinear":
-            assert sums.top is None
+            assert tops is None
         else:
-            assert sums.top is not None and float(sums.top.max()) == float(
-                blocked(sums.object_weight)[0][rows, columns].max()
-            )
+            assert tops is not None and float(tops.max()) == float(blocked(sums.object_weight)[0][rows, columns].max())
         found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight)])
         outside = torch.ones(2 * (bands + 1), 3, dtype=torch.bool)
         outside[rows, columns] = False

@@ -19,7 +19,18 @@ from numba import prange
 
 from ptymesh.kernels.compiled_blocks import AHEAD, SIDE, clear_pixels
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.vectors import LANES, add_complex, fetch, load, load_complex, spread, store, total, where_at_least
+from ptymesh.kernels.vectors import (
+    LANES,
+    add_complex,
+    fetch,
+    larger,
+    load,
+    load_complex,
+    spread,
+    store,
+    store_complex,
+    total,
+)
 
 U: Any = np.uint64
 ZERO, TWO = U(0), U(2)
@@ -72,7 +83,7 @@ def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
 
 
 @inlined
-def _reach(n: Any, h: int) -> Any:
+def reach(n: Any, h: int) -> Any:
     """First row that windows of h + 1 rows at n (B, 2) reach, and the one after the last."""
     top, bottom = n[0, 0], n[0, 0]
     for j in range(1, len(n)):
@@ -81,7 +92,7 @@ def _reach(n: Any, h: int) -> Any:
 
 
 @inlined
-def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
+def rows_of(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
     """First row of a band of rows top ... bottom - 1, and the one after its last; whole: no block is shared."""
     if whole:
         first, last = top // SIDE, (bottom + SIDE - 1) // SIDE
@@ -90,7 +101,7 @@ def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
 
 
 @inlined
-def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
+def freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
     """Blocks under rows top ... bottom - 1 and columns left ... right - 1 become zero if they are stale."""
     W = U(out.shape[1])
     for r in range(top // SIDE, (bottom + SIDE - 1) // SIDE):
@@ -101,11 +112,11 @@ def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any,
 
 
 @inlined
-def _grown(weight: Any, place: int, power: Any, highest: Any) -> Any:
+def grown(weight: Any, place: int, power: Any, highest: Any) -> Any:
     """Adds to the weight at a place; what is highest with it. Weights only grow: at last it is the highest of all."""
     power = load(weight, place) + power
     store(weight, place, power)
-    return where_at_least(power, highest, power, highest)
+    return larger(power, highest)
 
 
 @inlined
@@ -129,7 +140,7 @@ def _add_row(
             (p, q), (s, t) = load_complex(beams, e + at + m * mode), load_complex(chi, i + at + m * mode)
             real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
         add_complex(out, TWO * k + at, by * real, by * imaginary)
-        highest = _grown(weight, k + c, by2 * power, highest)
+        highest = grown(weight, k + c, by2 * power, highest)
     store(top, ZERO, highest)
     for c in range(full, w):
         for m in range(M):
@@ -196,14 +207,14 @@ def _to_object(
 ) -> None:
     B, _, h, w = chi.shape
     whole = len(stale) > 0
-    start, stop = _rows(whole, top, bottom, band, bands)
+    start, stop = rows_of(whole, top, bottom, band, bands)
     power, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
     for j in range(B):
         y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
         b, one = 0 if beams.shape[0] == 1 else j, constants[1]
         if whole:
             more = 1 if (ty != 0) | (tx != 0) else 0
-            _freshen(stale, max(start, y), min(stop, y + h + more), x, x + w + more, out, weight)
+            freshen(stale, max(start, y), min(stop, y + h + more), x, x + w + more, out, weight)
         if (ty != 0) | (tx != 0):
             for r in range(max(0, start - y - 1), min(h, stop - y)):
                 _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
@@ -232,56 +243,9 @@ def to_object(
     zero before anything is added to them, and are stale no more; of no rows, there are none. tops (bands, k >= 8): in
     each band's row is the largest weight that it has added to, if not one larger yet; where t is zero.
     """
-    top, bottom = _reach(n, chi.shape[2])
+    top, bottom = reach(n, chi.shape[2])
     for i in prange(bands):
         _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight, tops)
-
-
-@inlined
-def _add_windows(
-    band: int,
-    waves: Any,
-    light: Any,
-    n: Any,
-    top: int,
-    bottom: int,
-    bands: int,
-    stale: Any,
-    out: Any,
-    weight: Any,
-    top_of: Any,
-) -> None:
-    h, w, W, whole = U(waves.shape[1]), U(waves.shape[2]), U(out.shape[1]), len(stale) > 0
-    start, stop = _rows(whole, top, bottom, band, bands)
-    full, highest = w // LANES * LANES, load(top_of, ZERO)
-    for j in range(len(n)):
-        y, x = n[j, 0], n[j, 1]
-        if whole:
-            _freshen(stale, max(start, y), min(stop, y + waves.shape[1]), x, x + waves.shape[2], out, weight)
-        for r in range(max(0, start - y), min(waves.shape[1], stop - y)):
-            k, i = W * U(y + r) + U(x), w * (h * U(j) + U(r))
-            fetch(out, TWO * (k + AHEAD * W), TWO * w)
-            fetch(weight, k + AHEAD * W, w)
-            for c in range(ZERO, full, LANES):
-                real, imaginary = load_complex(waves, TWO * (i + c))
-                add_complex(out, TWO * (k + c), real, imaginary)
-                highest = _grown(weight, k + c, load(light, i + c), highest)
-            for c in range(full, w):
-                out[y + r, U(x) + c] += waves[j, r, c]
-                weight[y + r, U(x) + c] += light[j, r, c]
-                top_of[LANES] = max(top_of[LANES], weight[y + r, U(x) + c])
-    store(top_of, ZERO, highest)
-
-
-@parallel
-def add_windows(waves: Any, light: Any, n: Any, bands: int, stale: Any, out: Any, weight: Any, tops: Any) -> None:
-    """out += sum_j S_j^H waves_j, waves (B, h, w), and weight += sum_j S_j^H light_j, light (B, h, w) real.
-
-    stale, tops (bands, k > 8): see `to_object`.
-    """
-    top, bottom = _reach(n, waves.shape[1])
-    for i in prange(bands):
-        _add_windows(np.int64(i), waves, light, n, top, bottom, bands, stale, out, weight, tops[i])
 
 
 @inlined
@@ -299,24 +263,69 @@ def _add_light(band: int, light: Any, n: Any, a: Any, top: int, bottom: int, ban
 @parallel
 def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
     """out += sum_j a_j^2 S_j^H light, light (h, w) real."""
-    top, bottom = _reach(n, light.shape[0])
+    top, bottom = reach(n, light.shape[0])
     for i in prange(bands):
         _add_light(np.int64(i), light, n, a, top, bottom, bands, out)
 
 
 @inlined
-def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, blank: bool, out: Any, weight: Any) -> None:
+def _add_light_of(r: int, beams: Any, light: Any) -> None:
+    """Row r of light (1, h, w): sum_m |P_m|^2."""
+    light[0, r] = 0
+    for m in range(beams.shape[1]):
+        p, k = beams[0, m, r], light[0, r]
+        for c in range(len(k)):
+            k[c] += p[c].real * p[c].real + p[c].imag * p[c].imag
+
+
+@inlined
+def _meet(j: int, r: int, chi: Any, f: float, beams: Any, windows: Any) -> None:
+    """Row r of view j: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
+    M, h, w = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3])
+    mode, i, e, o = TWO * h * w, TWO * w * (h * M * j + r), TWO * w * r, TWO * w * (h * j + r)
+    by, full = spread(f), w // LANES * LANES
+    for c in range(ZERO, TWO * full, TWO * LANES):
+        (p, q), (s, t) = load_complex(beams, e + c), load_complex(chi, i + c)
+        real, imaginary = p * s + q * t, p * t - q * s
+        for m in range(U(1), M):
+            (p, q), (s, t) = load_complex(beams, e + c + m * mode), load_complex(chi, i + c + m * mode)
+            real, imaginary = real + (p * s + q * t), imaginary + (p * t - q * s)
+        store_complex(windows, o + c, by * real, by * imaginary)
+    for c in range(full, w):
+        found = np.conj(f * beams[0, 0, r, c]) * chi[j, 0, r, c]
+        for m in range(U(1), M):
+            found += np.conj(f * beams[0, m, r, c]) * chi[j, m, r, c]
+        windows[j, r, c] = found
+
+
+@inlined
+def _to_probe(
+    band: int,
+    chi: Any,
+    obj: Any,
+    n: Any,
+    a: Any,
+    beams: Any,
+    bands: int,
+    blank: bool,
+    out: Any,
+    weight: Any,
+    windows: Any,
+    light: Any,
+) -> None:
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
-    full = w // LANES * LANES
-    if blank:
-        for r in range(h * band // bands, h * (band + U(1)) // bands):
+    full, start, stop = w // LANES * LANES, h * band // bands, h * (band + U(1)) // bands
+    for r in range(start, stop):
+        if blank:
             for m in range(M):
                 out[m, r] = 0
             weight[r] = 0
+        if len(windows) > 0:
+            _add_light_of(r, beams, light)
     for j in range(U(len(chi))):
         f = a[j]
         by, by2 = spread(f), spread(f * f)
-        for r in range(h * band // bands, h * (band + U(1)) // bands):
+        for r in range(start, stop):
             y, x = U(n[j, 0]) + r, U(n[j, 1])
             fetch(obj, TWO * (W * (y + AHEAD) + x), TWO * w)
             for c in range(ZERO, full, LANES):
@@ -332,13 +341,31 @@ def _to_probe(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, blank: 
                 weight[r, c] += O.real * O.real + O.imag * O.imag
                 for m in range(M):
                     out[m, r, c] += np.conj(O) * chi[j, m, r, c]
+            if len(windows) > 0:
+                _meet(j, r, chi, f, beams, windows)
 
 
 @parallel
-def to_probe(chi: Any, obj: Any, n: Any, a: Any, bands: int, blank: bool, out: Any, weight: Any) -> None:
-    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2; both start at 0 if they are blank."""
+def to_probe(
+    chi: Any,
+    obj: Any,
+    n: Any,
+    a: Any,
+    beams: Any,
+    bands: int,
+    blank: bool,
+    out: Any,
+    weight: Any,
+    windows: Any,
+    light: Any,
+) -> None:
+    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2; both start at 0 if they are blank.
+
+    windows (0 or B, h, w): of views, sum_m conj(a_j beams_m) chi_jm, and light (1, h, w), sum_m |beams_m|^2, while chi
+    is in the cache; beams (1, M, h, w). Windows may be the memory of chi, if there is one mode.
+    """
     for i in prange(bands):
-        _to_probe(U(i), chi, obj, n, a, U(bands), blank, out, weight)
+        _to_probe(U(i), chi, obj, n, a, beams, U(bands), blank, out, weight, windows, light)
 
 
 @inlined
@@ -476,9 +503,8 @@ SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
     to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2 r2",
-    add_windows: "c3 r3 i2 i u2 c2 r2 r2",
     add_light: "r2 i2 r1 i r2",
-    to_probe: "c4 c2 i2 r1 i b c3 r2",
+    to_probe: "c4 c2 i2 r1 c4 i b c3 r2 c3 r3",
     to_probes: "c4 c2 i2 r1 i c4 r2",
     along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",
     step_systems: "c4 c2 c2 i2 c4 r1 c4 r1 r1 d2",

@@ -25,13 +25,20 @@ from typing import Any
 import numba
 from numba.core import event
 
-from ptymesh.kernels import compiled, compiled_blocks, compiled_detector, compiled_fixed, compiled_probes
+from ptymesh.kernels import (
+    compiled,
+    compiled_blocks,
+    compiled_detector,
+    compiled_fixed,
+    compiled_probes,
+    compiled_windows,
+)
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
 
 #: Modules with kernels; first what takes the longest to compile.
-ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled, compiled_fixed)
+ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_windows, compiled, compiled_fixed)
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
 

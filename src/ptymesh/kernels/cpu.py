@@ -31,7 +31,7 @@ from ptymesh.kernels.arguments import (
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums, fill
 from ptymesh.kernels.fused import Beams, FusedScene, corners, window_of
-from ptymesh.kernels.kept import Planes, Rooms
+from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
 from ptymesh.physics.model import Model, Scene
@@ -57,11 +57,11 @@ class CpuPasses(CpuSums):
         super().__init__(dtype)
         make_ready(dtype)
         self._still = np.zeros((0, 2), numpy_dtype(self.real))
-        self._room = Rooms()
         self.constants = constants_of(self.real, 1.0)
         nothing = torch.zeros(0, 1, 1, dtype=self.real)
         self._no_shift = (nothing.to(dtype).numpy(), self._still)
         self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
+        self._no_windows = self._no_sums[0], self._no_sums[1]
         self._planes = Planes()
 
     prepare = staticmethod(share_threads)
@@ -146,22 +146,22 @@ class CpuPasses(CpuSums):
         self._begin_groups(into, probe)
         threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
         waves = [probe.new_empty((count, *probe.shape)) for _ in range(2)] if keep else [probe]
-        nothing = self._room("nothing", 0, probe.shape, probe.dtype)
+        nothing = self.room("nothing", 0, probe.shape, probe.dtype)
         beams, out = arrays_of(*waves) if keep else (nothing, nothing)
-        lit = self._room("waves", size, scene.window, probe.dtype)
-        power = self._room("light", size, scene.window, self.real)
         obj = self.arrays("object", scene.whole_object)[0]
         n, a, fractions = array_of(chunk.anchors), _amplitudes(chunk), array_of(chunk.fractions)
         spectrum, kept = array_of(self.spectrum(chunk, probe)), into.kept
         work = self._work(threads, probe.shape)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, bands, sums = found.numpy(), bands_of_rows(), self.object_sums(into)
-        gathered = (lit, power, *kept)
+        terms, ones, sums = found.numpy(), np.ones_like(a), self.object_sums(into)
+        wait = sums.expect(count, size, scene.window, count, _may_wait(task, keep))
         for some in strips_of(count, size):
             given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
             data, back = (counts, places[some], *planes), out[some] if keep else out
+            gathered = (*sums.next(n[some], ones[some]), *kept)
             compiled_detector.detector(work, given, shift, data, how, keep, far.tables, back, terms[some], gathered)
-            compiled.add_windows(lit, power, n[some], bands, *sums)
+            if not wait:
+                sums.flush()
         if keep:
             scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
         return waves[-1], found
@@ -175,19 +175,24 @@ class CpuPasses(CpuSums):
         count, bands, shape = len(n), bands_of_rows(), beams.shape[1:]
         size = min(count, views_of_strip(into.probe))
         waves = into.probe.new_empty((count, *shape)) if keep else into.probe
-        out = waves.numpy() if keep else self._room("waves", size, shape, waves.dtype)
+        out = waves.numpy() if keep else self.room("waves", size, shape, waves.dtype)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, none, work = found.numpy(), self._zeros(count), self._work(threads_for(count), shape)
-        sums, by_probe = self.object_sums(into), arrays_of(into.probe, into.probe_weight)
+        terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
+        by_probe, still = arrays_of(into.probe, into.probe_weight), self._zeros(count)
+        wait = sums.expect(count, size, scene.window, 1, _may_wait(task, keep))
         for some in strips_of(count, size):
-            at, f, chi = n[some], a[some], out[some] if keep else out[: len(terms[some])]
+            at, f = n[some], a[some]
+            windows, light = sums.next(at, f) if wait else self._no_windows
+            chi = out[some] if keep else windows[:, None] if wait and shape[0] == 1 else out[: len(at)]
             data = (counts, places[some], *planes)
             compiled_detector.detector(
                 work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
-            compiled.to_probe(chi, obj, at, f, bands, into.blank, *by_probe)  # first: its windows have just been read
+            # first: its windows have just been read
+            compiled.to_probe(chi, obj, at, f, beams, bands, into.blank, *by_probe, windows, light)
             into.blank = False
-            compiled.to_object(chi, at, none[some], beams, f, bands, self.constants, *sums)
+            if not wait:
+                compiled.to_object(chi, at, still[some], beams, f, bands, self.constants, *sums.open())
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
@@ -269,9 +274,10 @@ class CpuPasses(CpuSums):
             corner, t = array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
         _, _, beams, amplitudes = _parts(scene)
         arrays = (array_of(waves), corner, t, beams, amplitudes)
-        compiled.to_object(*arrays, bands_of_rows(), self.constants, *self.object_sums(into))
+        sums = self.object_sums(into)
+        compiled.to_object(*arrays, bands_of_rows(), self.constants, *sums.open())
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
-            into.top = None
+            sums.knows_top = False
 
     def _zeros(self, count: int) -> np.ndarray[Any, Any]:
         """Fractions (B, 2) of whole pixels."""
@@ -285,8 +291,9 @@ class CpuPasses(CpuSums):
 
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
         """See the base."""
-        arrays = (array_of(waves), *_parts(scene)[:2], array_of(amplitudes))
-        compiled.to_probe(*arrays, bands_of_rows(), False, *arrays_of(out, light))
+        obj, corner, beams, _ = _parts(scene)
+        arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams)
+        compiled.to_probe(*arrays, bands_of_rows(), False, *arrays_of(out, light), *self._no_windows)
 
     def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
         """See the base."""
@@ -319,24 +326,24 @@ class CpuPasses(CpuSums):
             window = window_of(probe)
             groups = next((n for n in GROUPS if n >= torch.get_num_threads()), GROUPS[-1])
             shapes = (groups, len(probe), strips.pixels(*window) * 2), (groups, *window)
-            into.kept = (*self._room.take("groups", shapes, self.real), np.zeros(groups, dtype=np.int64))
+            into.kept = (*self.room.take("groups", shapes, self.real), np.zeros(groups, dtype=np.int64))
 
     def finish(self, into: Adjoints) -> None:
         """As the base's; of groups of views, whose sums are transformed on the way."""
         if into.kept and into.probe is not None:
             modes, *window = into.probe.shape
             transform, threads = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
-            found = self._room("waves", modes, tuple(window), into.probe.dtype)
+            found = self.room("waves", modes, tuple(window), into.probe.dtype)
             arrays = (*into.kept, found, into.blank, *arrays_of(into.probe, into.probe_weight))
             compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
-            self._room.give_back("groups", into.kept[:2])
+            self.room.give_back("groups", into.kept[:2])
             into.kept, into.spectrum, into.blank = (), None, False
         fill(into)
         super().finish(into)
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
-        return self._room("work", bands, (strips.room(*wave),), self.real)
+        return self.room("work", bands, (strips.room(*wave),), self.real)
 
     # --- sums of single views ---
 
@@ -371,6 +378,12 @@ class CpuPasses(CpuSums):
         arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
         compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
+
+
+def _may_wait(task: Task, keep: bool) -> bool:
+    """Whether whoever wants this may be content with a quotient of the object's sums: not who descends, nor who keeps
+    waves for a second sweep, to which the sums are a direction."""
+    return task == "revise" and not keep
 
 
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:

@@ -6,23 +6,21 @@ M, h, w      modes, window pixels
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.estimate import BLOCK
 from ptymesh.kernels import blocks, compiled_blocks, compiled_fixed, compiled_probes
 from ptymesh.kernels.arguments import arrays_of, bands_of_rows, numpy_dtype, places_of
 from ptymesh.kernels.fused import FusedPasses
-from ptymesh.kernels.kept import Arrays
+from ptymesh.kernels.kept import Arrays, Rooms
+from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
 from ptymesh.physics.passes import Adjoints
-
-#: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
-TOPS = 16
 
 
 class CpuSums(FusedPasses):
@@ -34,51 +32,30 @@ class CpuSums(FusedPasses):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
-        self.arrays = Arrays()
-        self._none_stale = np.zeros((0, 0), np.uint8)
-        #: Of the object's weight in this batch: those of the last one have been read, or left (`Problem.reclaim`).
-        self._tops = torch.empty((0, TOPS), dtype=self.real)
+        self.arrays, self.room = Arrays(), Rooms()
+        #: To whose sums views were added last.
+        self._last: Callable[[], ObjectSums | None] = lambda: None
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
-        """As the twin's; what can wait is cleared when it is first added to, as it is in the cache then.
-
-        That is the probe's sums, and the blocks of an object of one slice with two rows of blocks or more for each band
-        of rows: bands must not share a block. Others are cleared now. Of one slice, tops are found on the way.
-        """
+        """As the twin's; the probe's sums are cleared when they are first added to, as they are in the cache then."""
         into.blank = True
-        if into.object is None or into.object_weight is None:
-            return
-        slices, height, width = into.object.shape
-        if slices > 1:
-            self.clear(into.object, into.object_weight, rows, columns)
-            return
-        if self._tops.shape[0] != bands_of_rows():
-            self._tops = torch.empty((bands_of_rows(), TOPS), dtype=self.real)
-        into.top = self._tops
-        into.top.numpy().fill(0)
-        if height < 2 * bands_of_rows() * BLOCK:
-            self.clear(into.object, into.object_weight, rows, columns)
-            return
-        into.stale = torch.zeros(height // BLOCK, width // BLOCK, dtype=torch.uint8)
-        into.stale.numpy()[rows.numpy(), columns.numpy()] = 1
+        if into.object is not None:
+            into.late = ObjectSums(into, (rows, columns), self.clear, self.arrays, self.room)
 
     def settle(self, into: Adjoints) -> None:
         """As the twin's."""
-        if into.stale is None:
-            return
-        assert into.object is not None and into.object_weight is not None
-        stale = into.stale.numpy()
-        if stale.view(bool).any():  # of numbers, numpy takes ten times longer
-            self.clear(into.object, into.object_weight, *map(torch.from_numpy, stale.nonzero()))
-        into.stale = None
+        if into.late is not None:
+            into.late.settle()
 
-    def object_sums(self, into: Adjoints) -> tuple[np.ndarray[Any, Any], ...]:
-        """For kernels that add to the object: stale blocks, sums and weight (H, W), tops of the weight."""
-        assert into.object is not None and into.object_weight is not None
-        stale = self._none_stale if into.stale is None else into.stale.numpy()
-        top = into.object_weight.new_empty((bands_of_rows(), TOPS)) if into.top is None else into.top
-        sums, weight = self.arrays("object sum", into.object)[0], self.arrays("object weight", into.object_weight)[0]
-        return stale, sums, weight, top.numpy()
+    def object_sums(self, into: Adjoints) -> ObjectSums:
+        """The object's, of a batch that was begun; or plain arrays to which everything is added at once."""
+        late = into.late
+        sums = late if isinstance(late, ObjectSums) else ObjectSums(into, None, self.clear, self.arrays, self.room)
+        last = self._last()
+        if last is not None and last is not sums:  # views of both would wait in the same room
+            last.settle()
+        self._last = ref(sums)
+        return sums
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As the twin's."""
@@ -98,6 +75,8 @@ class CpuSums(FusedPasses):
         self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
     ) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
+        if add and isinstance(expression, Quotient) and _undivided(expression, target):
+            return
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
@@ -119,6 +98,14 @@ class CpuSums(FusedPasses):
         beyond = np.empty(values.shape[1] * values.shape[4], dtype=np.int64)
         compiled_fixed.add_fixed(*arrays_of(values, corners), numbers, out.numpy(), beyond)
         return not beyond.any()
+
+
+def _undivided(quotient: Quotient, target: Tensor) -> bool:
+    """Adds a quotient of sums that nobody has read yet; False where that is something else."""
+    change, weight = quotient.change, quotient.weight
+    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and isinstance(change.late, ObjectSums)):
+        return False
+    return change.late is weight.late and change.late.divide(target, quotient)
 
 
 def fill(into: Adjoints) -> None:

@@ -204,7 +204,7 @@ class FusedPasses(Passes, ABC):
         """As the twin's; a probe that was shifted is summed in Fourier space until `finish`."""
         if not isinstance(scene, FusedScene):
             self.settle(into)
-            into.top = None
+            into.late = None
             super().adjoint(model, chunk, scene, waves, into)
             return
         waves = waves.contiguous()

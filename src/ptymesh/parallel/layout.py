@@ -94,8 +94,9 @@ class Touched:
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
         expression = self.expression
-        if isinstance(expression, Leaf) and expression.tops is not None:
-            return expression.tops.amax().view(1, 1, 1, 1)
+        tops = expression.tops if isinstance(expression, Leaf) else None
+        if tops is not None:
+            return tops.amax().view(1, 1, 1, 1)
         return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,16 @@ def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add
         whole[:, y, x] = new
 
 
+class Late(Protocol):
+    """What completes sums over a batch, the object's and its weight, when somebody reads them."""
+
+    def settle(self) -> None:
+        """They are complete."""
+
+    def tops(self) -> Tensor | None:
+        """Numbers on the host of which the largest is that of the only slice of the weight, where that is known."""
+
+
 class Leaf:
     """Values of a field on n blocks: gathered, (L, n, b, b), or still where they are, in an array (L, H, W).
 
@@ -52,11 +62,18 @@ class Leaf:
 
     def __init__(self, rows: Tensor, columns: Tensor, *, whole: Tensor | None = None, values: Tensor | None = None):
         assert (whole is None) != (values is None)
-        self.rows, self.columns, self.whole, self._values = rows, columns, whole, values
+        self.rows, self.columns, self._whole, self._values = rows, columns, whole, values
         #: How its largest value is found.
         self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
-        #: Numbers on the host of which the largest is that of the only slice, where they are known.
-        self.tops: Tensor | None = None
+        #: What completes the array, where that is sums over a batch that nobody may have read yet.
+        self.late: Late | None = None
+
+    @property
+    def whole(self) -> Tensor | None:
+        """(L, H, W), complete; None of gathered values."""
+        if self.late is not None:
+            self.late.settle()
+        return self._whole
 
     @property
     def values(self) -> Tensor:
@@ -67,16 +84,21 @@ class Leaf:
         return self._values
 
     @property
+    def tops(self) -> Tensor | None:
+        """Of a weight, numbers on the host of which the largest is that of the only slice, where that is known."""
+        return None if self.late is None else self.late.tops()
+
+    @property
     def is_complex(self) -> bool:
         """Whether it is."""
-        kept = self.whole if self._values is None else self._values
+        kept = self._whole if self._values is None else self._values
         assert kept is not None
         return kept.is_complex()
 
     def leave(self) -> None:
         """Keeps values of its own: the array is about to be used for something else."""
         assert self.values is not None
-        self.whole = self.tops = None
+        self._whole = self.late = None
 
 
 def top_of(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient, blocked, evaluate, top_of
+from ptymesh.physics.blocks import TINY, Expression, Late, Leaf, Quotient, blocked, evaluate, top_of
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import Model, Scene, inner, power
 
@@ -70,10 +70,10 @@ class Adjoints:
     """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
-    stale: (H/b, W/b) uint8, blocks of the object's sums that a pass clears when it first adds to them, and `settle` at
-    last; blank: the same of all of `probe` and probe_weight, until `finish`. top: numbers of which the largest is
-    object_weight's, where passes keep it. spectrum: a part of `probe` that a pass keeps in Fourier space until
-    `finish`, and kept: what else it does.
+    views: those of the batch, if no other rank has any, so that the object's sums need not be complete before somebody
+    reads them; late: what completes them then, or when `settle` says so. blank: all of `probe` and probe_weight is to
+    be cleared by whoever first adds to it, until `finish`. spectrum: a part of `probe` that a pass keeps in Fourier
+    space until `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
@@ -82,9 +82,9 @@ class Adjoints:
     probe_weight: Tensor
     opr: Tensor
     opr_weight: Tensor
-    stale: Tensor | None = None
+    views: int | None = None
+    late: Late | None = None
     blank: bool = False
-    top: Tensor | None = None
     spectrum: Tensor | None = None
     kept: tuple[Any, ...] = ()
 
@@ -187,7 +187,7 @@ class Passes:
         into.probe_weight.zero_()
 
     def settle(self, into: Adjoints) -> None:
-        """No block of the object's sums is stale any more: they are about to be read."""
+        """The object's sums are complete: they are about to be read."""
 
     def largest(self, leaf: Leaf) -> Tensor:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""

@@ -33,6 +33,8 @@ class Accumulator:
         blocks = problem.own.blocks(estimate, batch.views)
         self.blocks = blocks if with_object else blocks.none()
         problem.reclaim()
+        #: No other rank waits for the sums.
+        self.alone = problem.world.size == 1
         self.exact = None
         if problem.exact:
             obj = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
@@ -54,6 +56,7 @@ class Accumulator:
                 torch.empty(problem.window, dtype=problem.real, device=problem.device),
                 opr if none else torch.zeros_like(opr),
                 problem.buffer("no opr", opr, problem.real) if none else torch.zeros_like(opr, dtype=problem.real),
+                views=len(batch.views) if self.alone else None,
             )
             problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
         self.fields = [obj, object_weight]
@@ -120,7 +123,7 @@ class Accumulator:
             self._begin()
 
     def _begin(self) -> None:
-        if self.exact is None:
+        if self.exact is None and not self.alone:
             self.problem.passes.settle(self.sums)
         self._finish = self.problem.layout.begin(self.fields, self.blocks)
 
@@ -138,16 +141,17 @@ class Accumulator:
         values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
         problem.stop_agreed = rest[-1]
         problem.lend(obj, object_weight)
-        self._know_top(object_weight)
+        self._leave_late(obj, object_weight)
         in_real = tuple(value.to(problem.real) for value in values)
         problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
         return problem.last
 
-    def _know_top(self, weight: Touched) -> None:
-        """The largest weight need not be looked for where this rank's sums are all and passes have kept it."""
-        top = None if self.exact or self.problem.world.size > 1 else self.sums.top
-        if top is not None and isinstance(weight.expression, Leaf):
-            weight.expression.tops = top
+    def _leave_late(self, *fields: Touched) -> None:
+        """The object's sums are completed when somebody reads them, where no other rank waits for them."""
+        if self.exact is None and self.alone:
+            for field in fields:
+                if isinstance(field.expression, Leaf):
+                    field.expression.late = self.sums.late
 
     def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """Sums over ranks of the six adjoints and of the parts, in floats."""

@@ -1,0 +1,166 @@
+"""The object's sums of a batch on a CPU: windows of views wait to be added until somebody reads the sums.
+
+An engine that asks for nothing but their quotient, target += times s / ((1 - blend) w + blend max w), gets it without
+them: it is worked out row by row in a core's cache. Sums of a batch that is spread over a large object fit no cache,
+and to write them, add to them and read them takes longer than what they are made of.
+
+H, W   object pixels;  h, w  window pixels;  k  views that wait
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.estimate import BLOCK
+from ptymesh.kernels import compiled_windows
+from ptymesh.kernels.arguments import bands_of_rows
+from ptymesh.physics.blocks import Quotient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ptymesh.kernels.kept import Arrays, Rooms
+    from ptymesh.physics.passes import Adjoints
+
+Array = np.ndarray[Any, Any]
+#: Bytes of windows that wait, at most.
+WAITING_BYTES = 64 << 20
+#: They wait where as many as these share a pixel, at most. Measured: of a batch whose windows lie close together, sums
+#: stay in the cache, and windows do not.
+OVERLAP = 4
+#: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
+TOPS = 16
+_NONE_STALE = np.zeros((0, 0), np.uint8)
+
+
+class ObjectSums:
+    """See above.
+
+    Args:
+        into: sums of a batch, whose object has an array.
+        blocks: rows and columns (n,) of those blocks of the arrays that are to be cleared first.
+        clear: how that is done.
+        arrays, room: what stays from batch to batch.
+    """
+
+    def __init__(
+        self,
+        into: Adjoints,
+        blocks: tuple[Tensor, Tensor] | None,
+        clear: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+        arrays: Arrays,
+        room: Rooms,
+    ) -> None:
+        assert into.object is not None and into.object_weight is not None
+        self.fields = into.object, into.object_weight
+        self._blocks, self._clear, self._arrays, self._room = blocks, clear, arrays, room
+        #: These may wait, if they come in one chunk; None: none may, as other ranks add to the sums, or read them.
+        self._views = into.views
+        self._stale: Array = _NONE_STALE
+        self._tops = torch.zeros((bands_of_rows(), TOPS), dtype=into.object_weight.dtype).numpy()
+        self.knows_top = len(into.object) == 1
+        self._waiting, self._looked = 0, False
+
+    # --- the arrays ---
+
+    def open(self) -> tuple[Array, ...]:
+        """For kernels that add to the object: stale blocks, sums and weight (H, W), tops of the weight."""
+        if self._blocks is not None:
+            rows, columns = self._blocks
+            self._blocks = None
+            slices, height, width = self.fields[0].shape
+            if slices > 1 or height < 2 * bands_of_rows() * BLOCK:  # bands must not share a block
+                self._clear(*self.fields, rows, columns)
+            else:  # each when it is first added to, as it is in the cache then
+                self._stale = np.zeros((height // BLOCK, width // BLOCK), np.uint8)
+                self._stale[rows.numpy(), columns.numpy()] = 1
+        named = zip(("object sum", "object weight"), self.fields, strict=True)
+        sums, weight = (self._arrays(name, field)[0] for name, field in named)
+        return self._stale, sums, weight, self._tops
+
+    def settle(self) -> None:
+        """Whoever reads the arrays finds the sums."""
+        self.flush()
+        self.open()
+        if len(self._stale):
+            if self._stale.view(bool).any():  # of numbers, numpy takes ten times longer
+                self._clear(*self.fields, *map(torch.from_numpy, self._stale.nonzero()))
+            self._stale = _NONE_STALE
+
+    def tops(self) -> Tensor | None:
+        """Numbers of which the largest is that of the weight; None for several slices."""
+        if not self.knows_top:
+            return None
+        if self._blocks is None:
+            self.flush()
+        elif self._waiting and not self._looked:
+            self._divide(np.zeros(3, self._tops.dtype), False, self._arrays("object sum", self.fields[0])[0])
+            self._looked = True
+        return torch.from_numpy(self._tops)
+
+    # --- views that wait ---
+
+    def expect(self, views: int, strip: int, window: tuple[int, int], lights: int, may_wait: bool) -> bool:
+        """So many views come, strip by strip; lights: 1 where all have the same light, or as many as there are views.
+
+        Returns whether they are to wait until the sums are read; if not, each strip is to be added before the next one.
+        Those that wait already are added.
+        """
+        self.flush()
+        wait = may_wait and self._worthwhile(views, views * window[0] * window[1])
+        self._shapes = views if wait else strip, lights, window
+        return wait
+
+    def _worthwhile(self, views: int, pixels: int) -> bool:
+        """Whether it pays to wait with so many views, that have so many pixels together."""
+        if self._blocks is None or self._views != views or pixels * self.fields[0].element_size() > WAITING_BYTES:
+            return False
+        return pixels <= OVERLAP * len(self._blocks[0]) * BLOCK**2
+
+    def next(self, corners: Array, amplitudes: Array) -> tuple[Array, Array]:
+        """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2)."""
+        if not self._waiting:
+            self._make_room()
+        some = slice(self._waiting, self._waiting + len(corners))
+        self._corners[some], self._amplitudes[some] = corners, amplitudes
+        self._waiting, self._looked = some.stop, False
+        return self._windows[some], self._light if len(self._light) == 1 else self._light[some]
+
+    def _make_room(self) -> None:
+        views, lights, window = self._shapes
+        wave, light = self.fields
+        self._windows = self._room("windows", views, window, wave.dtype)
+        self._light = self._room("lights", min(lights, views), window, light.dtype)
+        self._corners, self._amplitudes = np.empty((views, 2), np.int64), np.empty(views, self._tops.dtype)
+
+    def flush(self) -> None:
+        """Adds the views that wait."""
+        if self._waiting:
+            compiled_windows.add_windows(*self._given(), bands_of_rows(), *self.open())
+            self._waiting = 0
+
+    def divide(self, target: Tensor, quotient: Quotient) -> bool:
+        """Adds the quotient of the sums to the only slice of `target`; False, and nothing done, where they are read
+        instead."""
+        alike = target.dtype == self.fields[0].dtype and target.is_contiguous() and target.shape == self.fields[0].shape
+        if not self._waiting or self._blocks is None or not alike:
+            return False
+        factor, summand = quotient.divisor
+        numbers = np.array([quotient.times, factor, float(summand)], self._tops.dtype)
+        self._divide(numbers, True, self._arrays("object", target)[0])
+        return True
+
+    def _divide(self, numbers: Array, divide: bool, target: Array) -> None:
+        windows, light, corners, amplitudes = self._given()
+        order = corners[:, 1].argsort(kind="stable")
+        bands = bands_of_rows()
+        given = (windows, light, corners, amplitudes, order, numbers)
+        compiled_windows.divide_windows(*given, divide, bands, target, self._tops)
+
+    def _given(self) -> tuple[Array, ...]:
+        k = self._waiting
+        return self._windows[:k], self._light[:k], self._corners[:k], self._amplitudes[:k]

@@ -1,0 +1,237 @@
+"""Windows that wait to be added to an object: what is read later, and what is divided without having been summed up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import TOLERANCE, Case, nothing, swept
+
+from ptymesh.kernels import compiled_windows, object_sums
+from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.kernels.object_sums import ObjectSums
+from ptymesh.physics.blocks import Leaf, Quotient
+from ptymesh.physics.passes import Adjoints, Chunk, Passes
+
+SIDE = 128
+WINDOWS = [(16, 16), (9, 28), (20, 12)]
+
+
+def case_of(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> Case:
+    case = Case(dtype, window, modes, subpixel)
+    case.object = case.waves(1, SIDE, SIDE)
+    case.chunk.anchors[1] = case.chunk.anchors[0] + torch.tensor([3, 5])  # neighbours that overlap
+    case.chunk.anchors[4] = torch.tensor([SIDE - window[0] - 2, SIDE - window[1] - 3])
+    return case
+
+
+def begun(case: Case, passes: Passes, views: int | None = Case.views) -> tuple[Adjoints, Leaf, Leaf]:
+    """Sums over all blocks of the object, and their leaves as an engine gets them."""
+    rows, columns = torch.cartesian_prod(*2 * [torch.arange(SIDE // 32)]).unbind(1)
+    sums = replace(nothing(case), views=views)
+    assert sums.object is not None and sums.object_weight is not None
+    sums.object += 7  # left from the batch before
+    sums.object_weight += 7
+    passes.begin(sums, rows.contiguous(), columns.contiguous())
+    leaves = [Leaf(rows, columns, whole=field) for field in (sums.object, sums.object_weight)]
+    for leaf in leaves:
+        leaf.late = sums.late
+    return sums, *leaves
+
+
+def sweep(case: Case, passes: Passes, sums: Adjoints, task: str = "revise", keep: bool = False) -> Chunk:
+    chunk = replace(case.chunk, sweep={})
+    passes.sweep(case.model, chunk, passes.scene(case.model, chunk, case.object, case.probe), task, sums, keep)  # type: ignore[arg-type]
+    return chunk
+
+
+def waiting(sums: Adjoints) -> int:
+    assert isinstance(sums.late, ObjectSums)
+    return sums.late._waiting
+
+
+def at_once(case: Case, passes: Passes, task: str = "revise") -> tuple[Tensor, Tensor]:
+    """Sums that did not wait."""
+    sums, obj, weight = begun(case, passes, views=None)
+    sweep(case, passes, sums, task)
+    assert waiting(sums) == 0
+    assert obj.whole is not None and weight.whole is not None
+    return obj.whole, weight.whole
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("modes", [1, 3])
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_a_quotient_needs_no_sums(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> None:
+    case = case_of(dtype, window, modes, subpixel)
+    passes = case.fused
+    wanted, wanted_weight = at_once(case, passes)
+    sums, obj, weight = begun(case, passes)
+    sweep(case, passes, sums)
+    assert waiting(sums) == case.views
+    assert weight.tops is not None and float(weight.tops.max()) == pytest.approx(float(wanted_weight.max()), rel=1e-5)
+    assert sums.object_weight is not None and bool((sums.object_weight == 7).all()), "nothing has been added so far"
+
+    expected, got = case.object.clone(), case.object.clone()
+    quotient = Quotient(obj, weight, float(weight.tops.max()), 0.3, 0.7)
+    seen = Leaf(obj.rows, obj.columns, whole=wanted), Leaf(obj.rows, obj.columns, whole=wanted_weight)
+    Passes().write(expected, replace(quotient, change=seen[0], weight=seen[1]), obj.rows, obj.columns, add=True)
+    passes.write(got, quotient, obj.rows, obj.columns, add=True)
+    assert waiting(sums) == case.views and bool((sums.object_weight == 7).all()), "nor by that"
+    case.close(got - case.object, expected - case.object)
+    assert bool((got == case.object)[wanted == 0].all()), "where no window is, the object stays"
+
+    assert obj.whole is not None and weight.whole is not None  # that reads them
+    assert waiting(sums) == 0
+    case.close(obj.whole, wanted)
+    case.close(weight.whole, wanted_weight)
+    passes.write(again := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+    case.close(again - case.object, expected - case.object)
+
+
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_who_reads_finds_all(subpixel: str) -> None:
+    """What a second chunk adds, or a pass that does not wait."""
+    case = case_of(torch.complex128, (16, 16), 2, subpixel)
+    passes = case.fused
+    once, once_weight = at_once(case, passes)
+    for more in (sweep, lambda *given: Passes.sweep(passes, case.model, *also(case, passes), given[2])):
+        sums, obj, weight = begun(case, passes)
+        sweep(case, passes, sums)
+        more(case, passes, sums)
+        quotient = Quotient(obj, weight, 1.0, 0.5, 1.0)
+        passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+        case.close(got - case.object, 2 * once / (once_weight + 0.5))
+        case.close(obj.values.sum(), 2 * once.sum())
+        assert weight.tops is not None and float(weight.tops.max()) == pytest.approx(2 * float(once_weight.max()))
+
+
+def also(case: Case, passes: Passes) -> tuple[Any, ...]:
+    """The rest of what `sweep` takes."""
+    chunk = replace(case.chunk, sweep={})
+    return chunk, passes.scene(case.model, chunk, case.object, case.probe), "revise"
+
+
+def test_a_probe_that_moves_leaves_what_waits_alone() -> None:
+    case = case_of(torch.complex128, (16, 16), 1, "none")
+    passes = case.fused
+    wanted, wanted_weight = at_once(case, passes)
+    sums, obj, weight = begun(case, passes)
+    chunk = sweep(case, passes, sums)
+    case.probe.mul_(3)
+    chunk.anchors.add_(1)
+    chunk.weights.mul_(2)
+    case.close(obj.whole, wanted)  # type: ignore[arg-type]
+    case.close(weight.whole, wanted_weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_two_sums_at_a_time(subpixel: str) -> None:
+    """They would wait in the same room."""
+    case = case_of(torch.complex128, (16, 16), 2, subpixel)
+    passes = case.fused
+    wanted, _ = at_once(case, passes)
+    sums, obj, _ = begun(case, passes)
+    sweep(case, passes, sums)
+    case.chunk = replace(case.chunk, anchors=case.chunk.anchors.flip(0))
+    other, other_obj, _ = begun(case, passes)
+    sweep(case, passes, other)
+    assert waiting(sums) == 0 and waiting(other) == case.views
+    case.close(obj.whole, wanted)  # type: ignore[arg-type]
+    case.close(other_obj.whole, at_once(case, passes)[0])  # type: ignore[arg-type]
+
+
+def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(torch.complex64, (16, 16), 2, "none")
+    passes = case.fused
+
+    def waits(task: str = "revise", keep: bool = False, views: int | None = case.views) -> bool:
+        sums = begun(case, passes, views)[0]
+        sweep(case, passes, sums, task, keep)
+        return waiting(sums) > 0
+
+    assert waits()
+    assert not waits("descend"), "of whom gradients are read"
+    assert not waits(keep=True), "who needs a direction"
+    assert not waits(views=None), "for whom other ranks wait"
+    assert not waits(views=case.views + 1), "whose batch has other chunks"
+    with monkeypatch.context() as patch:
+        patch.setattr(object_sums, "WAITING_BYTES", case.views * 16 * 16 * 8 - 1)
+        assert not waits(), "who are too many"
+    monkeypatch.setattr(object_sums, "OVERLAP", case.views * 16 * 16 / SIDE**2 * 0.99)
+    assert not waits(), "who stand too close to each other"
+
+
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_strips_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(torch.complex64, (16, 16), 2, subpixel)
+    wanted = at_once(case, case.fused)[0]
+    monkeypatch.setattr("ptymesh.kernels.arguments.STRIP_BYTES", 2 * 16 * 16 * 16)
+    passes = case.fused
+    sums, obj, _ = begun(case, passes)
+    sweep(case, passes, sums)
+    assert waiting(sums) == case.views
+    case.close(obj.whole, wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+def test_threads_and_bands_change_no_bit(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, found = case_of(torch.complex64, (20, 12), 2, subpixel), []
+    for bands in (1, 3, 8):
+        monkeypatch.setattr(object_sums, "bands_of_rows", lambda bands=bands: bands)
+        passes = case.fused
+        sums, obj, weight = begun(case, passes)
+        sweep(case, passes, sums)
+        assert weight.tops is not None
+        top = float(weight.tops.max())
+        passes.write(got := case.object.clone(), Quotient(obj, weight, top, 0.3, 0.7), obj.rows, obj.columns, add=True)
+        found.append((top, got, obj.values))
+    for top, got, values in found[1:]:
+        assert top == found[0][0] and torch.equal(got, found[0][1]) and torch.equal(values, found[0][2])
+
+
+def test_what_is_divided_goes_to_the_object_alone() -> None:
+    """To other arrays than such as the sums are of, they are read."""
+    case = case_of(torch.complex64, (16, 16), 1, "none")
+    passes = case.fused
+    wanted, wanted_weight = at_once(case, passes)
+    for other in (case.object.to(torch.complex128), case.object.transpose(1, 2).contiguous().transpose(1, 2)):
+        sums, obj, weight = begun(case, passes)
+        sweep(case, passes, sums)
+        got = other.clone()
+        passes.write(got, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
+        assert waiting(sums) == 0
+        case.close((got - other).to(wanted.dtype), wanted / (wanted_weight + 1) * 2)
+
+
+def test_views_beside_each_other_and_none() -> None:
+    """Spans of columns that touch are joined; a row of blocks that no window crosses is passed over."""
+    rng = torch.Generator().manual_seed(3)
+    corners = torch.tensor([[0, 0], [0, 13], [70, 40], [2, 115], [100, 3], [101, 60]])
+    windows = torch.randn(6, 11, 13, generator=rng, dtype=torch.complex128)
+    light, a = torch.rand(6, 11, 13, generator=rng, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
+    sums, weight = torch.zeros(SIDE, SIDE, dtype=torch.complex128), torch.zeros(SIDE, SIDE, dtype=torch.float64)
+    for (y, x), window, of_view, f in zip(corners.tolist(), windows, light, a, strict=True):
+        sums[y : y + 11, x : x + 13] += window
+        weight[y : y + 11, x : x + 13] += f**2 * of_view
+    target, tops = torch.zeros_like(sums), torch.zeros(4, 16, dtype=torch.float64)
+    given = [t.numpy() for t in (windows, light, corners, a, corners[:, 1].argsort())]
+    for divide in (False, True):
+        numbers = torch.tensor([0.7, 0.3, 0.1], dtype=torch.float64).numpy()
+        compiled_windows.divide_windows(*given, numbers, divide, 4, target.numpy(), tops.numpy())
+        assert bool(target.any()) == divide
+        assert float(tops.max()) == pytest.approx(float(weight.max()), rel=1e-14)
+    torch.testing.assert_close(target, 0.7 * sums / (0.3 * weight + 0.1), rtol=1e-13, atol=1e-14)
+
+
+def test_a_sweep_without_beginning_ends_complete() -> None:
+    for subpixel in ("fourier", "none"):
+        case = case_of(torch.complex128, (16, 16), 2, subpixel)
+        sums = swept(case, CpuPasses(torch.complex128), case.chunk, "revise", keep=False)[0]
+        twin = swept(case, Passes(), case.chunk, "revise", keep=False)[0]
+        assert sums.late is None
+        case.close(sums.object, twin.object)  # type: ignore[arg-type]
