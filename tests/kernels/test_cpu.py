@@ -214,7 +214,8 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
             swept_by(case.model, chunk, scene, "revise", sums)
         passes.settle(sums)
         assert not late.open()[0].any()
-        tops = late.tops()
+        assert late.tops(sums.object) is None
+        tops = late.tops(sums.object_weight)
         if subpixel == "bilinear":
             assert tops is None
         else:

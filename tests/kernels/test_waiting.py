@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from twins import TOLERANCE, Case, nothing, swept
 
-from ptymesh.kernels import compiled_windows, object_sums
+from ptymesh.engines import ENGINES
+from ptymesh.estimate import BLOCK
+from ptymesh.kernels import compiled_windows, cpu, object_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.object_sums import ObjectSums
-from ptymesh.physics.blocks import Leaf, Quotient
+from ptymesh.physics.blocks import Leaf, Quotient, blocked
 from ptymesh.physics.passes import Adjoints, Chunk, Passes
+from ptymesh.problem import Batch
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import make, relative
 
 SIDE = 128
 WINDOWS = [(16, 16), (9, 28), (20, 12)]
@@ -30,12 +37,13 @@ def case_of(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: s
 
 def begun(case: Case, passes: Passes, views: int | None = Case.views) -> tuple[Adjoints, Leaf, Leaf]:
     """Sums over all blocks of the object, and their leaves as an engine gets them."""
-    rows, columns = torch.cartesian_prod(*2 * [torch.arange(SIDE // 32)]).unbind(1)
+    height, width = (side // BLOCK for side in case.object.shape[1:])
+    rows, columns = (c.contiguous() for c in torch.cartesian_prod(torch.arange(height), torch.arange(width)).unbind(1))
     sums = replace(nothing(case), views=views)
     assert sums.object is not None and sums.object_weight is not None
     sums.object += 7  # left from the batch before
     sums.object_weight += 7
-    passes.begin(sums, rows.contiguous(), columns.contiguous())
+    passes.begin(sums, rows, columns)
     leaves = [Leaf(rows, columns, whole=field) for field in (sums.object, sums.object_weight)]
     for leaf in leaves:
         leaf.late = sums.late
@@ -168,44 +176,147 @@ def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
 def test_strips_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(torch.complex64, (16, 16), 2, subpixel)
+    case, strips = case_of(torch.complex64, (16, 16), 2, subpixel), []
     wanted = at_once(case, case.fused)[0]
     monkeypatch.setattr("ptymesh.kernels.arguments.STRIP_BYTES", 2 * 16 * 16 * 16)
+    detector = cpu.compiled_detector.detector
+    monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (strips.append(len(a[8])), detector(*a)))
     passes = case.fused
     sums, obj, _ = begun(case, passes)
     sweep(case, passes, sums)
-    assert waiting(sums) == case.views
+    assert waiting(sums) == case.views == sum(strips) and len(strips) > 1
     case.close(obj.whole, wanted)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
-def test_threads_and_bands_change_no_bit(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("height", [SIDE, 17 * BLOCK])  # blocks are cleared before, or when they are first added to
+def test_threads_and_bands_change_no_bit(subpixel: str, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, found = case_of(torch.complex64, (20, 12), 2, subpixel), []
-    for bands in (1, 3, 8):
+    case.object = case.waves(1, height, SIDE)
+    case.chunk.anchors[2, 0] = height - 22
+    before = torch.get_num_threads()
+    for threads, bands in ((1, 1), (2, 3), (2, 8)):
         monkeypatch.setattr(object_sums, "bands_of_rows", lambda bands=bands: bands)
-        passes = case.fused
-        sums, obj, weight = begun(case, passes)
-        sweep(case, passes, sums)
-        assert weight.tops is not None
-        top = float(weight.tops.max())
-        passes.write(got := case.object.clone(), Quotient(obj, weight, top, 0.3, 0.7), obj.rows, obj.columns, add=True)
-        found.append((top, got, obj.values))
+        torch.set_num_threads(threads)
+        try:
+            passes = case.fused
+            sums, obj, weight = begun(case, passes)
+            sweep(case, passes, sums)
+            assert weight.tops is not None
+            top = float(weight.tops.max())
+            quotient = Quotient(obj, weight, top, 0.3, 0.7)
+            passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+            assert waiting(sums)
+            found.append((top, got, obj.values))
+        finally:
+            torch.set_num_threads(before)
     for top, got, values in found[1:]:
         assert top == found[0][0] and torch.equal(got, found[0][1]) and torch.equal(values, found[0][2])
 
 
+def test_more_threads_by_the_time_that_sums_are_read() -> None:
+    case, before = case_of(torch.complex64, (16, 16), 1, "none"), torch.get_num_threads()
+    passes = case.fused
+    wanted = at_once(case, passes)[0]
+    try:
+        torch.set_num_threads(1)
+        sums, obj, weight = begun(case, passes)
+        sweep(case, passes, sums)
+        torch.set_num_threads(2)
+        assert weight.tops is not None and len(weight.tops) == 1
+        case.close(obj.whole, wanted)  # type: ignore[arg-type]
+        sweep(case, passes, sums)
+        case.close(obj.whole, 2 * wanted)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_is_divided_goes_to_the_object_alone() -> None:
-    """To other arrays than such as the sums are of, they are read."""
+    """For other arrays than such as the sums are of, other blocks and other quotients, they are read."""
     case = case_of(torch.complex64, (16, 16), 1, "none")
     passes = case.fused
     wanted, wanted_weight = at_once(case, passes)
-    for other in (case.object.to(torch.complex128), case.object.transpose(1, 2).contiguous().transpose(1, 2)):
+    others = (
+        case.object.to(torch.complex128),
+        case.object.mT.contiguous().mT,
+        case.object.conj_physical().conj(),
+    )
+    for other in others:
         sums, obj, weight = begun(case, passes)
         sweep(case, passes, sums)
-        got = other.clone()
-        passes.write(got, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
+        before = other.clone()
+        passes.write(other, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
         assert waiting(sums) == 0
-        case.close((got - other).to(wanted.dtype), wanted / (wanted_weight + 1) * 2)
+        case.close((other - before).to(wanted.dtype), wanted / (wanted_weight + 1) * 2)
+    for few, swapped in ((1, False), (None, True)):
+        sums, obj, weight = begun(case, passes)
+        sweep(case, passes, sums)
+        numerator = weight if swapped else obj
+        rows, columns = obj.rows[:few], obj.columns[:few]
+        change = Leaf(rows, columns, whole=numerator.array)
+        divisor = Leaf(rows, columns, whole=weight.array)
+        change.late = divisor.late = sums.late
+        passes.write(got := case.object.clone(), Quotient(change, divisor, 1.0, 0.5, 1.0), rows, columns, add=True)
+        assert waiting(sums) == 0
+        expected = torch.zeros_like(got)
+        fraction = (wanted_weight if swapped else wanted) / (wanted_weight + 1) * 2
+        blocked(expected)[:, rows, columns] = blocked(fraction.to(got.dtype))[:, rows, columns]
+        case.close(got - case.object, expected)
+
+
+def test_of_the_sums_themselves_no_top_is_known() -> None:
+    case = case_of(torch.complex64, (16, 16), 1, "none")
+    sums, obj, weight = begun(case, case.fused)
+    sweep(case, case.fused, sums)
+    assert obj.tops is None and weight.tops is not None
+
+
+def test_memory_that_is_let_go_of_stays_with_who_has_it() -> None:
+    case = case_of(torch.complex64, (16, 16), 1, "none")
+    passes = case.fused
+    wanted = at_once(case, passes)[0]
+    sums, obj, _ = begun(case, passes)
+    sweep(case, passes, sums)
+    passes.forget()
+    other, other_obj, _ = begun(case, passes)
+    sweep(case, passes, other)
+    case.close(obj.whole, wanted)  # type: ignore[arg-type]
+    case.close(other_obj.whole, wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["rpie", "epie", "mpie", "lsqml", "adam", "dm"])
+def test_engines_that_ask_for_a_quotient_never_make_sums(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ObjectSums] = []
+    plain, waited = ObjectSums.open, []
+    monkeypatch.setattr(ObjectSums, "open", lambda sums: (made.append(sums), plain(sums))[1])
+    kernel = compiled_windows.divide_windows
+    monkeypatch.setattr(compiled_windows, "divide_windows", lambda *a: (waited.append(a[6]), kernel(*a)))
+    toy = make(views=12, modes=2)
+    options: dict[str, Any] = {"epochs": 1} if engine == "dm" else {"epochs": 1, "batch": 4}
+    Loop(toy.problem(), RunState(toy.start()), [ENGINES[engine](**options)], seed=7).run()
+    if engine in ("rpie", "epie", "mpie"):
+        assert not made and waited.count(True) == 3
+    else:
+        assert made and not waited
+
+
+def test_sums_of_two_batches_at_a_time() -> None:
+    """An engine may hold those of the last one while it asks for the next, and add several quotients."""
+    toy = make(views=12, modes=2)
+    problem, estimate = toy.problem(), toy.start()
+    problem.begin_epoch(estimate)
+    first, second = (Batch(views) for views in np.arange(12).reshape(2, 6))
+    wanted = [problem.gradients(estimate, batch).object.values.clone() for batch in (first, second)]
+    held = problem.gradients(estimate, first)
+    late = problem.gradients(estimate, second)
+    assert relative(held.object.values, wanted[0]) < 1e-12
+    before = estimate.object.clone()
+    for times in (1.0, 0.5):
+        problem.add_weighted(estimate.object, late.object, late.object_weight, blend=0.5, times=times)
+    change = late.object.of(wanted[1])
+    problem.add_weighted(before, change, late.object_weight, blend=0.5, times=1.5)
+    assert relative(estimate.object, before) < 1e-12
+    assert relative(late.object.values, wanted[1]) < 1e-12
 
 
 def test_views_beside_each_other_and_none() -> None:

@@ -2,8 +2,8 @@
 calls them.
 
 B, h, w    views that wait, window pixels;  H, W  object pixels
-windows    (B, h, w) complex, sum_m conj(P_jm) chi_jm of each view
-light      (1 or B, h, w) real, sum_m |P_m|^2 of all views alike, or of each;  a  (B,) real, what multiplies its waves
+windows    (B, h, w) complex, sum_m conj(P_jm) chi_jm of each view, with its amplitude
+light      (1 or B, h, w) real, sum_m |P_m|^2 of all views alike, or of each;  a  (B,) real, amplitudes that it lacks
 n          (B, 2) int64, the object's pixel under each window's corner, y x
 
 Every pixel of the object adds view after view, whichever band of rows it is in.
@@ -32,6 +32,8 @@ from ptymesh.kernels.vectors import (
 )
 
 WIDTH = int(LANES)
+#: Rows for which views are looked through together.
+ROWS = 128
 
 
 @inlined
@@ -53,7 +55,7 @@ def _add_windows(
     start, stop = rows_of(whole, top, bottom, band, bands)
     full, highest = w // LANES * LANES, load(top_of, ZERO)
     for j in range(len(n)):
-        y, x, by = n[j, 0], n[j, 1], a[j] * a[j]
+        y, x, squared = n[j, 0], n[j, 1], a[j] * a[j]
         if whole:
             freshen(stale, max(start, y), min(stop, y + windows.shape[1]), x, x + windows.shape[2], out, weight)
         for r in range(max(0, start - y), min(windows.shape[1], stop - y)):
@@ -64,10 +66,10 @@ def _add_windows(
             for c in range(ZERO, full, LANES):
                 real, imaginary = load_complex(windows, TWO * (i + c))
                 add_complex(out, TWO * (k + c), real, imaginary)
-                highest = grown(weight, k + c, spread(by) * load(light, e + c), highest)
+                highest = grown(weight, k + c, spread(squared) * load(light, e + c), highest)
             for c in range(full, w):
                 out[y + r, U(x) + c] += windows[j, r, c]
-                weight[y + r, U(x) + c] += by * light[min(j, len(light) - 1), r, c]
+                weight[y + r, U(x) + c] += squared * light[min(j, len(light) - 1), r, c]
                 top_of[LANES] = max(top_of[LANES], weight[y + r, U(x) + c])
     store(top_of, ZERO, highest)
 
@@ -86,29 +88,40 @@ def add_windows(
 
 
 @inlined
-def _crossing(r: int, last: int, n: Any, h: int, w: int, by_column: Any, views: Any, spans: Any) -> Any:
-    """Views whose windows cross row r, in their order, and the columns first ... after - 1 that these cover, in whole
-    vectors; how many there are of both, and the row, `last` at most, from which on that is so no more."""
-    count, joined, until = 0, 0, last
-    for j in range(len(n)):
-        y = n[j, 0]
-        if y > r:
-            until = min(until, y)
-        elif y + h > r:
-            until = min(until, y + h)
-            views[count] = j
+def _near(low: int, high: int, n: Any, h: int, order: Any, out: Any) -> int:
+    """How many of these views have windows that cross any of the rows low ... high - 1; they are in `out` in order."""
+    count = 0
+    for j in order:
+        if n[j, 0] < high and n[j, 0] + h > low:
+            out[count] = j
             count += 1
-    if count == 0:
-        return count, joined, until
+    return count
+
+
+@inlined
+def _until(r: int, last: int, n: Any, h: int, views: Any) -> int:
+    """The row after r, `last` at most, from which on other ones of these windows are crossed than at r."""
+    for j in views:
+        if n[j, 0] > r:
+            last = min(last, n[j, 0])
+        elif n[j, 0] + h > r:
+            last = min(last, n[j, 0] + h)
+    return last
+
+
+@inlined
+def _joined(r: int, n: Any, h: int, w: int, by_column: Any, spans: Any) -> int:
+    """Columns first ... after - 1, in whole vectors, that windows cover in row r; how many spans of them there are."""
+    count = 0
     for j in by_column:
         if n[j, 0] <= r and r < n[j, 0] + h:
             first, after = n[j, 1] // WIDTH * WIDTH, (n[j, 1] + w + WIDTH - 1) // WIDTH * WIDTH
-            if joined > 0 and first <= spans[joined - 1, 1]:
-                spans[joined - 1, 1] = max(spans[joined - 1, 1], after)
+            if count > 0 and first <= spans[count - 1, 1]:
+                spans[count - 1, 1] = max(spans[count - 1, 1], after)
             else:
-                spans[joined, 0], spans[joined, 1] = first, after
-                joined += 1
-    return count, joined, until
+                spans[count, 0], spans[count, 1] = first, after
+                count += 1
+    return count
 
 
 @inlined
@@ -119,13 +132,13 @@ def _sum_row(
     h, w = U(windows.shape[1]), U(windows.shape[2])
     full = w // LANES * LANES
     for j in views:
-        x, by, r = U(n[j, 1]), a[j] * a[j], U(y - n[j, 0])
+        x, squared, r = U(n[j, 1]), a[j] * a[j], U(y - n[j, 0])
         i = w * (h * U(j) + r)
         e = w * r if len(light) == 1 else i
         for c in range(ZERO, full, LANES):
-            store(weight, x + c, load(weight, x + c) + spread(by) * load(light, e + c))
+            store(weight, x + c, load(weight, x + c) + spread(squared) * load(light, e + c))
         for c in range(full, w):
-            weight[x + c] += by * light[min(j, len(light) - 1), r, c]
+            weight[x + c] += squared * light[min(j, len(light) - 1), r, c]
         if not divide:
             continue
         fetch(windows, TWO * (i + AHEAD * w), TWO * w)
@@ -133,6 +146,49 @@ def _sum_row(
             store(sums, TWO * x + c, load(sums, TWO * x + c) + load(windows, TWO * i + c))
         for c in range(full, w):
             sums[x + c] += windows[j, r, c]
+
+
+@inlined
+def _divide_rows(
+    top: int,
+    bottom: int,
+    spans: Any,
+    views: Any,
+    windows: Any,
+    light: Any,
+    n: Any,
+    a: Any,
+    numbers: Any,
+    divide: bool,
+    sums: Any,
+    weight: Any,
+    target: Any,
+    top_of: Any,
+) -> None:
+    """Rows top ... bottom - 1, all of which these views cross, in these spans of columns."""
+    W, nothing, highest = U(target.shape[1]), spread(weight.dtype.type(0)), load(top_of, ZERO)
+    times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
+    for y in range(top, bottom):
+        for first, after in spans:
+            if divide:
+                fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
+            for c in range(U(first), U(after), LANES):
+                store(weight, c, nothing)
+                if divide:
+                    store(sums, TWO * c, nothing)
+                    store(sums, TWO * c + LANES, nothing)
+        _sum_row(y, views, windows, light, n, a, divide, sums, weight)
+        for first, after in spans:
+            for c in range(U(first), U(after), LANES):
+                found = load(weight, c)
+                if not divide:
+                    highest = larger(found, highest)
+                    continue
+                real, imaginary = load_complex(sums, TWO * c)
+                if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
+                    by = times / (found * factor + summand)
+                    add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
+    store(top_of, ZERO, highest)
 
 
 @inlined
@@ -149,36 +205,29 @@ def _divide_windows(
     target: Any,
     top_of: Any,
 ) -> None:
-    h, w, W = windows.shape[1], windows.shape[2], U(target.shape[1])
+    """Rows start ... stop - 1, a few at a time: where there are many views, few of them cross those."""
+    B, h, w = windows.shape
     sums, weight = np.empty(target.shape[1], target.dtype), np.empty(target.shape[1], light.dtype)
-    views, spans = np.empty(len(n), np.int64), np.empty((len(n), 2), np.int64)
-    by, divisor, plus = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
-    nothing = spread(light.dtype.type(0))
-    highest, top = load(top_of, ZERO), start
-    while top < stop:
-        count, joined, until = _crossing(top, stop, n, h, w, by_column, views, spans)
-        for y in range(top, until if count > 0 else top):
-            for first, after in spans[:joined]:
-                if divide:
-                    fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
-                for c in range(U(first), U(after), LANES):
-                    store(weight, c, nothing)
-                    if divide:
-                        store(sums, TWO * c, nothing)
-                        store(sums, TWO * c + LANES, nothing)
-            _sum_row(y, views[:count], windows, light, n, a, divide, sums, weight)
-            for first, after in spans[:joined]:
-                for c in range(U(first), U(after), LANES):
-                    found = load(weight, c)
-                    if not divide:
-                        highest = larger(found, highest)
-                    else:
-                        real, imaginary = load_complex(sums, TWO * c)
-                        if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
-                            factor = by / (found * divisor + plus)
-                            add_complex(target, TWO * (W * U(y) + c), real * factor, imaginary * factor)
-        top = until
-    store(top_of, ZERO, highest)
+    every, views, near, beside, spans = (
+        np.arange(B),
+        np.arange(B),
+        np.arange(B),
+        np.arange(B),
+        np.empty((B, 2), np.int64),
+    )
+    for low in range(start, stop, ROWS):
+        high = min(low + ROWS, stop)
+        some = near[: _near(low, high, n, h, every, near)]
+        ordered = beside[: _near(low, high, n, h, by_column, beside)]
+        top = low
+        while top < high:
+            until = _until(top, high, n, h, some)
+            crossing = views[: _near(top, top + 1, n, h, some, views)]
+            if len(crossing) > 0:
+                joined = spans[: _joined(top, n, h, w, ordered, spans)]
+                given = (windows, light, n, a)
+                _divide_rows(top, until, joined, crossing, *given, numbers, divide, sums, weight, target, top_of)
+            top = until
 
 
 @parallel

@@ -175,24 +175,26 @@ class CpuPasses(CpuSums):
         count, bands, shape = len(n), bands_of_rows(), beams.shape[1:]
         size = min(count, views_of_strip(into.probe))
         waves = into.probe.new_empty((count, *shape)) if keep else into.probe
-        out = waves.numpy() if keep else self.room("waves", size, shape, waves.dtype)
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
         by_probe, still = arrays_of(into.probe, into.probe_weight), self._zeros(count)
         wait = sums.expect(count, size, scene.window, 1, _may_wait(task, keep))
+        in_place = wait and shape[0] == 1  # windows take the place of chi
+        room = 0 if keep or in_place else size
+        out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
             windows, light = sums.next(at, f) if wait else self._no_windows
-            chi = out[some] if keep else windows[:, None] if wait and shape[0] == 1 else out[: len(at)]
+            chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
             compiled_detector.detector(
                 work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
-            # first: its windows have just been read
+            # before the object, whose windows have just been read
             compiled.to_probe(chi, obj, at, f, beams, bands, into.blank, *by_probe, windows, light)
             into.blank = False
             if not wait:
-                compiled.to_object(chi, at, still[some], beams, f, bands, self.constants, *sums.open())
+                compiled.to_object(chi, at, still[some], beams, f, sums.bands, self.constants, *sums.open())
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
@@ -275,7 +277,7 @@ class CpuPasses(CpuSums):
         _, _, beams, amplitudes = _parts(scene)
         arrays = (array_of(waves), corner, t, beams, amplitudes)
         sums = self.object_sums(into)
-        compiled.to_object(*arrays, bands_of_rows(), self.constants, *sums.open())
+        compiled.to_object(*arrays, sums.bands, self.constants, *sums.open())
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
             sums.knows_top = False
 
@@ -381,8 +383,8 @@ class CpuPasses(CpuSums):
 
 
 def _may_wait(task: Task, keep: bool) -> bool:
-    """Whether whoever wants this may be content with a quotient of the object's sums: not who descends, nor who keeps
-    waves for a second sweep, to which the sums are a direction."""
+    """Whether a quotient of the object's sums may be all that comes of them. Whoever descends reads them, and so does
+    whoever keeps waves for a second sweep: they make a direction of them."""
     return task == "revise" and not keep
 
 

@@ -47,6 +47,10 @@ class CpuSums(FusedPasses):
         if into.late is not None:
             into.late.settle()
 
+    def forget(self) -> None:
+        """See the base."""
+        self.room.forget()
+
     def object_sums(self, into: Adjoints) -> ObjectSums:
         """The object's, of a batch that was begun; or plain arrays to which everything is added at once."""
         late = into.late
@@ -75,7 +79,7 @@ class CpuSums(FusedPasses):
         self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
     ) -> None:
         """As the twin's, block by block while they are in the cache, for expressions of up to four fields."""
-        if add and isinstance(expression, Quotient) and _undivided(expression, target):
+        if add and isinstance(expression, Quotient) and _undivided(target, expression, rows, columns):
             return
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
@@ -100,12 +104,10 @@ class CpuSums(FusedPasses):
         return not beyond.any()
 
 
-def _undivided(quotient: Quotient, target: Tensor) -> bool:
+def _undivided(target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
     """Adds a quotient of sums that nobody has read yet; False where that is something else."""
-    change, weight = quotient.change, quotient.weight
-    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and isinstance(change.late, ObjectSums)):
-        return False
-    return change.late is weight.late and change.late.divide(target, quotient)
+    late = quotient.change.late if isinstance(quotient.change, Leaf) else None
+    return isinstance(late, ObjectSums) and late.divide(target, quotient, rows, columns)
 
 
 def fill(into: Adjoints) -> None:

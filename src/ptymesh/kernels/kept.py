@@ -55,6 +55,10 @@ class Rooms:
         """The caller has done with these."""
         self._given_back[name] = arrays
 
+    def forget(self) -> None:
+        """Lets go of all of them; whoever has one keeps it."""
+        self._kept, self._given_back = {}, {}
+
 
 class Planes:
     """Mask and background as the detector's kernel reads them; made anew when they have changed."""

@@ -1,14 +1,16 @@
 """The object's sums of a batch on a CPU: windows of views wait to be added until somebody reads the sums.
 
-An engine that asks for nothing but their quotient, target += times s / ((1 - blend) w + blend max w), gets it without
-them: it is worked out row by row in a core's cache. Sums of a batch that is spread over a large object fit no cache,
-and to write them, add to them and read them takes longer than what they are made of.
+s = sum_j S_j^H sum_m conj(P_jm) chi_jm, with the weight u = sum_j S_j^H sum_m |P_jm|^2. An engine that asks for nothing
+but target += times s / ((1 - blend) u + blend max u) gets it without them: it is worked out row by row in a core's
+cache. To write, add to and read the sums of a batch that is spread over a large object takes longer than to sum up its
+windows twice, for those fit no cache.
 
 H, W   object pixels;  h, w  window pixels;  k  views that wait
 """
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_windows
 from ptymesh.kernels.arguments import bands_of_rows
-from ptymesh.physics.blocks import Quotient
+from ptymesh.physics.blocks import Leaf, Quotient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
     from ptymesh.physics.passes import Adjoints
 
 Array = np.ndarray[Any, Any]
-#: Bytes of windows that wait, at most.
+#: Bytes of windows and light that wait, at most.
 WAITING_BYTES = 64 << 20
-#: They wait where as many as these share a pixel, at most. Measured: of a batch whose windows lie close together, sums
-#: stay in the cache, and windows do not.
+#: They wait where as many as these share a pixel of the touched blocks on average, at most. Measured: of a batch whose
+#: windows lie close together, sums stay in the cache, and windows do not.
 OVERLAP = 4
 #: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
 TOPS = 16
@@ -38,7 +40,7 @@ _NONE_STALE = np.zeros((0, 0), np.uint8)
 
 
 class ObjectSums:
-    """See above.
+    """Sums over a batch of one array and its weight, made as late as can be.
 
     Args:
         into: sums of a batch, whose object has an array.
@@ -61,7 +63,9 @@ class ObjectSums:
         #: These may wait, if they come in one chunk; None: none may, as other ranks add to the sums, or read them.
         self._views = into.views
         self._stale: Array = _NONE_STALE
-        self._tops = torch.zeros((bands_of_rows(), TOPS), dtype=into.object_weight.dtype).numpy()
+        #: Of rows, whoever adds to the object: the number of threads may be another one by then.
+        self.bands = bands_of_rows()
+        self._tops = torch.zeros((self.bands, TOPS), dtype=into.object_weight.dtype).numpy()
         self.knows_top = len(into.object) == 1
         self._waiting, self._looked = 0, False
 
@@ -73,7 +77,7 @@ class ObjectSums:
             rows, columns = self._blocks
             self._blocks = None
             slices, height, width = self.fields[0].shape
-            if slices > 1 or height < 2 * bands_of_rows() * BLOCK:  # bands must not share a block
+            if slices > 1 or height < 2 * self.bands * BLOCK:  # bands must not share a block
                 self._clear(*self.fields, rows, columns)
             else:  # each when it is first added to, as it is in the cache then
                 self._stale = np.zeros((height // BLOCK, width // BLOCK), np.uint8)
@@ -91,9 +95,9 @@ class ObjectSums:
                 self._clear(*self.fields, *map(torch.from_numpy, self._stale.nonzero()))
             self._stale = _NONE_STALE
 
-    def tops(self) -> Tensor | None:
-        """Numbers of which the largest is that of the weight; None for several slices."""
-        if not self.knows_top:
+    def tops(self, of: Tensor) -> Tensor | None:
+        """Numbers of which the largest is that of the weight, where kernels have looked for it; None of the sums."""
+        if not self.knows_top or of is not self.fields[1]:
             return None
         if self._blocks is None:
             self.flush()
@@ -111,13 +115,14 @@ class ObjectSums:
         Those that wait already are added.
         """
         self.flush()
-        wait = may_wait and self._worthwhile(views, views * window[0] * window[1])
+        wait = may_wait and self._worthwhile(views, views * window[0] * window[1], lights > 1)
         self._shapes = views if wait else strip, lights, window
         return wait
 
-    def _worthwhile(self, views: int, pixels: int) -> bool:
-        """Whether it pays to wait with so many views, that have so many pixels together."""
-        if self._blocks is None or self._views != views or pixels * self.fields[0].element_size() > WAITING_BYTES:
+    def _worthwhile(self, views: int, pixels: int, with_light: bool) -> bool:
+        """Whether it pays to wait with so many views, that have so many pixels together; and a light each, or none."""
+        wave, light = (field.element_size() for field in self.fields)
+        if self._blocks is None or self._views != views or pixels * (wave + with_light * light) > WAITING_BYTES:
             return False
         return pixels <= OVERLAP * len(self._blocks[0]) * BLOCK**2
 
@@ -140,14 +145,19 @@ class ObjectSums:
     def flush(self) -> None:
         """Adds the views that wait."""
         if self._waiting:
-            compiled_windows.add_windows(*self._given(), bands_of_rows(), *self.open())
+            compiled_windows.add_windows(*self._given(), self.bands, *self.open())
             self._waiting = 0
 
-    def divide(self, target: Tensor, quotient: Quotient) -> bool:
-        """Adds the quotient of the sums to the only slice of `target`; False, and nothing done, where they are read
-        instead."""
-        alike = target.dtype == self.fields[0].dtype and target.is_contiguous() and target.shape == self.fields[0].shape
-        if not self._waiting or self._blocks is None or not alike:
+    def divide(self, target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
+        """Adds the quotient of the sums to the only slice of `target`, on the batch's blocks; False, and nothing done,
+        where it is of something else, or the sums are read instead."""
+        change, weight = quotient.change, quotient.weight
+        if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and self._waiting and self._blocks is not None):
+            return False
+        given = (change.array, weight.array, rows, columns)
+        known = (*self.fields, *self._blocks)
+        alike = target.dtype == self.fields[0].dtype and target.shape == self.fields[0].shape
+        if any(map(is_not, given, known)) or not alike or not target.is_contiguous() or target.is_conj():
             return False
         factor, summand = quotient.divisor
         numbers = np.array([quotient.times, factor, float(summand)], self._tops.dtype)
@@ -156,10 +166,8 @@ class ObjectSums:
 
     def _divide(self, numbers: Array, divide: bool, target: Array) -> None:
         windows, light, corners, amplitudes = self._given()
-        order = corners[:, 1].argsort(kind="stable")
-        bands = bands_of_rows()
-        given = (windows, light, corners, amplitudes, order, numbers)
-        compiled_windows.divide_windows(*given, divide, bands, target, self._tops)
+        given = (windows, light, corners, amplitudes, corners[:, 1].argsort(kind="stable"), numbers)
+        compiled_windows.divide_windows(*given, divide, self.bands, target, self._tops)
 
     def _given(self) -> tuple[Array, ...]:
         k = self._waiting

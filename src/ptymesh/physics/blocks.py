@@ -50,8 +50,8 @@ class Late(Protocol):
     def settle(self) -> None:
         """They are complete."""
 
-    def tops(self) -> Tensor | None:
-        """Numbers on the host of which the largest is that of the only slice of the weight, where that is known."""
+    def tops(self, of: Tensor) -> Tensor | None:
+        """Numbers on the host of which the largest is that of this only slice, where it is known: of the weight."""
 
 
 class Leaf:
@@ -67,6 +67,11 @@ class Leaf:
         self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
         #: What completes the array, where that is sums over a batch that nobody may have read yet.
         self.late: Late | None = None
+
+    @property
+    def array(self) -> Tensor | None:
+        """`whole` as it is, complete or not."""
+        return self._whole
 
     @property
     def whole(self) -> Tensor | None:
@@ -85,8 +90,8 @@ class Leaf:
 
     @property
     def tops(self) -> Tensor | None:
-        """Of a weight, numbers on the host of which the largest is that of the only slice, where that is known."""
-        return None if self.late is None else self.late.tops()
+        """Numbers on the host of which the largest is that of the only slice, where that is known."""
+        return None if self.late is None or self._whole is None else self.late.tops(self._whole)
 
     @property
     def is_complex(self) -> bool:

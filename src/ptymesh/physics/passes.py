@@ -70,10 +70,10 @@ class Adjoints:
     """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
 
     object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
-    views: those of the batch, if no other rank has any, so that the object's sums need not be complete before somebody
-    reads them; late: what completes them then, or when `settle` says so. blank: all of `probe` and probe_weight is to
-    be cleared by whoever first adds to it, until `finish`. spectrum: a part of `probe` that a pass keeps in Fourier
-    space until `finish`, and kept: what else it does.
+    views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
+    are read; late: what completes them then, or when `settle` says so. blank: all of `probe` and probe_weight is to be
+    cleared by whoever first adds to it, until `finish`. spectrum: a part of `probe` that a pass keeps in Fourier space
+    until `finish`, and kept: what else it does.
     """
 
     object: Tensor | None
