@@ -99,29 +99,28 @@ def _near(low: int, high: int, n: Any, h: int, order: Any, out: Any) -> int:
 
 
 @inlined
-def _until(r: int, last: int, n: Any, h: int, views: Any) -> int:
-    """The row after r, `last` at most, from which on other ones of these windows are crossed than at r."""
-    for j in views:
+def _crossing(r: int, last: int, n: Any, h: int, w: int, by_view: Any, by_column: Any, views: Any, spans: Any) -> Any:
+    """Those of these views whose windows cross row r, and spans of columns first ... after - 1, in whole vectors, that
+    these cover; how many there are of both, and the row, `last` at most, from which on that is so no more."""
+    count, joined, until = 0, 0, last
+    for j in by_view:
         if n[j, 0] > r:
-            last = min(last, n[j, 0])
+            until = min(until, n[j, 0])
         elif n[j, 0] + h > r:
-            last = min(last, n[j, 0] + h)
-    return last
-
-
-@inlined
-def _joined(r: int, n: Any, h: int, w: int, by_column: Any, spans: Any) -> int:
-    """Columns first ... after - 1, in whole vectors, that windows cover in row r; how many spans of them there are."""
-    count = 0
+            until = min(until, n[j, 0] + h)
+            views[count] = j
+            count += 1
+    if count == 0:
+        return count, joined, until
     for j in by_column:
         if n[j, 0] <= r and r < n[j, 0] + h:
             first, after = n[j, 1] // WIDTH * WIDTH, (n[j, 1] + w + WIDTH - 1) // WIDTH * WIDTH
-            if count > 0 and first <= spans[count - 1, 1]:
-                spans[count - 1, 1] = max(spans[count - 1, 1], after)
+            if joined > 0 and first <= spans[joined - 1, 1]:
+                spans[joined - 1, 1] = max(spans[joined - 1, 1], after)
             else:
-                spans[count, 0], spans[count, 1] = first, after
-                count += 1
-    return count
+                spans[joined, 0], spans[joined, 1] = first, after
+                joined += 1
+    return count, joined, until
 
 
 @inlined
@@ -149,49 +148,6 @@ def _sum_row(
 
 
 @inlined
-def _divide_rows(
-    top: int,
-    bottom: int,
-    spans: Any,
-    views: Any,
-    windows: Any,
-    light: Any,
-    n: Any,
-    a: Any,
-    numbers: Any,
-    divide: bool,
-    sums: Any,
-    weight: Any,
-    target: Any,
-    top_of: Any,
-) -> None:
-    """Rows top ... bottom - 1, all of which these views cross, in these spans of columns."""
-    W, nothing, highest = U(target.shape[1]), spread(weight.dtype.type(0)), load(top_of, ZERO)
-    times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
-    for y in range(top, bottom):
-        for first, after in spans:
-            if divide:
-                fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
-            for c in range(U(first), U(after), LANES):
-                store(weight, c, nothing)
-                if divide:
-                    store(sums, TWO * c, nothing)
-                    store(sums, TWO * c + LANES, nothing)
-        _sum_row(y, views, windows, light, n, a, divide, sums, weight)
-        for first, after in spans:
-            for c in range(U(first), U(after), LANES):
-                found = load(weight, c)
-                if not divide:
-                    highest = larger(found, highest)
-                    continue
-                real, imaginary = load_complex(sums, TWO * c)
-                if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
-                    by = times / (found * factor + summand)
-                    add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
-    store(top_of, ZERO, highest)
-
-
-@inlined
 def _divide_windows(
     start: int,
     stop: int,
@@ -205,29 +161,42 @@ def _divide_windows(
     target: Any,
     top_of: Any,
 ) -> None:
-    """Rows start ... stop - 1, a few at a time: where there are many views, few of them cross those."""
+    """Rows start ... stop - 1, some at a time: where there are many views, few of them cross those."""
     B, h, w = windows.shape
+    W, nothing, highest = U(target.shape[1]), spread(light.dtype.type(0)), load(top_of, ZERO)
+    times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
     sums, weight = np.empty(target.shape[1], target.dtype), np.empty(target.shape[1], light.dtype)
-    every, views, near, beside, spans = (
-        np.arange(B),
-        np.arange(B),
-        np.arange(B),
-        np.arange(B),
-        np.empty((B, 2), np.int64),
-    )
-    for low in range(start, stop, ROWS):
-        high = min(low + ROWS, stop)
-        some = near[: _near(low, high, n, h, every, near)]
-        ordered = beside[: _near(low, high, n, h, by_column, beside)]
-        top = low
-        while top < high:
-            until = _until(top, high, n, h, some)
-            crossing = views[: _near(top, top + 1, n, h, some, views)]
-            if len(crossing) > 0:
-                joined = spans[: _joined(top, n, h, w, ordered, spans)]
-                given = (windows, light, n, a)
-                _divide_rows(top, until, joined, crossing, *given, numbers, divide, sums, weight, target, top_of)
-            top = until
+    every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
+    spans, high, some = np.empty((B, 2), np.int64), start, 0
+    top = start
+    while top < stop:
+        if top == high:
+            high = min(top + ROWS, stop)
+            some = _near(top, high, n, h, every, near)
+            _near(top, high, n, h, by_column, beside)
+        count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
+        for y in range(top, until if count > 0 else top):
+            for first, after in spans[:joined]:
+                if divide:
+                    fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
+                for c in range(U(first), U(after), LANES):
+                    store(weight, c, nothing)
+                    if divide:
+                        store(sums, TWO * c, nothing)
+                        store(sums, TWO * c + LANES, nothing)
+            _sum_row(y, views[:count], windows, light, n, a, divide, sums, weight)
+            for first, after in spans[:joined]:
+                for c in range(U(first), U(after), LANES):
+                    found = load(weight, c)
+                    if not divide:
+                        highest = larger(found, highest)
+                        continue
+                    real, imaginary = load_complex(sums, TWO * c)
+                    if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
+                        by = times / (found * factor + summand)
+                        add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
+        top = until
+    store(top_of, ZERO, highest)
 
 
 @parallel
