@@ -13,6 +13,7 @@ process has claimed by a file in FOLDER.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -36,6 +37,10 @@ from ptymesh.kernels import (
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
+
+#: Objects between two collections of garbage: numba makes millions that stay, and to look through them time and again
+#: takes a sixteenth of the compilation.
+COLLECT_AT = 200_000
 
 #: Modules with kernels; first what takes the longest to compile.
 ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_windows, compiled, compiled_fixed)
@@ -159,6 +164,7 @@ class _Never(event.Listener):
 
 def main(dtype: str, claims: str, names: Sequence[str]) -> None:
     """Compiles kernels until all are claimed."""
+    gc.set_threshold(COLLECT_AT)
     choose_threads()
     for name in names:
         try:
