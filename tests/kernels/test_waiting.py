@@ -13,7 +13,7 @@ from twins import TOLERANCE, Case, nothing, swept
 
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
-from ptymesh.kernels import compiled_windows, cpu, object_sums
+from ptymesh.kernels import compiled_object, cpu, object_sums
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
@@ -289,8 +289,8 @@ def test_engines_that_ask_for_a_quotient_never_make_sums(engine: str, monkeypatc
     made: list[ObjectSums] = []
     plain, waited = ObjectSums.open, []
     monkeypatch.setattr(ObjectSums, "open", lambda sums: (made.append(sums), plain(sums))[1])
-    kernel = compiled_windows.divide_windows
-    monkeypatch.setattr(compiled_windows, "divide_windows", lambda *a: (waited.append(a[6]), kernel(*a)))
+    kernel = compiled_object.divide_windows
+    monkeypatch.setattr(compiled_object, "divide_windows", lambda *a: (waited.append(a[6]), kernel(*a)))
     toy = make(views=12, modes=2)
     options: dict[str, Any] = {"epochs": 1} if engine == "dm" else {"epochs": 1, "batch": 4}
     Loop(toy.problem(), RunState(toy.start()), [ENGINES[engine](**options)], seed=7).run()
@@ -333,7 +333,7 @@ def test_views_beside_each_other_and_none() -> None:
     given = [t.numpy() for t in (windows, light, corners, a, corners[:, 1].argsort())]
     for divide in (False, True):
         numbers = torch.tensor([0.7, 0.3, 0.1], dtype=torch.float64).numpy()
-        compiled_windows.divide_windows(*given, numbers, divide, 4, target.numpy(), tops.numpy())
+        compiled_object.divide_windows(*given, numbers, divide, 4, target.numpy(), tops.numpy())
         assert bool(target.any()) == divide
         assert float(tops.max()) == pytest.approx(float(weight.max()), rel=1e-14)
     torch.testing.assert_close(target, 0.7 * sums / (0.3 * weight + 0.1), rtol=1e-13, atol=1e-14)

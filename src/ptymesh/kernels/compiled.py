@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.compiled_blocks import AHEAD, SIDE, clear_pixels
+from ptymesh.kernels.compiled_blocks import AHEAD
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_complex,
     fetch,
-    larger,
     load,
     load_complex,
     spread,
@@ -80,192 +79,6 @@ def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
 
 
 # --- adjoints ---
-
-
-@inlined
-def reach(n: Any, h: int) -> Any:
-    """First row that windows of h + 1 rows at n (B, 2) reach, and the one after the last."""
-    top, bottom = n[0, 0], n[0, 0]
-    for j in range(1, len(n)):
-        top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
-    return top, bottom + h + 1
-
-
-@inlined
-def rows_of(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
-    """First row of a band of rows top ... bottom - 1, and the one after its last; whole: no block is shared."""
-    if whole:
-        first, last = top // SIDE, (bottom + SIDE - 1) // SIDE
-        return (first + (last - first) * band // bands) * SIDE, (first + (last - first) * (band + 1) // bands) * SIDE
-    return top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
-
-
-@inlined
-def freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
-    """Blocks under rows top ... bottom - 1 and columns left ... right - 1 become zero if they are stale."""
-    W = U(out.shape[1])
-    for r in range(top // SIDE, (bottom + SIDE - 1) // SIDE):
-        for c in range(left // SIDE, (right + SIDE - 1) // SIDE):
-            if stale[r, c] != 0:
-                stale[r, c] = 0
-                clear_pixels(W * U(SIDE * r) + U(SIDE * c), W, U(SIDE), out, weight)
-
-
-@inlined
-def grown(weight: Any, place: int, power: Any, highest: Any) -> Any:
-    """Adds to the weight at a place; what is highest with it. Weights only grow: at last it is the highest of all."""
-    power = load(weight, place) + power
-    store(weight, place, power)
-    return larger(power, highest)
-
-
-@inlined
-def _add_row(
-    j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: int, out: Any, weight: Any, top: Any
-) -> None:
-    """Row r of view j, beam b: adds sum_m conj(f P_m) chi_m to `out` and sum_m |f P_m|^2 to `weight` at y x."""
-    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(out.shape[1])
-    k, mode = W * U(y) + U(x), TWO * h * w
-    i, e = mode * M * U(j) + TWO * w * U(r), mode * M * U(b) + TWO * w * U(r)
-    by, by2 = spread(f), spread(f * f)
-    full = w // LANES * LANES
-    fetch(out, TWO * (k + AHEAD * W), TWO * w)
-    fetch(weight, k + AHEAD * W, w)
-    highest = load(top, ZERO)
-    for c in range(ZERO, full, LANES):
-        at = TWO * c
-        (p, q), (s, t) = load_complex(beams, e + at), load_complex(chi, i + at)
-        real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
-        for m in range(U(1), M):
-            (p, q), (s, t) = load_complex(beams, e + at + m * mode), load_complex(chi, i + at + m * mode)
-            real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
-        add_complex(out, TWO * k + at, by * real, by * imaginary)
-        highest = grown(weight, k + c, by2 * power, highest)
-    store(top, ZERO, highest)
-    for c in range(full, w):
-        for m in range(M):
-            P = f * beams[b, m, r, c]
-            out[y, U(x) + c] += np.conj(P) * chi[j, m, r, c]
-            weight[y, U(x) + c] += P.real * P.real + P.imag * P.imag
-        top[0] = max(top[0], weight[y, U(x) + c])
-
-
-@inlined
-def _add_between(
-    j: int,
-    b: int,
-    r: int,
-    chi: Any,
-    beams: Any,
-    f: float,
-    y: int,
-    x: int,
-    ty: float,
-    tx: float,
-    start: int,
-    stop: int,
-    one: float,
-    wave: Any,
-    power: Any,
-    out: Any,
-    weight: Any,
-) -> None:
-    """The same between pixels, shared out to those of rows start ... stop - 1; wave, power: rows to work in."""
-    M, w = chi.shape[1], chi.shape[3]
-    wave[:], power[:] = 0, 0
-    for m in range(M):
-        p, q = beams[b, m, r], chi[j, m, r]
-        for c in range(w):
-            wave[c] += f * (np.conj(p[c]) * q[c])
-            power[c] += f * f * (p[c].real * p[c].real + p[c].imag * p[c].imag)
-    for corner in range(4):
-        row, right = y + corner // 2, corner % 2
-        share = (ty if corner // 2 else one - ty) * (tx if right else one - tx)
-        if start <= row < stop:
-            o, k = out[row, x + right : x + right + w], weight[row, x + right : x + right + w]
-            for c in range(w):
-                o[c] += share * wave[c]
-                k[c] += share * power[c]
-
-
-@inlined
-def _to_object(
-    band: int,
-    chi: Any,
-    n: Any,
-    t: Any,
-    beams: Any,
-    a: Any,
-    top: int,
-    bottom: int,
-    bands: int,
-    constants: Any,
-    stale: Any,
-    out: Any,
-    weight: Any,
-    top_of: Any,
-) -> None:
-    B, _, h, w = chi.shape
-    whole = len(stale) > 0
-    start, stop = rows_of(whole, top, bottom, band, bands)
-    power, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
-    for j in range(B):
-        y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
-        b, one = 0 if beams.shape[0] == 1 else j, constants[1]
-        if whole:
-            more = 1 if (ty != 0) | (tx != 0) else 0
-            freshen(stale, max(start, y), min(stop, y + h + more), x, x + w + more, out, weight)
-        if (ty != 0) | (tx != 0):
-            for r in range(max(0, start - y - 1), min(h, stop - y)):
-                _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
-        else:
-            for r in range(max(0, start - y), min(h, stop - y)):
-                _add_row(j, b, r, chi, beams, f, y + r, x, out, weight, top_of[band])
-
-
-@parallel
-def to_object(
-    chi: Any,
-    n: Any,
-    t: Any,
-    beams: Any,
-    a: Any,
-    bands: int,
-    constants: Any,
-    stale: Any,
-    out: Any,
-    weight: Any,
-    tops: Any,
-) -> None:
-    """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
-
-    t (B, 2): weights of the next pixel, down and right (bilinear), or zero. stale (H/b, W/b) uint8: blocks which become
-    zero before anything is added to them, and are stale no more; of no rows, there are none. tops (bands, k >= 8): in
-    each band's row is the largest weight that it has added to, if not one larger yet; where t is zero.
-    """
-    top, bottom = reach(n, chi.shape[2])
-    for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight, tops)
-
-
-@inlined
-def _add_light(band: int, light: Any, n: Any, a: Any, top: int, bottom: int, bands: int, out: Any) -> None:
-    h, w = light.shape
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
-    for j in range(len(n)):
-        y, x, f2 = n[j, 0], n[j, 1], a[j] * a[j]
-        for r in range(max(0, start - y), min(h, stop - y)):
-            k, source = out[y + r, x : x + w], light[r]
-            for c in range(w):
-                k[c] += f2 * source[c]
-
-
-@parallel
-def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
-    """out += sum_j a_j^2 S_j^H light, light (h, w) real."""
-    top, bottom = reach(n, light.shape[0])
-    for i in prange(bands):
-        _add_light(np.int64(i), light, n, a, top, bottom, bands, out)
 
 
 @inlined
@@ -502,8 +315,6 @@ def step_systems(
 SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
-    to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2 r2",
-    add_light: "r2 i2 r1 i r2",
     to_probe: "c4 c2 i2 r1 c4 i b c3 r2 c3 r3",
     to_probes: "c4 c2 i2 r1 i c4 r2",
     along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",

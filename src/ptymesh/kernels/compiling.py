@@ -31,8 +31,8 @@ from ptymesh.kernels import (
     compiled_blocks,
     compiled_detector,
     compiled_fixed,
+    compiled_object,
     compiled_probes,
-    compiled_windows,
 )
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
@@ -43,7 +43,7 @@ MOST = 3
 COLLECT_AT = 200_000
 
 #: Modules with kernels; first what takes the longest to compile.
-ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_windows, compiled, compiled_fixed)
+ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_object, compiled, compiled_fixed)
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import compiled, compiled_detector, compiled_probes, strips
+from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, strips
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -194,7 +194,7 @@ class CpuPasses(CpuSums):
             compiled.to_probe(chi, obj, at, f, beams, bands, into.blank, *by_probe, windows, light)
             into.blank = False
             if not wait:
-                compiled.to_object(chi, at, still[some], beams, f, sums.bands, self.constants, *sums.open())
+                compiled_object.to_object(chi, at, still[some], beams, f, sums.bands, self.constants, *sums.open())
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
@@ -277,7 +277,7 @@ class CpuPasses(CpuSums):
         _, _, beams, amplitudes = _parts(scene)
         arrays = (array_of(waves), corner, t, beams, amplitudes)
         sums = self.object_sums(into)
-        compiled.to_object(*arrays, sums.bands, self.constants, *sums.open())
+        compiled_object.to_object(*arrays, sums.bands, self.constants, *sums.open())
         if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
             sums.knows_top = False
 
@@ -289,7 +289,9 @@ class CpuPasses(CpuSums):
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
         """As the twin's."""
-        compiled.add_light(*arrays_of(light, chunk.anchors, chunk.weights[:, 0]), bands_of_rows(), *arrays_of(out))
+        compiled_object.add_light(
+            *arrays_of(light, chunk.anchors, chunk.weights[:, 0]), bands_of_rows(), *arrays_of(out)
+        )
 
     def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
         """See the base."""

@@ -1,9 +1,9 @@
 """The object's sums of a batch on a CPU: windows of views wait to be added until somebody reads the sums.
 
-s = sum_j S_j^H sum_m conj(P_jm) chi_jm, with the weight u = sum_j S_j^H sum_m |P_jm|^2. An engine that asks for nothing
-but target += times s / ((1 - blend) u + blend max u) gets it without them: it is worked out row by row in a core's
-cache. To write, add to and read the sums of a batch that is spread over a large object takes longer than to sum up its
-windows twice, for those fit no cache.
+sums = sum_j S_j^H sum_m conj(P_jm) chi_jm, weight = sum_j S_j^H sum_m |P_jm|^2. An engine that asks for nothing but
+target += times sums / ((1 - blend) weight + blend max weight) gets it without them: it is worked out row by row in a
+core's cache. To write, add to and read the sums of a batch that is spread over a large object takes longer than to sum
+up its windows twice, for those sums fit no cache.
 
 H, W   object pixels;  h, w  window pixels;  k  views that wait
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
-from ptymesh.kernels import compiled_windows
+from ptymesh.kernels import compiled_object
 from ptymesh.kernels.arguments import bands_of_rows
 from ptymesh.physics.blocks import Leaf, Quotient
 
@@ -145,7 +145,7 @@ class ObjectSums:
     def flush(self) -> None:
         """Adds the views that wait."""
         if self._waiting:
-            compiled_windows.add_windows(*self._given(), self.bands, *self.open())
+            compiled_object.add_windows(*self._given(), self.bands, *self.open())
             self._waiting = 0
 
     def divide(self, target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
@@ -167,7 +167,7 @@ class ObjectSums:
     def _divide(self, numbers: Array, divide: bool, target: Array) -> None:
         windows, light, corners, amplitudes = self._given()
         given = (windows, light, corners, amplitudes, corners[:, 1].argsort(kind="stable"), numbers)
-        compiled_windows.divide_windows(*given, divide, self.bands, target, self._tops)
+        compiled_object.divide_windows(*given, divide, self.bands, target, self._tops)
 
     def _given(self) -> tuple[Array, ...]:
         k = self._waiting
