@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.source import open_hdf5, read_dataset
+from ptymesh.io.hdf5 import open_hdf5, read_dataset
 from ptymesh.io.staging import npz_members, read_member
 
 

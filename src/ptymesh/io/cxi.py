@@ -19,9 +19,10 @@ from scipy import constants
 
 from ptymesh.errors import BadInput
 from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
+from ptymesh.io.hdf5 import open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, SlabSource, open_hdf5, read_dataset
+from ptymesh.io.source import Hdf5Source, SlabSource
 from ptymesh.io.staging import sliceable
 
 __all__ = ["NAME", "read", "recognises", "write_cxi", "write_measurement"]

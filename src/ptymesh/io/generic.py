@@ -11,9 +11,10 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
+from ptymesh.io.hdf5 import open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions, KeyMap
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource, open_hdf5, read_dataset
+from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 from ptymesh.io.staging import npz_members, npz_source, read_member, sliceable
 
 

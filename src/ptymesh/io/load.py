@@ -10,11 +10,11 @@ import h5py
 
 from ptymesh.errors import BadInput
 from ptymesh.io import cxi, generic, tike
+from ptymesh.io.hdf5 import listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
-from ptymesh.io.source import listing, open_hdf5
 from ptymesh.io.staging import fingerprint, npz_members, unpacked
 from ptymesh.measurement import Measurement
 

@@ -18,10 +18,10 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.hdf5 import CACHE_BYTES, DAMAGE, dataset_of, first_line, open_hdf5
 
-#: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once. Where chunks hold a single
-#: frame, there is nothing to keep.
-CACHE_BYTES, LEAST_CACHE_BYTES = 64 << 20, 1 << 20
+#: HDF5's chunk cache per dataset where chunks hold a single frame, and there is nothing to keep.
+LEAST_CACHE_BYTES = 1 << 20
 #: What is in memory at a time when patterns are gone through.
 SLAB_BYTES = 64 << 20
 
@@ -146,9 +146,9 @@ class Hdf5Source:
             where = {"n": slice(start, stop), "r": line, "c": slice(start, stop), "y": rows, "x": columns}
             try:
                 block = data[tuple(where[a] for a in self._axes)]
-            except OSError as error:
+            except DAMAGE as error:
                 raise BadInput(
-                    f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({_first(error)}); "
+                    f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({first_line(error)}); "
                     f"the file is truncated or damaged: copy it again."
                 ) from error
             left = [a for a in self._axes if a != "r"]
@@ -189,55 +189,8 @@ def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + step, views))
 
 
-def open_hdf5(path: Path, cache: int = CACHE_BYTES) -> h5py.File:
-    """Open for reading; BadInput where the file is truncated or damaged."""
-    try:
-        return h5py.File(path, "r", rdcc_nbytes=cache, locking="best-effort")
-    except OSError as error:
-        raise BadInput(
-            f"{path} cannot be opened as HDF5 ({_first(error)}); it is truncated or damaged: copy it again."
-        ) from error
-
-
-def dataset_of(file: h5py.File, name: str) -> h5py.Dataset:
-    """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing."""
-    found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
-        raise BadInput(f"{file.filename} has no dataset {name}; it has {listing(file)}.")
-    filters = found.id.get_create_plist()
-    if any(filters.get_filter(i)[0] >= 256 for i in range(filters.get_nfilters())):  # 256: first registered plugin
-        import hdf5plugin  # noqa: F401
-    return found
-
-
-def read_dataset(file: h5py.File, name: str) -> np.ndarray:
-    """A whole small dataset; BadInput where it is missing or damaged."""
-    try:
-        return np.asarray(dataset_of(file, name)[()])
-    except OSError as error:
-        raise BadInput(f"{name} in {file.filename} cannot be read ({_first(error)}); copy the file again.") from error
-
-
-def listing(file: h5py.File, most: int = 8) -> str:
-    """The datasets of a file, largest first, for error messages."""
-    found: list[tuple[int, str]] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            found.append((item.size or 0, f"/{name} {item.shape}"))
-
-    file.visititems(visit)
-    names = [text for _, text in sorted(found, reverse=True)]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) + more) or "none at all"
-
-
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:
     size = dict(zip(axes, shape, strict=True))
     raster = (size["r"], size["c"]) if "r" in size else None
     count = raster[0] * raster[1] if raster else size["n"]
     return (count, size["y"], size["x"]), raster
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

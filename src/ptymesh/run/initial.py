@@ -21,9 +21,9 @@ from scipy import ndimage
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
+from ptymesh.io.hdf5 import open_hdf5, read_dataset
 from ptymesh.io.options import Options
 from ptymesh.io.results import Result
-from ptymesh.io.source import open_hdf5, read_dataset
 from ptymesh.io.staging import read_member
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.tiles import Rect
