@@ -26,6 +26,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
+
+
+def _several(value: Any) -> Any:
+    """One path, or a list of them."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
 FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
 ArrayRef = Annotated[str, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
@@ -93,6 +100,8 @@ class DataOptions(Options):
     Fields:
         path: of the data set, whose format is found by content; or `sample:NAME`, which is fetched (`ptymesh.fetch`).
         keys: dataset names of a generic HDF5 or npz file.
+        follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
+            links, raw storage, sources of virtual datasets).
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
@@ -114,6 +123,7 @@ class DataOptions(Options):
 
     path: FilePath
     keys: KeyMap | None = None
+    follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     dc: Literal["centre", "corner"] | None = None
 
     radiation: Radiation | None = None

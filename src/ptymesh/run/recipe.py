@@ -46,7 +46,7 @@ DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
 
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
-    *(f"data.{name}" for name in ("path", "mask", "dark", "flat", "gain", "background", "intensity")),
+    *(f"data.{name}" for name in ("path", "follow", "mask", "dark", "flat", "gain", "background", "intensity")),
     "object.initial",
     "probe.start.path",
 )
@@ -237,8 +237,15 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
         options: Any = raw
         for group in groups:
             options = options.get(group) if isinstance(options, dict) else None
-        if isinstance(options, dict) and isinstance(options.get(name), str) and not _is_name(options[name]):
-            options[name] = str((folder / Path(options[name]).expanduser()).absolute())
+        found = options.get(name) if isinstance(options, dict) else None
+        if isinstance(found, str):
+            options[name] = _absolute(found, folder)
+        elif isinstance(found, list):
+            options[name] = [_absolute(one, folder) if isinstance(one, str) else one for one in found]
+
+
+def _absolute(value: str, folder: Path) -> str:
+    return value if _is_name(value) else str((folder / Path(value).expanduser()).absolute())
 
 
 def _is_name(value: str) -> bool:

@@ -37,6 +37,7 @@ from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
+from ptymesh.run.memory import check_object
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence
@@ -109,6 +110,7 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
+        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX))
         if layout == "auto" and saved is not None and self.world.size > 1:
             layout, self.layout_why = saved.meta["run"]["layout"], "as before"
         if layout == "auto" and self.world.size == 1:
