@@ -77,6 +77,8 @@ def _opened(reference: str, option: str) -> Iterator[Stored]:
         raise BadInput(f"There is no file {path}, which {option} names; give {KNOWN}.")
     if not os.path.isfile(path):  # but a pipe or a device, which might never answer
         raise BadInput(f"{option} names {path}, which is not a file; give {KNOWN}.")
+    if not os.path.getsize(path):  # nor what the system makes up while it is read
+        raise BadInput(f"{option} names {path}, which is empty; give {KNOWN}.")
     try:
         with path.open("rb") as file:
             start = file.read(8)

@@ -118,14 +118,15 @@ def cache_folder() -> Path:
     given = os.environ.get("PTYMESH_CACHE")
     user = os.getuid() if hasattr(os, "getuid") else "user"
     try:
-        folder = Path(given) if given else Path(tempfile.gettempdir()) / f"ptymesh-{user}"
+        folder = Path(given).expanduser() if given else Path(tempfile.gettempdir()) / f"ptymesh-{user}"
+        folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.lstat().st_uid
-    except OSError as error:
-        where = f"PTYMESH_CACHE is {given[:200]}" if given else "The folder for temporary files is of no use"
+    except (OSError, RuntimeError) as error:  # RuntimeError: a home that nobody has
+        where = f"PTYMESH_CACHE is {given[:200]}" if given else "The folder for temporary files is missing"
+        why = getattr(error, "strerror", None) or error
         raise BadInput(
-            f"{where}, where nothing can be written ({error.strerror or error}); set PTYMESH_CACHE to a folder with "
-            f"room."
+            f"{where}, where nothing can be written ({why}); set PTYMESH_CACHE to a folder with room."
         ) from error
     if not given and owner != user and hasattr(os, "getuid"):
         raise BadInput(f"{folder} belongs to another user; set PTYMESH_CACHE to a folder of your own.")

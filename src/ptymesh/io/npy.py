@@ -45,8 +45,9 @@ def read_header(stream: BinaryIO, what: str) -> Header:
             f"{what} is not a readable array ({first_line(error)}); it is truncated or damaged: save it again with "
             f"numpy.save or numpy.savez."
         ) from error
-    if any(n < 0 for n in header.shape):
-        raise BadInput(f"{what} says that its shape is {header.shape}; the file is damaged: save it again.")
+    if len(header.shape) > 32 or any(not 0 <= n < 1 << 48 for n in header.shape):
+        said = str(header.shape)[:80]
+        raise BadInput(f"{what} says that its shape is {said}, which cannot be; the file is damaged: save it again.")
     return header
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import hashlib
-import lzma
 import struct
 import zipfile
 import zlib
@@ -35,7 +34,7 @@ CHECKED_BYTES = 64 << 20
 MOST_MEMBERS = 10_000
 PIECE_BYTES = 1 << 20
 #: What zipfile and the decompressors raise of damaged archives; RuntimeError (of DAMAGE) also for encrypted ones.
-ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error)
 
 
 def fingerprint(path: Path) -> str:
@@ -161,7 +160,7 @@ def _checked(path: Path) -> Path:
 
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An npz archive; BadInput where it is truncated or damaged, encrypted, or packed in an unknown way."""
+    """An npz archive; BadInput where it is truncated or damaged, or packed in an unknown way."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -213,24 +212,31 @@ def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
 
 
 def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
-    """The only member of this name; BadInput where there is none, or it is encrypted."""
+    """The only member of this name; BadInput where there is none, or it cannot be read."""
     found = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
     if len(found) != 1:
         names = ", ".join(npz_members(path)) or "no arrays"
         raise BadInput(f"{path} has no array {_shown(member)}; it has {names}.")
-    _refuse_encrypted(path, found[0])
+    _refuse_unusual(path, found[0])
     return found[0]
 
 
 def _header(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> Header:
-    _refuse_encrypted(path, info)
+    _refuse_unusual(path, info)
     with archive.open(info) as stream:
         return read_header(cast(BinaryIO, stream), f"{_shown(info.filename)} in {path}")
 
 
-def _refuse_encrypted(path: Path, info: zipfile.ZipInfo) -> None:
+def _refuse_unusual(path: Path, info: zipfile.ZipInfo) -> None:
+    """BadInput where a member is not as numpy writes them; zipfile unpacks other methods without any bound."""
+    what = f"{_shown(info.filename)} in {path}"
     if info.flag_bits & 0x1:
-        raise BadInput(f"{_shown(info.filename)} in {path} is encrypted; unpack it, and save it with numpy.savez.")
+        raise BadInput(f"{what} is encrypted; unpack it, and save it with numpy.savez.")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BadInput(
+            f"{what} is packed by zip's method {info.compress_type}, which numpy does not use; unpack it, and save it "
+            f"with numpy.savez_compressed."
+        )
 
 
 def _shown(name: str) -> str:
