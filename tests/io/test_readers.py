@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.io import load_measurement, source, staging
+from ptymesh.io import cache, load_measurement, source, staging
+from ptymesh.io.cache import cache_folder
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.source import Hdf5Source, MappedSource
 
@@ -89,7 +90,7 @@ def test_truncated_files(tmp_path: Path, tike: Any, hdf5: Load, patterns: np.nda
     (tmp_path / "d.h5").write_bytes(plain[:5])
     with pytest.raises(BadInput, match=r"damaged HDF5|no known format"):
         load(tmp_path / "d.h5")
-    assert not list(staging.cache_folder().glob("*.tmp"))
+    assert {file.suffix for file in cache_folder().iterdir()} == {".lock"}
 
 
 def test_damaged_compressed_member(tmp_path: Path, tike: Any) -> None:
@@ -214,7 +215,7 @@ def test_missing_array_of_an_npz(tmp_path: Path, patterns: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("reference", "word"),
     [
-        ("absent.npy", "not a file"),
+        ("absent.npy", "no file"),
         ("plain.h5", "say which dataset"),
         ("plain.h5:/nowhere", "no dataset /nowhere"),
         ("two.npz", "say which"),
@@ -281,21 +282,23 @@ def test_sources_can_be_sent_to_other_processes(generic: Load, tmp_path: Path, p
 def test_staged_once_and_found_again(tmp_path: Path, tike: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "a.npz", **tike)
     load(tmp_path / "a.npz")
-    staged = [file for file in staging.cache_folder().iterdir() if file.suffix != ".lock"]
+    staged = [file for file in cache_folder().iterdir() if file.suffix != ".lock"]
     assert len(staged) == 1
-    monkeypatch.setattr(staging, "_extract", None)  # must not be needed again, wherever the file lies
+    monkeypatch.setattr(cache, "_make", None)  # must not be needed again, wherever the file lies
     (tmp_path / "a.npz").rename(tmp_path / "b.npz")
     load(tmp_path / "b.npz")
 
 
 def test_forgotten_after_a_week(tmp_path: Path, tike: Any) -> None:
-    old, young = staging.cache_folder() / "old", staging.cache_folder() / "young"
-    old.touch()
-    young.touch()
-    os.utime(old, (0, 0))
+    old, young = cache_folder() / f"{'0' * 32}-old", cache_folder() / f"{'0' * 32}-young"
+    others, used = cache_folder() / "not ours", cache_folder() / f"{'1' * 32}-used"
+    for file in (old, young, others, used):
+        file.touch()
+        os.utime(file, None if file == young else (0, 0))
+    used.with_name(f"{used.name}.lock").touch()
     np.savez_compressed(tmp_path / "a.npz", **tike)
     load(tmp_path / "a.npz")
-    assert young.exists() and not old.exists()
+    assert young.exists() and others.exists() and used.exists() and not old.exists()
 
 
 def test_several_processes_stage_the_same_file(tmp_path: Path, tike: Any) -> None:
@@ -307,18 +310,21 @@ def test_several_processes_stage_the_same_file(tmp_path: Path, tike: Any) -> Non
     command = [sys.executable, "-c", program, str(tmp_path / "a.npz")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [int(process.communicate()[0]) for process in started] == [int(tike["data"].sum())] * 3
-    left = [file.name for file in staging.cache_folder().iterdir()]
+    left = [file.name for file in cache_folder().iterdir()]
     assert sorted(name.rpartition(".")[2] == "lock" for name in left) == [False, True]
 
 
 def test_full_cache_folder(tmp_path: Path, tike: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     np.savez_compressed(tmp_path / "a.npz", **tike)
-    monkeypatch.setattr(staging, "_extract", full)
-    with pytest.raises(BadInput, match=r"No space left .* set PTYMESH_CACHE"):
+    monkeypatch.setattr(cache, "LEFT_SHARE", 1.0)
+    monkeypatch.setattr(cache, "LEFT_BYTES", 1 << 60)
+    sentence = (
+        r"a\.npz cannot be unpacked into \S+ \(No space left on device, [\d.]+ \w+ are needed, [\d.]+ \w+ are free "
+        r"there\); set PTYMESH_CACHE to a folder with room, or save it with numpy\.savez"
+    )
+    with pytest.raises(BadInput, match=sentence):
         load(tmp_path / "a.npz")
+    assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
 
 
 def test_fingerprint_depends_on_content_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,7 +375,7 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
         (scan, {"initial": str(tmp_path / "none.npy")}, {}, "There is no file"),
         (scan, {"initial": str(tmp_path / "four.npy")}, {}, "two or three axes"),
         (scan, {"initial": str(tmp_path / "nan.npy")}, {}, "not finite"),
-        (scan, {}, {"start": array | {"path": str(tmp_path / "text.npy")}}, "two or three axes"),
+        (scan, {}, {"start": array | {"path": str(tmp_path / "text.npy")}}, "must be numbers"),
         (scan, {}, {"start": array | {"path": str(tmp_path / "small.npy")}}, "must be equal"),
         (scan, {}, {"start": array | {"path": str(tmp_path / "nan.npy")}}, "power is nan"),
         (scan, {}, {"start": {"kind": "electron", "semiangle_rad": 0.5}}, "semi-angle is 0.5"),

@@ -1,68 +1,188 @@
-"""Arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, recognised by content."""
+"""Arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, recognised by content.
+
+What a file says of an array is looked at first; it is read when type and shape are those that the option can use.
+"""
 
 from __future__ import annotations
 
-import zipfile
+import contextlib
+import logging
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import open_hdf5, read_dataset
-from ptymesh.io.staging import npz_members, read_member
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.hdf5 import DAMAGE, dataset_of, first_line, open_hdf5, read_dataset, reading
+from ptymesh.io.npy import MOST_VALUES, numbers, plain, read_header, read_values
+from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
+
+#: Numbers, real ones, and what they are called.
+REAL, ANY = "buif", "buifc"
+KNOWN = "file.npy, file.tif, file.npz:name or file.h5:/path"
 
 
-def load_array(reference: str, option: str) -> np.ndarray:
-    """The numeric array that a reference names; BadInput, naming the option, where there is none."""
-    path, inside = _split(reference)
-    if not path.is_file():
-        raise BadInput(f"{option} names {path}, which is not a file; give file.npy, file.tif or file.h5:/path.")
-    with path.open("rb") as file:
-        start = file.read(8)
-    if start.startswith(b"\x93NUMPY"):
-        try:
-            array = np.load(path, allow_pickle=False)
-        except ValueError as error:
-            raise BadInput(f"{option}: {path} cannot be read ({error}); save it again with numpy.save.") from error
-    elif start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        import tifffile
+@dataclass(frozen=True)
+class Stored:
+    """An array in a file, not read yet."""
 
-        array = tifffile.imread(path)
-    elif h5py.is_hdf5(path):
-        if not inside:
-            raise BadInput(f"{option}: {path} is HDF5; say which dataset, as {path}:/path.")
-        with open_hdf5(path) as hdf5:
-            array = read_dataset(hdf5, inside)
-    elif zipfile.is_zipfile(path):
-        members = list(npz_members(path))
-        if not inside and len(members) != 1:
-            raise BadInput(f"{option}: {path} holds {', '.join(members)}; say which, as {path}:name.")
-        array = read_member(path, inside or members[0])
-    else:
-        raise BadInput(f"{option}: {path} is neither .npy, TIFF, HDF5 nor npz; convert it to one of these.")
-    if array.dtype.kind not in "buif":
-        raise BadInput(f"{option}: {reference} holds {array.dtype} values; it must be real numbers.")
-    return np.asarray(array)
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
+def load_array(reference: str, option: str, kinds: str = REAL, most: int = MOST_VALUES) -> np.ndarray:
+    """The numeric array that a reference names; BadInput, naming the option, where there is none.
+
+    kinds: numpy's letters of the types that will do. most: more values than that are not read.
+    """
+    with _opened(reference, option) as stored:
+        return _read(stored, reference, option, kinds, most)
 
 
 def detector_array(value: str | float, option: str, shape: tuple[int, int]) -> np.ndarray:
     """(H, W) from a number or a reference; leading axes of length one are dropped. BadInput on another shape."""
     if isinstance(value, int | float):
         return np.full(shape, float(value))
-    array = load_array(value, option)
-    while array.ndim > 2 and array.shape[0] == 1:
-        array = array[0]
-    if array.shape != shape:
-        raise BadInput(f"{option}: {value} has shape {array.shape}; the detector is {shape} as stored in the file.")
+    with _opened(value, option) as stored:
+        found = stored.shape
+        while len(found) > 2 and found[0] == 1:
+            found = found[1:]
+        if found != shape:
+            raise BadInput(f"{option}: {value} has shape {found}; the detector is {shape} as stored in the file.")
+        array = _read(stored, value, option, REAL, math.prod(shape)).reshape(shape)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadInput(f"{option}: {value} holds NaN or infinite values; mend it, or mask those pixels (data.mask).")
     return array
 
 
+def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) -> np.ndarray:
+    numbers(stored.dtype, f"{option}: {reference}", kinds)
+    if math.prod(stored.shape) > most:
+        raise BadInput(f"{option}: {reference} has shape {stored.shape}, more than {option} can use; check the name.")
+    return plain(np.asarray(stored.read()))
+
+
+@contextlib.contextmanager
+def _opened(reference: str, option: str) -> Iterator[Stored]:
+    """The array behind a reference, as long as its file is open."""
+    path, inside = _split(reference)
+    if not os.path.exists(path):
+        raise BadInput(f"There is no file {path}, which {option} names; give {KNOWN}.")
+    if not os.path.isfile(path):  # but a pipe or a device, which might never answer
+        raise BadInput(f"{option} names {path}, which is not a file; give {KNOWN}.")
+    if not os.path.getsize(path):  # nor what the system makes up while it is read
+        raise BadInput(f"{option} names {path}, which is empty; give {KNOWN}.")
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise BadInput(f"{option}: {path} cannot be opened ({error.strerror}); check its permissions.") from error
+    what = f"{option}: {reference}"
+    if start.startswith(b"\x93NUMPY"):
+        opened = _npy(path, what)
+    elif start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        opened = _tiff(path, what)
+    elif h5py.is_hdf5(path):
+        if not inside:
+            raise BadInput(f"{option}: {path} is HDF5; say which dataset, as {path}:/path.")
+        opened = _hdf5(path, inside)
+    elif is_npz(path):
+        opened = _npz(path, inside, option)
+    else:
+        raise BadInput(f"{option}: {path} is neither .npy, TIFF, HDF5 nor npz; convert it to one of these.")
+    with opened as stored:
+        yield stored
+
+
+@contextlib.contextmanager
+def _npy(path: Path, what: str) -> Iterator[Stored]:
+    with path.open("rb") as file:
+        header = read_header(file, what)
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if header.nbytes > there and not header.dtype.hasobject:
+            raise BadInput(
+                f"{what} cannot be read (it has {there} bytes of the {header.nbytes} that its shape {header.shape} "
+                f"takes); it is truncated: save it again with numpy.save."
+            )
+        yield Stored(header.shape, header.dtype, lambda: read_values(file, header, what))
+
+
+@contextlib.contextmanager
+def _npz(path: Path, inside: str, option: str) -> Iterator[Stored]:
+    members = npz_members(path)
+    if not members:
+        raise BadInput(f"{option}: {path} is a zip file without arrays (.npy); save them with numpy.savez.")
+    if not inside and len(members) != 1:
+        raise BadInput(f"{option}: {path} holds {', '.join(members)}; say which, as {path}:{next(iter(members))}.")
+    name = inside or next(iter(members))
+    if name not in members and name.removesuffix(".npy") in members:
+        name = name.removesuffix(".npy")
+    if name not in members:
+        raise BadInput(f"{option}: {path} has no array {name}; it has {', '.join(members)}.")
+    shape, dtype = members[name]
+    yield Stored(shape, dtype, lambda: read_member(path, name))
+
+
+@contextlib.contextmanager
+def _hdf5(path: Path, inside: str) -> Iterator[Stored]:
+    with open_hdf5(path) as file:
+        data = dataset_of(file, inside)
+        with reading(f"{inside} in {path}"):
+            shape, dtype = data.shape, data.dtype
+        if shape is None:
+            raise BadInput(f"{inside} in {path} holds nothing; name another dataset.")
+        if math.prod(shape) * dtype.itemsize > most_of(path.stat().st_size):
+            raise BadInput(f"{inside} in {path} has shape {shape}, far more than its file holds; check the name.")
+        yield Stored(shape, dtype, lambda: read_dataset(file, inside))
+
+
+@contextlib.contextmanager
+def _tiff(path: Path, what: str) -> Iterator[Stored]:
+    """The first image series of a TIFF. What only points to other files is not followed."""
+    from tifffile import TiffFile, TiffFileError
+
+    log = logging.getLogger("tifffile")
+    before, log.disabled = log.disabled, True  # what it has to say is said below, in one sentence
+    try:
+        with TiffFile(path, _multifile=False, is_ome=False, is_mmstack=False, is_ndtiff=False) as file:
+            found = file.series[0]
+            shape, dtype = tuple(int(n) for n in found.shape), np.dtype(found.dtype)
+            _check_tiff(found, math.prod(shape) * dtype.itemsize, path.stat().st_size)
+            yield Stored(shape, dtype, lambda: file.asarray(series=0))
+    except PtymeshError:
+        raise
+    except (*DAMAGE, AssertionError, EOFError, TiffFileError, struct.error) as error:
+        raise BadInput(
+            f"{what} cannot be read as TIFF ({first_line(error)}); if it is sound, save it without compression, or as "
+            f".npy."
+        ) from error
+    finally:
+        log.disabled = before
+
+
+def _check_tiff(series: Any, needed: int, size: int) -> None:
+    """ValueError where the pages cannot hold what they say: tifffile takes missing parts to be zero."""
+    if needed > most_of(size):
+        raise ValueError(f"{size} bytes cannot hold {series.shape}")
+    for page in series.pages:
+        parts = list(zip(page.dataoffsets, page.databytecounts, strict=True))
+        if not parts or any(count <= 0 or offset + count > size for offset, count in parts):
+            raise ValueError("parts of the image are missing")
+
+
 def _split(reference: str) -> tuple[Path, str]:
     """A path and what is inside the file; a colon that belongs to an existing file's name is left alone."""
-    if Path(reference).exists() or ":" not in reference:
+    if ":" not in reference or os.path.exists(reference):
         return Path(reference), ""
+    for place, letter in enumerate(reference):  # the name of an array may hold colons as well
+        if letter == ":" and os.path.isfile(reference[:place]):
+            return Path(reference[:place]), reference[place + 1 :]
     path, _, inside = reference.rpartition(":")
     return Path(path), inside

@@ -225,9 +225,7 @@ def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.n
     if good.shape != shape or good.dtype != np.bool_:
         raise BadInput(f"The mask of {data.path} has shape {good.shape} {good.dtype}; its patterns are {shape}.")
     if data.mask is not None:
-        given = load_array(data.mask, "data.mask")
-        if given.shape != shape:
-            raise BadInput(f"data.mask: {data.mask} has shape {given.shape}; the detector is {shape} as stored.")
+        given = detector_array(data.mask, "data.mask", shape)
         good = good & ((given != 0) == (data.mask_true == "good"))
     flat = None
     if data.flat is not None:

@@ -49,6 +49,11 @@ def fetch(name: str) -> Path:
     if name not in SAMPLES:
         raise BadInput(f"There is no sample {name!r}; known are {', '.join(SAMPLES)}.")
     sample, folder = SAMPLES[name], sample_folder()
+    kept = folder / sample.file
+    if os.path.exists(kept) and not os.path.isfile(kept):
+        raise BadInput(
+            f"{kept}, where {name} belongs, is not a file; remove it, or set PTYMESH_DATA to another folder."
+        )
     try:
         return Path(pooch.retrieve(sample.url, f"sha256:{sample.sha256}", sample.file, folder))
     except ValueError as error:
@@ -71,7 +76,12 @@ def sample_folder() -> Path:
     import pooch
 
     given = os.environ.get("PTYMESH_DATA")
-    return Path(given).expanduser().absolute() if given else Path(pooch.os_cache("ptymesh"))
+    try:
+        return Path(given).expanduser().absolute() if given else Path(pooch.os_cache("ptymesh"))
+    except RuntimeError as error:  # a home that nobody has
+        raise BadInput(
+            f"PTYMESH_DATA is {given}, which is no folder ({error}); set it to a folder of your own."
+        ) from error
 
 
 def located(path: Path) -> Path:

@@ -1,8 +1,6 @@
 """Sources that cannot be sliced (bz2, compressed npz, HDF5 in huge chunks) are unpacked once into uncompressed files.
 
-The files lie in $PTYMESH_CACHE, or in the machine's temporary folder, and are named after the content that they
-come from. Of several ranks that need one, the first makes it under a temporary name and renames it; the others wait.
-Files that nobody has used for a week are removed.
+cache.py keeps those. What is unpacked is bounded by what it is unpacked from: see `RATIO`.
 """
 
 from __future__ import annotations
@@ -10,23 +8,33 @@ from __future__ import annotations
 import bz2
 import contextlib
 import hashlib
-import os
-import shutil
-import sys
-import tempfile
-import time
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 import numpy as np
 
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.cache import Plan, Sink, made, safe_name
+from ptymesh.io.hdf5 import DAMAGE, first_line
+from ptymesh.io.npy import MOST_VALUES, Header, numbers, read_header, read_values
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 
-WEEK_S = 7 * 24 * 3600
+#: Bytes that a packed one may become. Deflate cannot do more than 1032, and Poisson counts of 0.003 per pixel in 32
+#: bits, sparser than low-dose electron data are, come to 890 in bz2; a bomb reaches a million.
+RATIO = 1000
+#: What may be unpacked in any case, for small files of few different values.
+HARMLESS_BYTES = 64 << 20
+#: Members that are stored are checked against their checksum up to this size, as `fingerprint` reads files.
+CHECKED_BYTES = 64 << 20
+#: An npz holds a few arrays; to look into each of a million takes minutes.
+MOST_MEMBERS = 10_000
+PIECE_BYTES = 1 << 20
+#: What zipfile and the decompressors raise of damaged archives; RuntimeError (of DAMAGE) also for encrypted ones.
+ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error)
 
 
 def fingerprint(path: Path) -> str:
@@ -42,24 +50,32 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
+def most_of(packed: int) -> int:
+    """Bytes that so many packed bytes may become."""
+    return max(HARMLESS_BYTES, RATIO * packed)
+
+
 def unpacked(path: Path) -> Path:
-    """The file itself, or what a bz2 file contains. BadInput where that is truncated."""
+    """The file itself, or what a bz2 file contains. BadInput where that is truncated, or a bomb."""
     with path.open("rb") as file:
         if file.read(3) != b"BZh":
-            return path
+            return _checked(path)
 
-    def unpack(out: BinaryIO) -> None:
+    def unpack(out: Sink) -> None:
         try:
             with bz2.open(path) as packed:
-                shutil.copyfileobj(packed, out, 1 << 20)
-        except (EOFError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's fault, not the file's
+                while piece := packed.read(PIECE_BYTES):
+                    out.write(piece)
+        except PtymeshError:
+            raise
+        except (*DAMAGE, EOFError) as error:
             raise BadInput(
-                f"{path} cannot be unpacked ({error}); it is truncated or damaged: copy it again."
+                f"{path} cannot be unpacked ({first_line(error)}); it is truncated or damaged: copy it again."
             ) from error
 
-    return _staged(path, "unpacked", unpack)
+    most = most_of(path.stat().st_size)
+    remedy = f"unpack it yourself (bunzip2 --keep {path.name}) and name the unpacked file"
+    return _checked(made(Plan(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy)))
 
 
 def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
@@ -67,94 +83,165 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
 
     Without `axes`, axes of length one in front of (N, H, W) are dropped (tike writes (1, N, H, W)).
     """
-    file, offset = path, 0
+    what = f"{member} in {path}"
     with open_npz(path) as archive:
-        info = archive.getinfo(f"{member}.npy")
-        if info.compress_type == zipfile.ZIP_STORED:
-            offset = _data_offset(path, info)
-        else:
-            file = _staged(path, member, lambda out: _extract(path, member, out))
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        shape, fortran, dtype = npy_header(stream, f"{member} in {path}")
-        offset = stream.tell()
+        info = _info(archive, path, member)
+        with archive.open(info) as stream:
+            header = read_header(cast(BinaryIO, stream), what)
+    shape, dtype = header.shape, header.dtype
     if axes is None:
         while len(shape) > 3 and shape[0] == 1:
             shape = shape[1:]
         axes = {3: "nyx", 4: "rcyx"}.get(len(shape), "")
     if len(shape) != len(axes):
-        raise BadInput(
-            f"{member} in {path} has shape {shape}; patterns have three axes (views, y, x), or four for a raster."
-        )
+        raise BadInput(f"{what} has shape {shape}; patterns have three axes (views, y, x), or four for a raster.")
     if dtype.kind not in "buif":
-        raise BadInput(f"{member} in {path} holds {dtype} values; patterns are counts.")
+        raise BadInput(f"{what} holds {str(dtype)[:80]} values; patterns are counts.")
+    if dtype.itemsize > 8:
+        raise BadInput(f"{what} holds {dtype} values; save the patterns as float32 or as integers.")
     if 0 in shape:
-        raise BadInput(f"{member} in {path} has shape {shape}; there is nothing in it.")
-    if file.stat().st_size < offset + int(np.prod(shape)) * dtype.itemsize:
+        raise BadInput(f"{what} has shape {shape}; there is nothing in it.")
+    if info.file_size < header.nbytes:
         raise BadInput(f"{path} ends before its {shape} patterns do; it is truncated: copy it again.")
-    return MappedSource(file, shape, dtype, axes, offset, fortran)
+    file, offset = path, 0
+    if info.compress_type == zipfile.ZIP_STORED:
+        offset = _data_offset(path, info)
+        _check_stored(path, info)
+    else:
+        file = _extracted(path, info, member)
+    with file.open("rb") as plain:
+        plain.seek(offset)
+        if read_header(plain, what) != header:
+            raise BadInput(f"{what} contradicts itself; the file is damaged: copy it again.")
+        offset = plain.tell()
+    if file.stat().st_size < offset + header.nbytes:
+        raise BadInput(f"{path} ends before its {shape} patterns do; it is truncated: copy it again.")
+    return MappedSource(file, shape, dtype, axes, offset, header.fortran)
 
 
 def sliceable(source: Hdf5Source, path: Path) -> SlabSource:
     """The source itself, or a staged copy where reading one view would mean unpacking a chunk of a great many."""
-    if not source.huge_chunks:
+    if not source.huge_chunks or 0 in source.shape:
         return source
     count, height, width = source.shape
+    header = {"shape": source.shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(source.dtype)}
 
-    def copy(out: BinaryIO) -> None:
-        header = {"shape": source.shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(source.dtype)}
-        np.lib.format.write_array_header_1_0(out, header)
+    def copy(out: Sink) -> None:
+        np.lib.format.write_array_header_1_0(cast(IO[bytes], out), header)
         step = max(source.frames_per_chunk, 1)
         for start in range(0, count, step):
             views = np.arange(start, min(start + step, count))
-            out.write(source.read(views, slice(0, height), slice(0, width)).data)
+            out.write(np.ascontiguousarray(source.read(views, slice(0, height), slice(0, width))).data)
 
-    staged = _staged(path, source.name.strip("/").replace("/", "-"), copy)
+    remedy = "write it again in chunks of one view"
+    needed = count * height * width * source.dtype.itemsize
+    name = safe_name(fingerprint(path), source.name)
+    staged = made(Plan(path, name, copy, most_of(path.stat().st_size), needed, remedy))
     with staged.open("rb") as stream:
-        shape, fortran, dtype = npy_header(stream, str(staged))
-        return MappedSource(staged, shape, dtype, "nyx", stream.tell(), fortran)
+        found = read_header(stream, str(staged))
+        return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)
+
+
+def is_npz(path: Path) -> bool:
+    """Whether this is a zip archive; BadInput where it is one whose end contradicts itself."""
+    try:
+        return zipfile.is_zipfile(path)
+    except ARCHIVE_DAMAGE as error:
+        raise BadInput(
+            f"{path} cannot be read as npz ({first_line(error)}); it is truncated or damaged: copy it again."
+        ) from error
+
+
+def _checked(path: Path) -> Path:
+    """The path, of which zipfile can say whether it is an archive."""
+    is_npz(path)
+    return path
 
 
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An npz archive; BadInput where it is truncated or damaged."""
+    """An npz archive; BadInput where it is truncated or damaged, or packed in an unknown way."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise BadInput(f"{path} cannot be read as npz ({error}); it is truncated or damaged: copy it again.") from error
+    except PtymeshError:
+        raise
+    except NotImplementedError as error:
+        raise BadInput(
+            f"{path} is packed in a way that is unknown here ({first_line(error)}); save it again with "
+            f"numpy.savez_compressed."
+        ) from error
+    except ARCHIVE_DAMAGE as error:
+        raise BadInput(
+            f"{path} cannot be read as npz ({first_line(error)}); it is truncated or damaged: copy it again."
+        ) from error
 
 
 def npz_members(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of every array in an npz."""
     found = {}
     with open_npz(path) as archive:
+        if len(archive.infolist()) > MOST_MEMBERS:
+            raise BadInput(f"{path} has {len(archive.infolist())} members; an npz of a scan holds a few arrays.")
         for info in archive.infolist():
             if info.filename.endswith(".npy"):
-                with archive.open(info) as stream:
-                    shape, _, dtype = npy_header(stream, f"{info.filename} in {path}")
-                found[info.filename.removesuffix(".npy")] = shape, dtype
+                name = info.filename.removesuffix(".npy")
+                if name in found:
+                    raise BadInput(f"{path} holds {_shown(name)} twice; save it again with numpy.savez.")
+                if not name.isprintable():
+                    raise BadInput(f"{path} holds an array named {_shown(name)}; save it again under a printable name.")
+                header = _header(archive, path, info)
+                found[name] = header.shape, header.dtype
     return found
 
 
-def read_member(path: Path, member: str) -> np.ndarray:
-    """A small array out of an npz."""
+def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
+    """A small array of numbers out of an npz; BadInput where it is missing, or has more than `most` values."""
+    what = f"{_shown(member)} in {path}"
     with open_npz(path) as archive:
-        if f"{member}.npy" not in archive.namelist():
-            raise BadInput(f"{path} has no array {member}; it has {', '.join(npz_members(path))}.")
-        with archive.open(f"{member}.npy") as stream:
-            return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+        info = _info(archive, path, member)
+        with archive.open(info) as stream:
+            header = read_header(cast(BinaryIO, stream), what)
+            numbers(header.dtype, what)
+            if header.nbytes > min(most * header.dtype.itemsize, most_of(info.compress_size)):
+                raise BadInput(f"{what} has shape {header.shape}, more than can be used; check which array is meant.")
+            array = read_values(cast(BinaryIO, stream), header, what)
+            if stream.read(1):  # the checksum is compared at the end, and nowhere else
+                raise BadInput(f"{what} is longer than its shape {header.shape} says; the file is damaged.")
+            return array
 
 
-def npy_header(stream: object, what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """(shape, fortran_order, dtype); the stream is left where the numbers start. BadInput where that fails."""
-    try:
-        version = np.lib.format.read_magic(stream)  # type: ignore[arg-type]
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise BadInput(f"{what} is not a readable array ({error}); it is truncated or damaged.") from error
-    return shape, fortran, dtype
+def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
+    """The only member of this name; BadInput where there is none, or it cannot be read."""
+    found = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
+    if len(found) != 1:
+        names = ", ".join(npz_members(path)) or "no arrays"
+        raise BadInput(f"{path} has no array {_shown(member)}; it has {names}.")
+    _refuse_unusual(path, found[0])
+    return found[0]
+
+
+def _header(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> Header:
+    _refuse_unusual(path, info)
+    with archive.open(info) as stream:
+        return read_header(cast(BinaryIO, stream), f"{_shown(info.filename)} in {path}")
+
+
+def _refuse_unusual(path: Path, info: zipfile.ZipInfo) -> None:
+    """BadInput where a member is not as numpy writes them; zipfile unpacks other methods without any bound."""
+    what = f"{_shown(info.filename)} in {path}"
+    if info.flag_bits & 0x1:
+        raise BadInput(f"{what} is encrypted; unpack it, and save it with numpy.savez.")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BadInput(
+            f"{what} is packed by zip's method {info.compress_type}, which numpy does not use; unpack it, and save it "
+            f"with numpy.savez_compressed."
+        )
+
+
+def _shown(name: str) -> str:
+    """A name as it can stand in a sentence."""
+    return name if name.isprintable() and len(name) <= 100 else f"{name[:100]!r}"
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
@@ -162,65 +249,27 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
     with path.open("rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
-        return (
-            info.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        )
+        start = info.header_offset + 30 + int.from_bytes(header[26:28], "little")
+        start += int.from_bytes(header[28:30], "little")
+        if header[:4] != b"PK\3\4" or start + info.file_size > path.stat().st_size:
+            raise BadInput(f"{path} cannot be read as npz; it is truncated or damaged: copy it again.")
+        return start
 
 
-def _extract(path: Path, member: str, out: BinaryIO) -> None:
-    with open_npz(path) as archive, archive.open(f"{member}.npy") as stream:
-        shutil.copyfileobj(stream, out, 1 << 20)
+def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
+    """BadInput where a stored member of moderate size is not what its checksum says."""
+    if info.file_size <= CHECKED_BYTES:
+        with open_npz(path) as archive, archive.open(info) as stream:
+            while stream.read(PIECE_BYTES):
+                pass
 
 
-def cache_folder() -> Path:
-    """Where staged files lie; a folder of this user alone."""
-    given = os.environ.get("PTYMESH_CACHE")
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    folder = Path(given) if given else Path(tempfile.gettempdir()) / f"ptymesh-{user}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if hasattr(os, "getuid") and not given and folder.stat().st_uid != os.getuid():
-        raise BadInput(f"{folder} belongs to another user; set PTYMESH_CACHE to a folder of your own.")
-    return folder
+def _extracted(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
+    def extract(out: Sink) -> None:
+        with open_npz(path) as archive, archive.open(info) as stream:
+            while piece := stream.read(PIECE_BYTES):
+                out.write(piece)
 
-
-def _staged(path: Path, label: str, make: Callable[[BinaryIO], None]) -> Path:
-    """The staged file that `make` writes for this label of this file's content, made now if it is not there."""
-    folder = cache_folder()
-    target = folder / f"{fingerprint(path)}-{label}"
-    with _only_one(folder / f"{target.name}.lock"):
-        if not target.exists():
-            _forget_old(folder)
-            temporary = folder / f"{target.name}.{os.getpid()}.tmp"
-            try:
-                with temporary.open("wb") as out:
-                    make(out)
-                os.replace(temporary, target)
-            except OSError as error:
-                raise BadInput(
-                    f"{path} cannot be unpacked into {folder} ({error}); set PTYMESH_CACHE to a folder with room."
-                ) from error
-            finally:
-                temporary.unlink(missing_ok=True)
-    os.utime(target)
-    return target
-
-
-@contextlib.contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Processes of one machine take turns; where files cannot be locked they may do the work twice, and agree."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with lock.open("a") as handle:
-        with contextlib.suppress(OSError):  # some network file systems refuse; renaming keeps the result sound
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _forget_old(folder: Path) -> None:
-    for file in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - file.stat().st_mtime > WEEK_S:
-                file.unlink()
+    remedy = "save it with numpy.savez instead of numpy.savez_compressed"
+    name = safe_name(fingerprint(path), member)
+    return made(Plan(path, name, extract, most_of(info.compress_size), info.file_size, remedy))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,38 +11,54 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.staging import npz_members, npz_source, read_member
+from ptymesh.io.staging import is_npz, npz_members, npz_source, read_member
 
 NAME = "tike npz (data, scan, probe)"
+#: Values of `scan` that are read however few the patterns are, so that the message can tell both numbers.
+FEW = 1 << 20
 
 
 def recognises(path: Path) -> bool:
     """An npz with `data` and `scan`."""
-    return zipfile.is_zipfile(path) and {"data", "scan"} <= set(npz_members(path))
+    return is_npz(path) and {"data", "scan"} <= set(npz_members(path))
 
 
 def read(path: Path, options: DataOptions) -> RawScan:
     """The scan of a tike npz; BadInput where its arrays have other shapes."""
     members = npz_members(path)
-    scan = read_member(path, "scan")
-    while scan.ndim > 2 and scan.shape[0] == 1:
-        scan = scan[0]
-    if scan.ndim != 2 or scan.shape[1] != 2 or scan.dtype.kind not in "iuf":
-        raise BadInput(f"scan in {options.path} has shape {scan.shape} {scan.dtype}; it must be (N, 2) pixels, y x.")
+    patterns = npz_source(path, "data", None)
+    notes = ["tike files hold positions in object pixels."]
     probe = None
     if "probe" in members:
-        probe = read_member(path, "probe")
-        if probe.ndim < 2 or probe.dtype.kind != "c":
-            raise BadInput(f"probe in {options.path} is {probe.shape} {probe.dtype}; it must be complex (modes, y, x).")
-        modes = probe.shape[-3] if probe.ndim > 2 else 1
-        probe = probe.reshape(-1, modes, *probe.shape[-2:])[0]
+        probe = _probe(path, *members["probe"], options.path, patterns.shape[1:], notes)
     return RawScan(
-        patterns=npz_source(path, "data", None),
+        patterns=patterns,
         optics=Optics(),
         centred=False,
-        positions=scan.astype(np.float64),
+        positions=_scan(path, *members["scan"], options.path, patterns.shape[0]),
         unit="px",
         probe=probe,
         name=options.path.name.split(".")[0],
-        notes=("tike files hold positions in object pixels.",),
+        notes=tuple(notes),
     )
+
+
+def _scan(path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, count: int) -> np.ndarray:
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) != 2 or shape[1] != 2 or dtype.kind not in "iuf":
+        raise BadInput(f"scan in {shown} has shape {shape} {str(dtype)[:80]}; it must be (N, 2) pixels, y x.")
+    return read_member(path, "scan", max(2 * count, FEW)).reshape(shape).astype(np.float64)
+
+
+def _probe(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, window: tuple[int, ...], notes: list[str]
+) -> np.ndarray | None:
+    """(M, H, W) of the first probe; None, with a note, where it is not of the patterns' size."""
+    if len(shape) < 2 or dtype.kind != "c" or 0 in shape:
+        raise BadInput(f"probe in {shown} is {shape} {str(dtype)[:80]}; it must be complex (modes, y, x).")
+    if shape[-2:] != window:
+        notes.append(f"The file's probe is {shape[-2:]} pixels, its patterns {window}: it is left out.")
+        return None
+    modes = shape[-3] if len(shape) > 2 else 1
+    return read_member(path, "probe").reshape(-1, modes, *window)[0]

@@ -37,9 +37,9 @@ class Scratch:
     """
 
     def __init__(self, folder: Path | None, count: int, frame: int) -> None:
-        self.folder, self.frame = Path(tempfile.gettempdir()) if folder is None else folder, frame
+        self.folder, self.frame = _temporary_folder() if folder is None else folder, frame
         self._count, self._unflushed, self._lock = count, 0, threading.Lock()
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise BadInput(f"scratch is {self.folder}, which is not a folder; make it, or name another with --scratch.")
         try:
             self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115 - open as long as this is
@@ -60,6 +60,8 @@ class Scratch:
             return
         try:
             os.posix_fallocate(self._number, 0, wanted)
+        except OverflowError as error:  # more than any file can have
+            raise self._refusal(OSError(errno.EFBIG, os.strerror(errno.EFBIG))) from error
         except OSError as error:
             if error.errno not in CANNOT_RESERVE:
                 raise self._refusal(error) from error
@@ -69,15 +71,18 @@ class Scratch:
         try:
             for part, offset in self._runs(slots, np.arange(len(slots))):
                 self._write_all(frames[part[0] : part[-1] + 1].reshape(-1), offset)
-            self._unflushed += frames.nbytes
-            if self._unflushed >= FLUSH_BYTES:
-                self.flush()
         except OSError as error:
             raise self._refusal(error) from error
+        self._unflushed += frames.nbytes
+        if self._unflushed >= FLUSH_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        """What was written is on the disk, and no longer in memory."""
-        getattr(os, "fdatasync", os.fsync)(self._number)
+        """What was written is on the disk, and no longer in memory. Raises BadInput where the disk refuses."""
+        try:
+            getattr(os, "fdatasync", os.fsync)(self._number)
+        except OSError as error:
+            raise self._refusal(error) from error
         self._advise("DONTNEED", 0, 0)
         self._unflushed = 0
 
@@ -147,3 +152,12 @@ class Scratch:
             f"({error.strerror or error}{left}); name a folder with room with --scratch, or give a larger "
             f"--memory-budget."
         )
+
+
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise BadInput(
+            "There is no folder for temporary files that can be written to; name one on a local disk with --scratch."
+        ) from error

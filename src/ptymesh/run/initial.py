@@ -21,10 +21,9 @@ from scipy import ndimage
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
-from ptymesh.io.hdf5 import open_hdf5, read_dataset
+from ptymesh.io.arrays import ANY, load_array
 from ptymesh.io.options import Options
 from ptymesh.io.results import Result
-from ptymesh.io.staging import read_member
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.tiles import Rect
 from ptymesh.physics import probes
@@ -157,7 +156,7 @@ def _object(
     if earlier is not None:
         found = _sliced(earlier.result.object, options.slices, earlier.path)
         return torch.from_numpy(_resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
-    found = _sliced(_complex_array(options.initial), options.slices, options.initial)
+    found = _sliced(_complex_array(options.initial, "object.initial"), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
     return torch.from_numpy(_resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
@@ -291,7 +290,7 @@ def _started(start: Any, measurement: Measurement, mean_pattern: np.ndarray) -> 
         case ResultStart():
             return _from_result(start.path, geometry)
         case ArrayStart():
-            return torch.from_numpy(_complex_array(start.path))
+            return torch.from_numpy(_complex_array(start.path, "probe.start"))
     makers: dict[str, Callable[..., torch.Tensor]]
     makers = {"zone_plate": probes.zone_plate, "kb": probes.kb_mirror, "pinhole": probes.pinhole}
     return makers[start.kind](geometry.shape, *_optics(geometry, start), **start.model_dump(exclude={"kind"}))
@@ -345,24 +344,9 @@ def _optics(geometry: Geometry, start: Options) -> tuple[tuple[float, float], fl
     return geometry.object_pixel_m, geometry.wavelength_m
 
 
-def _complex_array(reference: str) -> np.ndarray:
+def _complex_array(reference: str, option: str) -> np.ndarray:
     """Array (K, h, w) complex128 at `file.npy`, `file.npz:name` or `file.h5:/path`."""
-    path, _, name = reference.rpartition(":")
-    if not path or reference.lower().endswith(".npy"):
-        path, name = reference, ""
-    if not Path(path).exists():
-        raise BadInput(f"There is no file {path}; check the path of the array {reference}.")
-    if name == "":
-        try:
-            found = np.load(path, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise BadInput(f"{path} is not a .npy array ({error}); give .npy, .npz:name or .h5:/path.") from error
-    elif path.lower().endswith(".npz"):
-        found = read_member(Path(path), name)
-    else:
-        with open_hdf5(Path(path)) as file:
-            found = read_dataset(file, name)
-    if not isinstance(found, np.ndarray) or found.ndim not in (2, 3) or found.dtype.kind not in "fciu":
-        shape = getattr(found, "shape", None)
-        raise BadInput(f"The array {reference} has shape {shape}; give numbers with two or three axes.")
-    return np.atleast_3d(found.T).T.astype(np.complex128)
+    found = load_array(reference, option, ANY)
+    if found.ndim not in (2, 3) or 0 in found.shape:
+        raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
+    return found.reshape(-1, *found.shape[-2:]).astype(np.complex128)

@@ -1,0 +1,116 @@
+"""Arrays as numpy.save writes them, read with suspicion: nothing is allocated, or read, because a header says so."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import tokenize
+import warnings
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.hdf5 import DAMAGE, first_line
+
+#: Values of the largest array that is read into memory without knowing what it is for: an object of 16384 squared.
+MOST_VALUES = 1 << 28
+#: A header that describes numbers has about a hundred bytes; numpy believes any length.
+HEADER_BYTES = 4096
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an .npy says of itself."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of the numbers, as a Python integer: it cannot overflow."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(stream: BinaryIO, what: str) -> Header:
+    """The header at the beginning of a stream, which is left where the numbers start; BadInput where there is none."""
+    try:
+        header = _parsed(stream)
+    except (*DAMAGE, EOFError, SyntaxError, struct.error, tokenize.TokenError) as error:
+        raise BadInput(
+            f"{what} is not a readable array ({first_line(error)}); it is truncated or damaged: save it again with "
+            f"numpy.save or numpy.savez."
+        ) from error
+    if len(header.shape) > 32 or any(not 0 <= n < 1 << 48 for n in header.shape):
+        said = str(header.shape)[:80]
+        raise BadInput(f"{what} says that its shape is {said}, which cannot be; the file is damaged: save it again.")
+    return header
+
+
+def _parsed(stream: BinaryIO) -> Header:
+    magic = _exactly(stream, 8)
+    version = magic[6], magic[7]
+    if magic[:6] != b"\x93NUMPY":
+        raise ValueError("it does not start as numpy's arrays do")
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]} of the format is unknown")
+    size = _exactly(stream, 2 if version == (1, 0) else 4)
+    length = int.from_bytes(size, "little")
+    if length > HEADER_BYTES:
+        raise ValueError(f"its header says that it has {length} bytes")
+    whole = io.BytesIO(size + _exactly(stream, length))
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # headers of Python 2, names of types that are going out of use
+        shape, fortran, dtype = read(whole)
+    return Header(tuple(int(n) for n in shape), bool(fortran), dtype)
+
+
+def numbers(dtype: np.dtype, what: str, kinds: str = "buifc") -> None:
+    """BadInput where values of this type are no numbers of these kinds."""
+    if dtype.kind not in kinds:
+        wanted = "numbers" if "c" in kinds else "real numbers"
+        said = "Python objects" if dtype.hasobject else f"{str(dtype)[:80]} values"
+        raise BadInput(f"{what} holds {said}; it must be {wanted}: convert it with astype and save it again.")
+
+
+def read_values(stream: BinaryIO, header: Header, what: str) -> np.ndarray:
+    """The numbers that follow a header, as `plain`; BadInput where there are fewer, or no room for them."""
+    try:
+        flat = np.empty(header.nbytes, np.uint8)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise BadInput(f"{what} has shape {header.shape}, which does not fit in memory; make it smaller.") from error
+    done = 0
+    while done < len(flat):
+        piece = stream.read(min(PIECE_BYTES, len(flat) - done))
+        if not piece:
+            raise BadInput(f"{what} ends before its {header.shape} values do; it is truncated: save it again.")
+        flat[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+        done += len(piece)
+    if header.dtype.kind == "b":  # bytes other than 0 and 1 would be neither true nor false
+        flat = (flat != 0).view(np.uint8)
+    array: np.ndarray = flat.view(header.dtype) if len(flat) else np.empty(0, header.dtype)
+    return plain(array.reshape(header.shape, order="F" if header.fortran else "C"))
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """In this machine's byte order and a type that everything here computes with: no half, no extended precision."""
+    wanted = {("f", 2): np.float32, ("f", 16): np.float64, ("f", 12): np.float64, ("c", 32): np.complex128}.get(
+        (array.dtype.kind, array.dtype.itemsize)
+    )
+    with np.errstate(over="ignore"):  # what is beyond float64 becomes infinite, and is refused as that
+        return array.astype(wanted or array.dtype.newbyteorder("="), copy=False)
+
+
+def _exactly(stream: BinaryIO, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        piece = stream.read(count - len(found))
+        if not piece:
+            raise EOFError("it ends within its header")
+        found += piece
+    return found
