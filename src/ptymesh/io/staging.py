@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import hashlib
 import os
 import shutil
 import sys
@@ -24,22 +23,10 @@ from typing import BinaryIO
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 
 WEEK_S = 7 * 24 * 3600
-
-
-def fingerprint(path: Path) -> str:
-    """Digest of a file's content: all of it up to 64 MiB, else its size and 64 blocks spread over it."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    block = 1 << 20
-    with path.open("rb") as file:
-        starts = range(0, size, block) if size <= 64 * block else np.linspace(0, size - block, 64).astype(int)
-        for start in starts:
-            file.seek(int(start))
-            digest.update(file.read(block))
-    return digest.hexdigest()[:32]
 
 
 def unpacked(path: Path) -> Path:
