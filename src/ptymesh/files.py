@@ -96,13 +96,13 @@ def writing(path: str | os.PathLike[str], needed: int | None = None) -> Iterator
 
 
 def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None = None) -> PtymeshError:
-    """The error to raise where `path` could not be written: BadInput where another path would do."""
+    """The error to raise where `path` cannot be written: BadInput where another path would do."""
     number = getattr(error, "errno", None)
     if number in FULL:
         return PtymeshError(f"{no_room(path, needed, error)}; make room, or choose another folder.")
     if number in MISTAKEN or isinstance(error, ValueError):
-        return BadInput(f"{path} could not be written ({_said(error)}); check its folder, or choose another one.")
-    return PtymeshError(f"{path} could not be written ({_said(error)}); check the disk, or choose another folder.")
+        return BadInput(f"{path} cannot be written ({_said(error)}); check its folder, or choose another one.")
+    return PtymeshError(f"{path} cannot be written ({_said(error)}); check the disk, or choose another folder.")
 
 
 def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) -> str:
@@ -114,7 +114,7 @@ def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) 
         free = f": {wanted}{size(shutil.disk_usage(folder).free)} free in {folder}"
     except OSError:
         free = f": {wanted}how much is free in {folder} is not known" if wanted else ""
-    return f"{path} could not be written ({_said(error)}{free})"
+    return f"{path} cannot be written ({_said(error)}{free})"
 
 
 def size(count: float) -> str:

@@ -173,7 +173,7 @@ def test_a_failure_on_one_rank_is_raised_on_all(tmp_path: Path, monkeypatch: pyt
     assert all(isinstance(error, PtymeshError) for error in outcomes)
     assert all("No space left" in str(outcome) for outcome in outcomes), "what happened there is said everywhere"
     assert f"(Rank {rank} failed while writing it: {tmp_path}" in str(outcomes[(rank + 1) % 3])
-    assert all(f"{RANKS[rank]} could not be written" in str(outcome) for outcome in outcomes)
+    assert all(f"{RANKS[rank]} cannot be written" in str(outcome) for outcome in outcomes)
     assert_holds(tmp_path, 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "manifest.json"], "its room is given back"
 

@@ -17,7 +17,6 @@ be damaged, the one before it is taken (manifests.py).
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from ptymesh.files import writing
 from ptymesh.io import digests, manifests, plain
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.manifests import exists, read_meta, settle
+from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 
@@ -303,18 +303,15 @@ def _write_shard(
     for name, array in per_view.items():
         if array.shape[:1] != (len(views),):
             raise ValueError(f"per-view array {name} has shape {array.shape} for {len(views)} views")
-    with path.open("w+b") as raw:
-        with h5py.File(raw, "w") as file:
-            file["views"] = np.asarray(views, dtype=np.int64)
-            for group, arrays in (("shared", shared), ("per_view", per_view)):
-                target = file.create_group(group)
-                for name, array in arrays.items():
-                    target.create_dataset(name, data=array)
-            target = file.create_group("tiles")
-            for name, array in tiles.items():
-                target.create_dataset(name, data=array).attrs["corner"] = corner
-        raw.flush()
-        os.fsync(raw.fileno())
+    with new_hdf5(path) as file:
+        file["views"] = np.asarray(views, dtype=np.int64)
+        for group, arrays in (("shared", shared), ("per_view", per_view)):
+            target = file.create_group(group)
+            for name, array in arrays.items():
+                target.create_dataset(name, data=array)
+        target = file.create_group("tiles")
+        for name, array in tiles.items():
+            target.create_dataset(name, data=array).attrs["corner"] = corner
 
 
 def _all_well(world: World, problem: Exception | None, directory: Path, number: int = 0) -> None:

@@ -38,6 +38,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
 from ptymesh.io import digests, plain
 from ptymesh.io.hdf5 import reading
+from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.parallel.program import on_first_rank
 
 _ARRAYS = {
@@ -127,13 +128,8 @@ class Result:
         target_of(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(path, self._bytes(tiles)) as temporary,
-            temporary.open("w+b") as raw,  # opened here, so that errors are the system's
-            h5py.File(raw, "w") as file,
-        ):
+        with replacing(path, self._bytes(tiles)) as temporary, new_hdf5(temporary) as file:
             self._write(file, tiles)
-            file.flush()
             digests.sign(file)
 
     def _bytes(self, tiles: ObjectTiles | None) -> int:

@@ -289,14 +289,15 @@ class Reconstruction:
     def plot(self, path: str | Path | None = None) -> Any:
         """Figure of the object as it is now; also written to `path` if one is given.
 
-        On several ranks, all have the figure, but only the first one's `savefig` writes.
+        On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput
+        where `path` cannot be written, such as in a folder that is not there.
         """
-        from ptymesh.plot import object_figure
+        from ptymesh.plot import object_figure, save_figure
 
         with self.world.pulse.doing("report"):
             figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
             if path is not None:
-                on_first_rank(lambda: figure.savefig(path), str(path))
+                on_first_rank(lambda: save_figure(figure, path), str(path))
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
