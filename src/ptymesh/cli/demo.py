@@ -66,12 +66,13 @@ def _ours(recipe: Path) -> bool:
 def _compare(result: Path, truth: Path, picture: Path) -> Comparison:
     from ptymesh.compare import compare_results
     from ptymesh.io.results import Result
-    from ptymesh.plot import comparison_figure
+    from ptymesh.plot import comparison_figure, save_figure
 
     found = compare_results(Result.load(result), Result.load(truth))
     moved, title = found.alignment, f"Reconstruction and truth differ by {found.nrmse:.1%}"
     names = ("reconstruction", "truth")
-    comparison_figure(
+    drawing = comparison_figure(
         moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
-    ).savefig(picture)
+    )
+    save_figure(drawing, picture)
     return found

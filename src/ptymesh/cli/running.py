@@ -24,6 +24,7 @@ DRAWN = 64 << 20
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
     """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder."""
     from ptymesh.errors import BadInput
+    from ptymesh.files import target_of
     from ptymesh.io import checkpoint
 
     first = next((folder for folder in (out, *out.absolute().parents) if folder.exists()), out)
@@ -33,6 +34,7 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
         raise BadInput(
             f"{out} holds a file named checkpoint or a folder named result.h5; choose another one with --out."
         )
+    target_of(out / "result.h5")
     if force:
         return
     if (out / "result.h5").exists():
@@ -51,7 +53,9 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool) -> None:
+def execute(
+    recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool, other_data: bool = False
+) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
 
     Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
@@ -71,7 +75,7 @@ def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume:
         how.check()
     if place.size > 1 or how.ranks is None or how.ranks == 1:
         with environment_of(how.environment):
-            _here(recipe, how.device, resume)
+            _here(recipe, how.device, resume, other_data)
         return
     from ptymesh.parallel.launch import launch
 
@@ -88,7 +92,7 @@ def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume:
         raise typer.Exit(status)
 
 
-def _here(recipe: Recipe, device: str, resume: bool) -> None:
+def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
     from ptymesh.errors import Interrupted
     from ptymesh.run.callbacks import watchers
     from ptymesh.run.session import run_recipe
@@ -98,7 +102,7 @@ def _here(recipe: Recipe, device: str, resume: bool) -> None:
         for callback in watching:
             stack.callback(callback.close)
         try:
-            outcome = run_recipe(recipe, device=device, resume=resume, callbacks=watching)
+            outcome = run_recipe(recipe, device=device, resume=resume, other_data=other_data, callbacks=watching)
         except Interrupted as stopped:
             if type(stopped) is not Interrupted:
                 raise

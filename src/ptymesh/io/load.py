@@ -8,12 +8,13 @@ from types import ModuleType
 
 from ptymesh.errors import BadInput
 from ptymesh.io import cxi, generic, tike
+from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
-from ptymesh.io.staging import fingerprint, npz_members, unpacked
+from ptymesh.io.staging import npz_members, unpacked
 from ptymesh.measurement import Measurement
 
 #: Readers, asked in this order whether a file is theirs.

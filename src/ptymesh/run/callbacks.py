@@ -23,6 +23,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from ptymesh.files import replacing, target_of
 from ptymesh.parallel.devices import memory_nodes, say_cpus
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
@@ -214,8 +215,8 @@ class LogFile(Watcher):
         path = run.out / "log.txt"
         if not run.resumed:
             path.unlink(missing_ok=True)
-        self._file = path.open("a", encoding="utf-8")  # ranks that fail append their tracebacks
-        for line in (*environment(run), *opening(run)):
+        self._file = target_of(path).open("a", encoding="utf-8")  # ranks that fail append their tracebacks
+        for line in (*environment(run), *opening(run), *([run.note] if run.note else [])):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:
@@ -280,7 +281,7 @@ class MetricsFile(Watcher):
         path = run.out / "metrics.jsonl"
         if run.resumed and path.exists():
             _cut_back(path, run.done_epochs)
-        self._file = path.open("a" if run.resumed else "w", encoding="utf-8")
+        self._file = target_of(path).open("a" if run.resumed else "w", encoding="utf-8")
 
     def epoch(self, report: EpochReport) -> None:
         """One line, on disk when this returns."""
@@ -308,9 +309,8 @@ def _cut_back(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines; what a kill left of the last one goes."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epochs]
     whole = [line for line in lines if line.endswith("\n")]
-    temporary = path.with_suffix(".new")
-    temporary.write_text("".join(whole), encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(whole), encoding="utf-8")
 
 
 def _left(clock: Clock) -> str:

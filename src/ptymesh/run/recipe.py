@@ -79,6 +79,7 @@ class OutputOptions(BaseModel):
 class Recipe(BaseModel):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
 
+    fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
     memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (patterns.Room).
     """
@@ -89,6 +90,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
     deterministic: bool = False
+    fingerprint: Literal["sample", "all"] = "sample"
     hold_out: float = Field(0.0, ge=0, lt=0.5)
     layout: Literal["auto", "replicated", "tiled"] = "auto"
     memory_budget: ByteSize | None = Field(None, gt=0)

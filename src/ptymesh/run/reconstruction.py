@@ -21,7 +21,7 @@ from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
-from ptymesh.io import load_measurement
+from ptymesh.io import identity, load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
@@ -35,6 +35,7 @@ from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
+from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object
@@ -64,9 +65,9 @@ class Reconstruction:
             what fits, and what is expected to be faster, for the engine `planned` (default Adam).
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
-        saved: a checkpoint to go on from.
+        saved: a checkpoint to go on from; other_data: even if it was made with other data than `scan`.
 
-    Raises BadInput where options and scan do not fit.
+    Raises BadInput where options and scan do not fit, or the scan is not that of the checkpoint.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Reconstruction:
         memory_budget: int | str | None = None,
         scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
+        other_data: bool = False,
     ) -> None:
         if precision not in ("single", "double"):
             raise BadInput(f"precision is {precision!r}; give single or double.")
@@ -100,6 +102,9 @@ class Reconstruction:
         #: What this rank has handed over within the batches of the last loop that was noted here.
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
+        self._identity: dict[str, str] = {}
+        if saved is not None and not other_data and "data" in saved.meta:
+            self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = torch.complex64 if precision == "single" else torch.complex128
         model = Model.for_geometry(
             scan.geometry,
@@ -112,7 +117,7 @@ class Reconstruction:
         )
         self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX))
         if layout == "auto" and saved is not None and self.world.size > 1:
-            layout, self.layout_why = saved.meta["run"]["layout"], "as before"
+            layout, self.layout_why = counters_of(saved.meta).layout, "as before"
         if layout == "auto" and self.world.size == 1:
             layout, self.layout_why = ALONE
         if layout == "auto":
@@ -148,9 +153,15 @@ class Reconstruction:
         if name == "replicated":
             return Replicated(self.world, scan.positions)
         made = Tiled(self.world, scan.positions, scan.window)
-        if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
+        if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
             made.assign(saved.owner)  # where views had gone to
         return made
+
+    def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
+        """Digests by which a checkpoint tells whether it is given the same scan again. Collective."""
+        if self._identity.get("extent") != extent:
+            self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
+        return self._identity
 
     def close(self) -> None:
         """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
@@ -280,14 +291,15 @@ class Reconstruction:
     def plot(self, path: str | Path | None = None) -> Any:
         """Figure of the object as it is now; also written to `path` if one is given.
 
-        On several ranks, all have the figure, but only the first one's `savefig` writes.
+        On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput
+        where `path` cannot be written, such as in a folder that is not there.
         """
-        from ptymesh.plot import object_figure
+        from ptymesh.plot import object_figure, save_figure
 
         with self.world.pulse.doing("report"):
             figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
             if path is not None:
-                on_first_rank(lambda: figure.savefig(path), str(path))
+                on_first_rank(lambda: save_figure(figure, path), str(path))
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
