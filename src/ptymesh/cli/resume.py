@@ -17,12 +17,13 @@ def command(
     room: Holding,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
-    from ptymesh.cli.running import execute
+    from ptymesh.cli.running import execute, owned
     from ptymesh.io import checkpoint
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
-    saved = checkpoint.read_meta(folder / "checkpoint")
-    recipe = Recipe.from_yaml(saved["recipe"], room.settings).with_output(folder)
-    execute(recipe, ["resume", str(folder), "--device", how.device, *room.arguments], how, resume=True)
+    with owned(folder):
+        saved = checkpoint.read_meta(folder / "checkpoint")
+        recipe = Recipe.from_yaml(saved["recipe"], room.settings).with_output(folder)
+        execute(recipe, ["resume", str(folder), "--device", how.device, *room.arguments], how, resume=True)

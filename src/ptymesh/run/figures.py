@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from ptymesh import plot
 from ptymesh.compare import illuminated, illumination
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.regular import refuse_irregular
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
@@ -57,7 +58,8 @@ def write_figures(
         tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
 
-    Returns the paths written. Raises PtymeshError where the disk refuses.
+    Returns the paths written. Raises BadInput where a name is taken by what is no file, PtymeshError where the disk
+    refuses.
     """
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
@@ -66,6 +68,7 @@ def write_figures(
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in _figures(result, light, patterns):
             path = folder / f"{prefix}{name}.{suffix}"
+            refuse_irregular(path)
             figure.savefig(path)
             written.append(path)
         if tiff:
