@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ptymesh import __version__
+from ptymesh.cli import streams
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.place import share_cores
 
@@ -33,6 +34,9 @@ COMMANDS = {
     "orient": "How does the detector lie to the scan?",
     "bench": "How fast is it here, against the floor?",
 }
+
+#: Commands of which nothing remains but what they print: losing that is a failure.
+SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "--version")
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"
@@ -72,6 +76,7 @@ for _name, _short in COMMANDS.items():
 
 def main() -> None:
     """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
+    streams.keep()
     arguments = sys.argv[1:]
     own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)  # then follows a user's program
     if "--debug" in arguments[:own]:  # wherever it stands
@@ -80,6 +85,11 @@ def main() -> None:
     try:
         share_cores()
         app(arguments, prog_name="ptymesh")
+    except SystemExit as left:
+        if not left.code and set(arguments[:1]) & set(SPOKEN) and (lost := streams.failure()):
+            print(f"ptymesh: standard output cannot be written ({lost.strerror}).", file=sys.stderr, flush=True)
+            sys.exit(1)
+        raise
     except PtymeshError as error:
         if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

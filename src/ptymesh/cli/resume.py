@@ -20,17 +20,18 @@ def command(
     ] = False,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
-    from ptymesh.cli.running import execute
+    from ptymesh.cli.running import execute, owned
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
-    written = checkpoint.read_meta(folder / "checkpoint").get("recipe")
-    if not isinstance(written, str):
-        raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
-    recipe = Recipe.from_yaml(written, room.settings).with_output(folder)
-    arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
-    arguments += ["--other-data"] if other_data else []
-    execute(recipe, arguments, how, resume=True, other_data=other_data)
+    with owned(folder):
+        written = checkpoint.read_meta(folder / "checkpoint").get("recipe")
+        if not isinstance(written, str):
+            raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
+        recipe = Recipe.from_yaml(written, room.settings).with_output(folder)
+        arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+        arguments += ["--other-data"] if other_data else []
+        execute(recipe, arguments, how, resume=True, other_data=other_data)

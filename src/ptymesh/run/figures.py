@@ -58,8 +58,8 @@ def write_figures(
         tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
 
-    Returns the paths written. Raises BadInput where the folder cannot be written to, PtymeshError where the
-    disk refuses.
+    Returns the paths written. Raises BadInput where the folder cannot be written to, or a name is taken by what is no
+    file, PtymeshError where the disk refuses.
     """
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)

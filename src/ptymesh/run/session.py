@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
 from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
+from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
@@ -40,18 +41,36 @@ def run_recipe(
     resume: bool = False,
     other_data: bool = False,
     callbacks: Sequence[Callback] = (),
+    held: ExitStack | None = None,
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
-    other_data: go on even if the data are not those of the checkpoint.
-    Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
+    other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
+    is to be written there after the run. Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted
+    (after a checkpoint).
     """
-    with StopSignal() as stop:  # from the beginning: a signal while the data are read stops the run after a batch
+    with ExitStack() as own, StopSignal() as stop:  # a signal while the data are read stops the run after a batch
         world = join(device)
         try:
-            return _run(recipe, world, resume, other_data, callbacks if world.rank == 0 else (), stop)
+            fence = _hold(world, recipe.output.dir, own if held is None else held)
+            return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
         finally:
             world.close()
+
+
+def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+    """Rank 0 has the folder's lock from here on, and what looks after it; or no rank goes on."""
+    failure: Exception | None = None
+    fence: list[Callback] = []
+    try:
+        if world.rank == 0:
+            fence.append(Fence(held.enter_context(hold(folder))))
+        elif lock := share(folder):
+            held.callback(lock.close)
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "taking the output folder")
+    return fence
 
 
 def _run(
