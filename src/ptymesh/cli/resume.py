@@ -1,4 +1,4 @@
-"""ptymesh resume: go on from a checkpoint."""
+"""ptymesh resume: go on from a checkpoint, or start anew what was stopped before the first one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ def command(
     """Go on with a run that was stopped, on any number of ranks."""
     from ptymesh.cli.running import execute
     from ptymesh.io import checkpoint
+    from ptymesh.run import started
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
-    saved = checkpoint.read_meta(folder / "checkpoint")
-    recipe = Recipe.from_yaml(saved["recipe"], room.settings).with_output(folder)
-    execute(recipe, ["resume", str(folder), "--device", how.device, *room.arguments], how, resume=True)
+    anew = started.pending(folder)
+    text = checkpoint.read_meta(folder / "checkpoint")["recipe"] if anew is None else anew
+    recipe = Recipe.from_yaml(text, room.settings).with_output(folder)
+    arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+    execute(recipe, arguments, how, resume=anew is None)
