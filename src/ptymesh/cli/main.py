@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh import __version__
+from ptymesh import __version__, stopping
 from ptymesh.cli import streams
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.place import share_cores
@@ -44,7 +44,7 @@ DEBUG = "PTYMESH_DEBUG"
 app = typer.Typer(
     name="ptymesh",
     help="Ptychography on any number of devices: X-ray and electron, one command, the same answer.",
-    epilog="Exit status: 0 done, 2 bad input, 3 diverged, 75 interrupted after a checkpoint, 1 anything else.",
+    epilog="Exit status: 0 done, 2 bad input, 3 diverged, 75 interrupted (resume goes on), 1 anything else.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,8 +83,11 @@ def main() -> None:
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
     try:
-        share_cores()
-        app(arguments, prog_name="ptymesh")
+        try:
+            share_cores()
+            app(arguments, prog_name="ptymesh")
+        finally:
+            stopping.over()
     except SystemExit as left:
         if not left.code and set(arguments[:1]) & set(SPOKEN) and (lost := streams.failure()):
             print(f"ptymesh: standard output cannot be written ({lost.strerror}).", file=sys.stderr, flush=True)

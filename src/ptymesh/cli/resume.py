@@ -1,4 +1,4 @@
-"""ptymesh resume: go on from a checkpoint."""
+"""ptymesh resume: go on from a checkpoint, or start anew what was stopped before the first one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ def command(
     from ptymesh.cli.running import execute, owned
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
+    from ptymesh.run import started
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
     with owned(folder):
-        written = checkpoint.read_meta(folder / "checkpoint").get("recipe")
-        if not isinstance(written, str):
+        text = started.pending(folder)
+        anew = text is not None
+        if text is None:
+            text = checkpoint.read_meta(folder / "checkpoint").get("recipe")
+        if not isinstance(text, str):
             raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
-        recipe = Recipe.from_yaml(written, room.settings).with_output(folder)
+        recipe = Recipe.from_yaml(text, room.settings).with_output(folder)
         arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
         arguments += ["--other-data"] if other_data else []
-        execute(recipe, arguments, how, resume=True, other_data=other_data)
+        execute(recipe, arguments, how, resume=not anew, other_data=other_data)

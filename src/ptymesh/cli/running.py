@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ptymesh import stopping
 from ptymesh.cli.launching import Launching, environment_of
 from ptymesh.parallel.place import world
 
@@ -134,25 +135,43 @@ def execute(
             )
     else:
         how.check()
-    if place.size > 1 or how.ranks is None or how.ranks == 1:
-        with environment_of(how.environment):
-            _here(recipe, how.device, resume, other_data)
-        return
-    from ptymesh.parallel.launch import launch
-    from ptymesh.run.lock import TOKEN, hold
+    with _begun(recipe, resume):
+        if place.size > 1 or how.ranks is None or how.ranks == 1:
+            with environment_of(how.environment):
+                _here(recipe, how.device, resume, other_data)
+            return
+        from ptymesh.parallel.launch import launch
+        from ptymesh.run.lock import TOKEN, hold
 
-    load_measurement(recipe.data, recipe.positions)
-    with hold(out) as lock:
-        status = launch(
-            arguments,
-            how.ranks,
-            log_dir=out / "ranks",
-            max_restarts=how.max_restarts,
-            environment={**how.environment, TOKEN: lock.token},
-            bind=how.bind,
+        load_measurement(recipe.data, recipe.positions)
+        with hold(out) as lock:
+            status = launch(
+                arguments,
+                how.ranks,
+                log_dir=out / "ranks",
+                max_restarts=how.max_restarts,
+                environment={**how.environment, TOKEN: lock.token},
+                bind=how.bind,
+            )
+        if status:
+            raise typer.Exit(status)
+
+
+@contextmanager
+def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
+    """Within it, a signal ends a run that `ptymesh resume` can go on with, or start anew."""
+    from ptymesh.parallel.child import launched
+    from ptymesh.run.started import noted
+
+    out = recipe.output.dir
+    with ExitStack() as stack:
+        if not resume and world().rank == 0 and not launched():
+            stack.enter_context(noted(out, recipe.to_yaml()))
+        what = "goes on from the last checkpoint" if resume else "starts anew"
+        stopping.at_once(
+            f"Stopped before {'anything new' if resume else 'the first batch'} was done; `ptymesh resume {out}` {what}."
         )
-    if status:
-        raise typer.Exit(status)
+        yield
 
 
 def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
@@ -163,6 +182,12 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
     watching = watchers()
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
         with ExitStack() as stack:
+
+            def finish() -> None:
+                for callback in watching:
+                    callback.finish("interrupted")
+
+            stack.enter_context(stopping.tidying(finish))
             for callback in watching:
                 stack.callback(callback.close)
             try:
@@ -191,6 +216,8 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     if recipe.output.figures and tiled and outcome.path.stat().st_size > DRAWN:
         typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
     elif recipe.output.figures:
+        # what is written is safe, and figures can be drawn again
+        stopping.at_once(f"Stopped while figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
         from ptymesh.io import load_measurement
         from ptymesh.io.results import Result
         from ptymesh.run.figures import compared_patterns, write_figures
@@ -221,6 +248,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
         from datetime import datetime
 
         said = f"The traceback is in {log}."
+        lost = account_for(error)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("a", encoding="utf-8") as file:
@@ -228,7 +256,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
                 file.write(f"{now}  rank {world().rank} failed\n{traceback.format_exc()}")
         except OSError as full:
             said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
-        if lost := account_for(error):
+        if lost:
             if launched():  # which says it once, for all that were lost
                 raise typer.Exit(PtymeshError.exit_status) from error
             raise PtymeshError(lost) from error

@@ -25,6 +25,7 @@ from types import FrameType
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.parallel.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.parallel.devices import bindings, memory_nodes, visible_slice
@@ -38,7 +39,7 @@ TAIL_LINES, TAILS = 20, 3
 #: Statuses after which starting the ranks again would change nothing.
 FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
 
-_FORWARDED = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
+_FORWARDED = stopping.SIGNALS
 
 
 def launch(
@@ -78,10 +79,10 @@ def launch(
         raise BadInput(f"--ranks is {ranks}; give 1 or more.")
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
-    logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
-    logs.mkdir(parents=True, exist_ok=True)
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
     with _quiet(), _Signals() as signals:
+        logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
+        logs.mkdir(parents=True, exist_ok=True)
         for attempt in range(max_restarts + 1):
             # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
             store = _store()
@@ -96,7 +97,7 @@ def launch(
             if status in FINAL or watch.asked or attempt == max_restarts:
                 break
             print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
-    _tidy(logs, ranks)
+        _tidy(logs, ranks)
     return status
 
 
@@ -111,15 +112,29 @@ def _attempt(
     command: Sequence[str], environments: dict[int, dict[str, str]], signals: _Signals, store: TCPStore
 ) -> _Watch:
     """Start the ranks and return when all have ended."""
-    context = start_processes(
-        "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
-    )
+    with _held_back():
+        context = start_processes(
+            "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
+        )
     watch = _Watch(context, signals, store)
     try:
         watch.run()
     finally:
         context.close(signal.SIGKILL, timeout=10)
     return watch
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Processes that are started within it get no signal before they can answer it (`child.settle`)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(
@@ -201,6 +216,7 @@ class _Signals:
         self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
             signal.signal(number, self._note)
+        stopping.held()
         return self
 
     def __exit__(self, *_: object) -> None:

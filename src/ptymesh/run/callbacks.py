@@ -27,6 +27,7 @@ from rich.text import Text
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.parallel.devices import memory_nodes, say_cpus
+from ptymesh.run import started
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -73,13 +74,25 @@ class FreshStart(Watcher):
     Only when it starts: a run that is refused has touched nothing.
     """
 
+    _out: Path | None = None
+
     def start(self, run: RunInfo) -> None:
         """Unless this run goes on with that checkpoint."""
+        self._out = run.out
         if run.out is None or run.resumed:
             return
         (run.out / "result.h5").unlink(missing_ok=True)
         if (run.out / "checkpoint").exists():
             shutil.rmtree(run.out / "checkpoint")
+
+    def saved(self, path: Path) -> None:
+        """From here on there is something to go on from (checkpoint/), or nothing left to do (result.h5)."""
+        started.forget(path.parent)
+
+    def finish(self, outcome: str) -> None:
+        """What diverges would do so again."""
+        if outcome == "diverged" and self._out is not None:
+            started.forget(self._out)
 
 
 class Clock:

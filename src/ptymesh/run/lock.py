@@ -31,6 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.run.reports import BatchReport, Callback
 
@@ -192,7 +193,8 @@ def hold(folder: Path) -> Iterator[Lock]:
     lock = share(where) or take(where, folder)
     before = _held.set({**_held.get(), where: lock})
     try:
-        yield lock
+        with stopping.tidying(lock.close):
+            yield lock
     finally:
         _held.reset(before)
         lock.close()
