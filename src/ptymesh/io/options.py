@@ -8,12 +8,13 @@ Arrays are given as `file.npy`, `file.tif`, `file.npz:name` or `file.h5:/path`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from ptymesh import options
 from ptymesh.geometry import Propagation, Radiation
+from ptymesh.options import FilePath, Reference
 
 
 def _both(value: Any) -> Any:
@@ -26,15 +27,14 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
-FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
-ArrayRef = Annotated[str, Field(min_length=1)]
+ArrayRef = Annotated[Reference, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
 
 
-class Options(BaseModel):
+class Options(options.Options):
     """Unknown keys are refused; values are checked once and stay as they are."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class KeyMap(Options):

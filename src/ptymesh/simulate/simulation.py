@@ -18,13 +18,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
 from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.options import Options
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
 from ptymesh.simulate import phantoms, scans
@@ -40,7 +41,7 @@ CHUNK = 16
 MARGIN_PX = 3
 
 
-class Simulation(BaseModel):
+class Simulation(Options):
     """What to simulate. Lengths in metres, angles in rad; None takes the kind's own default.
 
     Fields:
@@ -65,7 +66,7 @@ class Simulation(BaseModel):
         seed: of everything random.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     kind: Kind = "xray"
     views: int = Field(default=400, ge=1)
