@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ptymesh import __version__
+from ptymesh.cli.checking import Command
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.place import share_cores
 
@@ -67,7 +68,9 @@ def options(
 
 for _name, _short in COMMANDS.items():
     _module = import_module(f"ptymesh.cli.{_name}")
-    app.command(_name, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
+    app.command(_name, cls=Command, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(
+        _module.command
+    )
 
 
 def main() -> None:

@@ -45,6 +45,9 @@ from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
 
+#: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
+MOST_STAGES = 200
+
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
     *(f"data.{name}" for name in ("path", "mask", "dark", "flat", "gain", "background", "intensity")),
@@ -103,6 +106,8 @@ class Recipe(Options):
             return stages
         if not stages:
             raise BadInput("stages is an empty list; give at least one, such as {engine: rpie, epochs: 50, batch: 64}.")
+        if len(stages) > MOST_STAGES:
+            raise BadInput(f"stages has {len(stages)} items; give at most {MOST_STAGES}.")
         return [
             stage if isinstance(stage, Engine) else _engine(f"stages.{index}", stage)
             for index, stage in enumerate(stages)

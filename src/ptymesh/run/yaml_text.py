@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.paths import regular, short
 
 #: Characters of a text, values in it (each time that an alias repeats them), and groups within groups.
-MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 100_000, 40
+MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 50_000, 40
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
 #: What the constructors raise of values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
@@ -80,6 +80,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A group, each of whose keys is text, a number or a truth value, given once."""
+        if not isinstance(node, MappingNode):
+            raise _refused(f"a {node.id} is no group of keys", node.start_mark)
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
@@ -116,6 +118,8 @@ def parsed(text: str, what: str) -> Any:
         loader = _Loader(text)
         try:
             return loader.get_single_data()
+        except _REFUSED as error:  # of the scanner, such as an escape beyond the last character
+            raise _refused(short(str(error), 80), loader.get_mark()) from error
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
