@@ -96,16 +96,12 @@ def _length(pixels: float, found: Comparison) -> str:
 
 
 def _draw(found: Comparison, path: Path, names: tuple[str, str]) -> None:
-    from ptymesh.errors import BadInput
-    from ptymesh.plot import comparison_figure
+    from ptymesh.plot import comparison_figure, save_figure
 
     moved = found.alignment
     title = f"{names[0]} and {names[1]}: NRMSE {found.nrmse:.3g}" + (", twin" if found.twin else "")
     drawing = comparison_figure(
         moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
     )
-    try:
-        drawing.savefig(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); check its folder.") from error
+    save_figure(drawing, path)
     typer.echo(str(path), err=True)

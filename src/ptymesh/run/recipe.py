@@ -96,7 +96,7 @@ class Recipe(Options):
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
-    stages: list[Engine] = Field(default_factory=lambda: [_engine("stages.0", stage) for stage in DEFAULT_STAGES])
+    stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()
 
     @field_validator("stages", mode="before")
@@ -109,7 +109,7 @@ class Recipe(Options):
         if len(stages) > MOST_STAGES:
             raise BadInput(f"stages has {len(stages)} items; give at most {MOST_STAGES}.")
         return [
-            stage if isinstance(stage, Engine) else _engine(f"stages.{index}", stage)
+            stage if isinstance(stage, Engine) else engine_of(f"stages.{index}", stage)
             for index, stage in enumerate(stages)
         ]
 
@@ -175,7 +175,8 @@ def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any
     return _mapping(text_of(path, what), f"The {what} {path}", model)
 
 
-def _engine(path: str, stage: Any) -> Engine:
+def engine_of(path: str, stage: Any) -> Engine:
+    """The engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if not isinstance(stage, dict):
         raise BadInput(f"{path} is {shown(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
@@ -208,9 +209,14 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
         options: Any = raw
         for group in groups:
             options = options.get(group) if isinstance(options, dict) else None
-        if isinstance(options, dict) and isinstance(options.get(name), str) and not _is_name(options[name]):
-            path = options[name]
-            options[name] = str((folder / (usable(path, key) if path.startswith("~") else path)).absolute())
+        if isinstance(options, dict) and isinstance(options.get(name), str):
+            options[name] = _absolute(options[name], folder, key)
+
+
+def _absolute(value: str, folder: Path, key: str) -> str:
+    if _is_name(value):
+        return value
+    return str((folder / (usable(value, key) if value.startswith("~") else value)).absolute())
 
 
 def _is_name(value: str) -> bool:
