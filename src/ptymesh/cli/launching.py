@@ -81,10 +81,13 @@ class Launching:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
         from ptymesh.errors import BadInput
         from ptymesh.parallel.devices import backend_for, device_for, shared_by
+        from ptymesh.parallel.launch import MOST_RANKS
 
         ranks = 1 if self.ranks is None else self.ranks
-        if ranks < 1:
-            raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+        if not 1 <= ranks <= MOST_RANKS:
+            raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
+        if self.max_restarts < 0:
+            raise BadInput(f"--max-restarts is {self.max_restarts}; give 0 or more.")
         if self.batch_timeout is not None and not self.batch_timeout > 0:
             raise BadInput(f"--batch-timeout is {self.batch_timeout}; give a number of seconds above 0.")
         if self.max_restarts and ranks == 1:

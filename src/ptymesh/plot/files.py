@@ -12,7 +12,7 @@ from ptymesh.paths import usable
 
 
 def save_figure(figure: Figure, path: str | Path, **options: Any) -> Path:
-    """Writes a figure, in the format that the name's ending says; missing folders are made.
+    """Writes a figure, in the format that the name's ending says, into a folder that is there.
 
     options: of matplotlib's `savefig`. Raises BadInput for an ending that matplotlib does not know, and where the file
     cannot be written.
@@ -24,7 +24,6 @@ def save_figure(figure: Figure, path: str | Path, **options: Any) -> Path:
     if target.is_dir():
         raise BadInput(f"{target} is a folder; give the name of a file in it.")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, **options)
     except OSError as error:
         raise BadInput(f"{target} cannot be written ({error.strerror or error}); check its folder.") from error

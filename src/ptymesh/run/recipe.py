@@ -38,7 +38,7 @@ from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
-from ptymesh.run.sentences import sentence, shown, unknown_word
+from ptymesh.run.sentences import sentence, shown, shown_key, unknown_word
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 
@@ -264,7 +264,7 @@ def _item(items: list[Any], part: str, above: str, value: Any, last: bool) -> An
     if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
         where = above.rpartition(" ")[2]
         raise BadInput(
-            f"{above}.{shown(part)} is not an item of {where}, which has {len(items)}; count from 0 to "
+            f"{above}.{shown_key(part)} is not an item of {where}, which has {len(items)}; count from 0 to "
             f"{len(items) - 1}."
         )
     index = int(part)
