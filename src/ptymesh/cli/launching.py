@@ -84,10 +84,13 @@ class Launching:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
         from ptymesh.errors import BadInput
         from ptymesh.parallel.devices import backend_for, device_for, shared_by
+        from ptymesh.parallel.launch import MOST_RANKS
 
         ranks = 1 if self.ranks is None else self.ranks
-        if ranks < 1:
-            raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+        if not 1 <= ranks <= MOST_RANKS:
+            raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
+        if self.max_restarts < 0:
+            raise BadInput(f"--max-restarts is {self.max_restarts}; give 0 or more.")
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise BadInput(f"--timeout is {self.timeout}; give a number of seconds above 0.")
         if self.max_restarts and ranks == 1:

@@ -12,6 +12,7 @@ import typer
 
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
+from ptymesh.cli.checking import Command
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.place import share_cores
 
@@ -71,7 +72,9 @@ def options(
 
 for _name, _short in COMMANDS.items():
     _module = import_module(f"ptymesh.cli.{_name}")
-    app.command(_name, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
+    app.command(_name, cls=Command, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(
+        _module.command
+    )
 
 
 def main() -> None:

@@ -31,6 +31,8 @@ from ptymesh.parallel.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.parallel.devices import bindings, memory_nodes, visible_slice
 from ptymesh.parallel.watchdog import AGREED, accuse, read_post, read_verdict
 
+#: More processes than any machine runs well, which a slip of the finger would start.
+MOST_RANKS = 4096
 #: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
 STOP_S, PEERS_S = 600.0, 10.0
 POLL_S = 0.05
@@ -75,8 +77,8 @@ def launch(
     Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
     (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
     """
-    if ranks < 1:
-        raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
