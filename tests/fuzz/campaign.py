@@ -11,6 +11,7 @@ import json
 import multiprocessing.connection
 import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from warm import context  # noqa: E402
 #: Cases of one signature that are kept.
 KEPT = 3
 #: A case that takes too long is tried again with so much more time: others may have kept the processor busy.
+#: One that has done nothing at all waits for something.
 PATIENT = Limits(seconds=25.0)
 
 
@@ -59,9 +61,10 @@ def dice_of(seed: int, number: int) -> random.Random:
 
 def play(sources: Sources, seed: int, number: int) -> dict[str, Any]:
     """One case from beginning to end, as it stands in the report."""
+    began = _processor_seconds()
     case = sources.case(dice_of(seed, number))
     ended, found = tries.attempt(case)
-    if ended.late and not ended.stopped:
+    if ended.late and not ended.stopped and ended.busy > 0.5:
         case = sources.case(dice_of(seed, number))
         ended, found = tries.attempt(case, PATIENT)
     if any(violation.kind in ("status", "traceback") for violation in found):
@@ -74,12 +77,18 @@ def play(sources: Sources, seed: int, number: int) -> dict[str, Any]:
         "command": case.command,
         "status": status_of(ended),
         "seconds": round(ended.seconds, 3),
+        "processor_seconds": round(_processor_seconds() - began, 3),
         "warned": "Warning:" in ended.err,
         "words": case.words,
         "arguments": case.arguments,
         "said": judge.last_line(ended.err),
         "violations": [{"kind": v.kind, "what": v.what, "signature": v.signature} for v in found],
     }
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def status_of(ended: Ended) -> str:
@@ -132,6 +141,7 @@ class Report:
         self.counts: dict[str, dict[str, Counter[str]]] = {}
         self.found: dict[str, dict[str, Any]] = {}
         self.tries = self.warned = 0
+        self.processor_seconds = 0.0
         self.slowest: list[tuple[float, int]] = []
         self.began = time.monotonic()
         out.mkdir(parents=True, exist_ok=True)
@@ -140,6 +150,7 @@ class Report:
         """A case that was played."""
         self.tries += 1
         self.warned += told["warned"]
+        self.processor_seconds += told["processor_seconds"]
         by = self.counts.setdefault(told["format"], {}).setdefault(told["command"], Counter())
         by[told["status"]] += 1
         self.slowest = sorted([*self.slowest, (told["seconds"], told["number"])], reverse=True)[:10]
@@ -178,6 +189,7 @@ class Report:
             "tries": self.tries,
             "seconds": round(seconds, 1),
             "tries_per_s": round(self.tries / seconds, 2),
+            "tries_per_processor_second": round(self.tries / max(self.processor_seconds, 1e-9), 2),
             "violations": sum(entry["count"] for entry in self.found.values()),
             "kinds_of_violations": len(self.found),
             "tries_with_warnings": self.warned,
@@ -238,7 +250,7 @@ def main() -> int:
     report = campaign(given.seed, given.tries, given.processes, given.out, given.minutes, given.first)
     path = report.write()
     content = json.loads(path.read_text())
-    print(json.dumps({key: content[key] for key in list(content)[:8]}, indent=1))
+    print(json.dumps({key: content[key] for key in list(content)[:9]}, indent=1))
     for signature, entry in content["found"].items():
         print(f"{entry['count']:5d}  {signature}  (cases {entry['cases']})")
     print(path)

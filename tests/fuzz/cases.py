@@ -10,6 +10,7 @@ The folder of a case:
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import warnings
 import zipfile
@@ -123,6 +124,7 @@ def tiff(path: Path, dice: Dice) -> str:
 
     from fuzz import arrays
 
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     array, words = arrays.changed(np.asarray(tifffile.imread(path)), dice)
     try:
         tifffile.imwrite(path, np.atleast_1d(array))

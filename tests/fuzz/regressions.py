@@ -38,6 +38,8 @@ def made(name: str, folder: Path, sources: Path) -> cases.Case:
     entry = ENTRIES[name]
     case = cases.new(name, entry.arguments[0], folder)
     cases.take(case, sources, *entry.names)
+    if "stopped" in entry.names:
+        (case.place / "stopped").rename(case.place / "out")
     entry.change(case.place)
     case.arguments, case.words = [part.format(sources=sources) for part in entry.arguments], [name]
     return case
@@ -101,7 +103,7 @@ def manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     """A change of the checkpoint's manifest."""
 
     def apply(folder: Path) -> None:
-        path = folder / "stopped" / "checkpoint" / "manifest.json"
+        path = folder / "out" / "checkpoint" / "manifest.json"
         tree = json.loads(path.read_text(encoding="utf-8"))
         change(tree)
         path.write_text(json.dumps(tree), encoding="utf-8")
@@ -135,7 +137,7 @@ BEAM, DETECTOR = "entry_1/instrument_1/beam_1", "entry_1/instrument_1/detector_1
 INSPECT = ("inspect", "own.cxi", "--json")
 OTHERS = ("inspect", "others.cxi", "--json")
 RUN = ("run", "recipe.yaml", *OUT)
-RESUME = ("resume", "stopped", "--device", "cpu")
+RESUME = ("resume", "out", "--device", "cpu")
 
 ENTRIES: dict[str, Entry] = {
     "a soft link to itself": Entry(

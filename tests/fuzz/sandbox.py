@@ -45,8 +45,8 @@ class Ended:
     """How a try ended.
 
     status: of its exit, None where a signal ended it; late: it was still there when its time was up; stopped: it was
-    then told to stop, as it was getting on; left: processes of its session that outlived it; stack: where Python was
-    when it crashed or its time was up.
+    then told to stop, as it was getting on; left: processes of its session that outlived it; seconds: on the clock;
+    busy: of the processor; stack: where Python was when it crashed or its time was up.
     """
 
     status: int | None
@@ -55,6 +55,7 @@ class Ended:
     stopped: bool
     left: bool
     seconds: float
+    busy: float
     out: str
     err: str
     note: str
@@ -86,7 +87,7 @@ def attempt(
                 os.kill(pid, WHERE)
                 _gone(handle, 0.1)
                 os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
     finally:
         os.close(handle)
     left = _end_session(pid)
@@ -98,6 +99,7 @@ def attempt(
         stopped,
         left,
         time.monotonic() - began,
+        used.ru_utime + used.ru_stime,
         *(_text(said / name) for name in ("out", "err", "note", "stack")),
     )
 

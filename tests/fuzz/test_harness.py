@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import ptymesh.io.results  # noqa: F401 - so that forks need not
 from fuzz import arrays, cases, judge, raw, sandbox, trees, tries
 from fuzz.sandbox import FAULT, Limits
-
-import ptymesh.io.results  # noqa: F401 - so that forks need not
 
 SHORT = Limits(seconds=0.7, memory=1 << 30, disk=1 << 20, farewell=0.5)
 
