@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from fuzz import archives, groups, originals, raw, trees
+from fuzz import archives, groups, originals, raw, signing, trees
 from fuzz.arrays import Dice
 
 #: Names in `in/` that commands are asked for; `convert`, `--figure` and the rest write into out.
@@ -247,15 +247,15 @@ def of_checkpoint(dice: Dice, folder: Path, sources: Path) -> Case:
     take(case, sources, "stopped")
     (case.place / "stopped").rename(case.place / "out")
     kept = case.place / "out" / "checkpoint"
-    manifest = kept / "manifest.json"
+    manifest = dice.choice(signing.manifests(kept))
     shards = sorted(kept.glob("*/*.h5"))
     if part == "manifest":
         case.words = _manifest(manifest, dice)
     elif part == "shard":
         shard = dice.choice(shards)
         case.words = damage(shard, dice, groups.mutate, once_or_more(dice))
-        if shard.is_file() and dice.random() < 0.6:
-            case.words.append(resign(manifest, shard))
+        if shard.is_file() and shard.stat().st_size < 1 << 30 and dice.random() < 0.6:
+            case.words.append(signing.shard(kept, shard))
     else:
         victim = dice.choice([manifest, *shards, shards[0].parent, kept])
         if victim.is_file() and dice.random() < 0.5:
@@ -275,24 +275,22 @@ def _manifest(path: Path, dice: Dice) -> list[str]:
         path.write_bytes(content)
         return [words]
     tree = json.loads(content)
-    if dice.random() < 0.4:
+    if "meta" in tree and dice.random() < 0.4:
         inner, words = trees.change(yaml.safe_load(tree["meta"]["recipe"]), dice)
         tree["meta"]["recipe"] = yaml.safe_dump(inner, sort_keys=False)
         words = f"recipe: {words}"
     else:
         tree, words = trees.change(tree, dice)
-    path.write_text(json.dumps(tree), encoding="utf-8")
-    return [words]
+    if dice.random() < 0.7:
+        signing.manifest(path, tree)
+    else:
+        path.write_text(json.dumps(tree), encoding="utf-8")
+    return [f"{path.parent.name}: {words}"]
 
 
-def resign(manifest: Path, shard: Path) -> str:
-    """Makes the manifest agree with the shard, so that more than its size is looked at."""
-    tree = json.loads(manifest.read_text(encoding="utf-8"))
-    for entry in tree["files"]:
-        if entry["name"].endswith(shard.name):
-            entry["bytes"] = shard.stat().st_size
-    manifest.write_text(json.dumps(tree), encoding="utf-8")
-    return "the manifest agrees"
+def signed(path: Path, dice: Dice) -> str:
+    """Changes a result, and makes its digests agree."""
+    return f"{groups.mutate(path, dice)}, {signing.result(path)}"
 
 
 def of_result(dice: Dice, folder: Path, sources: Path) -> Case:
@@ -300,7 +298,9 @@ def of_result(dice: Dice, folder: Path, sources: Path) -> Case:
     command = dice.choice(("view", "compare", "compare", "compare", "run"))
     case = new("result", command, folder)
     take(case, sources, "result.h5")
-    case.words = damage(case.place / "result.h5", dice, groups.mutate, once_or_more(dice))
+    case.words = damage(
+        case.place / "result.h5", dice, signed if dice.random() < 0.6 else groups.mutate, once_or_more(dice)
+    )
     if command == "view":
         case.arguments = ["view", "result.h5", "--out", "out", *dice.choice(([], ["--tiff"]))]
     elif command == "compare":

@@ -209,7 +209,7 @@ def _arrays(folder: Path, mask: np.ndarray, rng: np.random.Generator) -> None:
 
 
 def recover(folder: Path) -> None:
-    """The result of a run, and another, stopped after its first epoch, in `checkpoint`, both of own.cxi."""
+    """The result of a run, and another, stopped in its third epoch, in `checkpoint`, both of own.cxi."""
     from ptymesh.run.callbacks import FreshStart
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.reports import Callback, EpochReport
@@ -217,7 +217,7 @@ def recover(folder: Path) -> None:
 
     class Stop(Callback):
         def epoch(self, report: EpochReport) -> None:
-            if report.done_epochs == 1:
+            if report.done_epochs == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     raw = recipe("cxi", 2, folder)
@@ -225,6 +225,7 @@ def recover(folder: Path) -> None:
     run_recipe(Recipe.parse(raw).with_output(folder / "done"), device="cpu", callbacks=[FreshStart()])
     (folder / "done" / "result.h5").rename(folder / "result.h5")
     raw["seed"] = 5
+    raw["stages"][0]["epochs"], raw["output"]["checkpoint_every"] = 3, 1
     run_recipe(Recipe.parse(raw).with_output(folder / "other"), device="cpu")
     (folder / "other" / "result.h5").rename(folder / "other.h5")
     from ptymesh.errors import Interrupted

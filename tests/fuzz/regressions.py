@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import yaml
 
-from fuzz import archives, cases, originals
+from fuzz import archives, cases, originals, signing
 
 REFUSED = ("2",)
 EITHER = ("0", "2")
@@ -100,13 +100,14 @@ def text(content: str) -> Callable[[Path], None]:
 
 
 def manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """A change of the checkpoint's manifest."""
+    """A change of all manifests of the checkpoint that name files."""
 
     def apply(folder: Path) -> None:
-        path = folder / "out" / "checkpoint" / "manifest.json"
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        change(tree)
-        path.write_text(json.dumps(tree), encoding="utf-8")
+        for path in signing.manifests(folder / "out" / "checkpoint"):
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if "files" in tree:
+                change(tree)
+                signing.manifest(path, tree)
 
     return apply
 

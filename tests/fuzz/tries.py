@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import math
@@ -36,6 +37,8 @@ def warm_up(sources: Path) -> None:
                 ptymesh(line.split())
     finally:
         os.chdir(before)
+    gc.collect()
+    gc.freeze()  # forks then leave these objects' memory alone, instead of each having a copy of it
 
 
 @contextlib.contextmanager
