@@ -39,11 +39,11 @@ pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The long part of tests/fuzz. What it finds is played again by `... campaign.py --seed SEED --only NUMBER`.
-TRIES     ?= 20000
-SEED      ?= 1
-PROCESSES ?= 2
-MINUTES   ?= 60
-FUZZ_OUT  ?= fuzz
+fuzz: TRIES = 20000
+fuzz: SEED = 1
+fuzz: PROCESSES = 2
+fuzz: MINUTES = 60
+FUZZ_OUT ?= fuzz
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/campaign.py --tries $(TRIES) --seed $(SEED) --processes $(PROCESSES) \
