@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest gpu-check clean
+.PHONY: help setup demo test lint types contract pytest fuzz gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make gpu-check  on a machine with a GPU: its tests, ptymesh bench, and the peers beside it (STAR=path)"
 	@echo "make clean   remove the environment and what demo left"
 
@@ -37,6 +38,17 @@ contract: setup
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
+# The long part of tests/fuzz. What it finds is played again by `... campaign.py --seed SEED --only NUMBER`.
+fuzz: TRIES = 20000
+fuzz: SEED = 1
+fuzz: PROCESSES = 2
+fuzz: MINUTES = 60
+FUZZ_OUT ?= fuzz
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/campaign.py --tries $(TRIES) --seed $(SEED) --processes $(PROCESSES) \
+	  --minutes $(MINUTES) --out $(FUZZ_OUT)
+
 # All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
 # uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.
 STAR   ?= $(firstword $(wildcard ../shared/data/siemens-star-small.npz.bz2 $(PTYMESH_DATA)/siemens-star-small.npz.bz2))
@@ -55,4 +67,4 @@ gpu-check:
 	else echo "No Siemens star, so no peers: give STAR=path/to/siemens-star-small.npz.bz2."; fi
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo $(FUZZ_OUT)
