@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest gpu-check clean
+.PHONY: help setup demo test lint types contract pytest faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks (an hour or two)"
+	@echo "make kills   runs are killed at random moments and resumed (TRIES=200 SEED=random)"
 	@echo "make gpu-check  on a machine with a GPU: its tests, ptymesh bench, and the peers beside it (STAR=path)"
 	@echo "make clean   remove the environment and what demo left"
 
@@ -36,6 +38,16 @@ contract: setup
 # three workers for two cores: most tests use one thread, and some wait
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Campaigns, of which `make test` runs a sample. What they find is in faults.json and kills.json.
+TRIES  ?= 200
+SEED   ?=
+
+faults: setup
+	$(BIN)/python tests/fuzz/faults.py --report faults.json
+
+kills: setup
+	$(BIN)/python tests/fuzz/kills.py --tries $(TRIES) $(if $(SEED),--seed $(SEED)) --report kills.json
 
 # All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
 # uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.
