@@ -141,7 +141,7 @@ class Bench:
             reason = "" if point.error == "0" else os.strerror(getattr(errno, point.error))
             names = ("Rank ", reason, name) if point.ranks > 1 else (reason, name)
             wrong += judged.judge_end(ended, names=tuple(filter(None, names)))
-            wrong += judged.judge_checkpoint(folder / "out")
+            wrong += judged.judge_checkpoint(folder / "out", self.scene, point.ranks)
             if ended.status == 0:
                 wrong += judged.judge_result(folder, self.scene, point.ranks)
             elif not counted.failed:

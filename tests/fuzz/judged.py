@@ -32,8 +32,8 @@ class Scene:
     folder: Path
     recipe: str
     results: dict[int, Result] = field(default_factory=dict)
+    saved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     listings: dict[int, Counter[str]] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
 
     def fresh(self) -> Path:
         """A new folder with data and recipe."""
@@ -49,6 +49,7 @@ class Scene:
             ended = run(programs, folder, ranks, "run", "recipe.yaml")
             assert (ended.status, ended.left) == (0, []), ended
             self.results[ranks] = Result.load(folder / "out" / "result.h5")
+            self.saved[ranks] = arrays_of(folder / "out" / "checkpoint")
             self.listings[ranks] = listing(folder)
             shutil.rmtree(folder)
 
@@ -99,24 +100,43 @@ def judge_end(ended: Ended, *, names: tuple[str, ...] = (), statuses: tuple[int,
     return wrong
 
 
-def judge_checkpoint(out: Path) -> list[str]:
-    """What is wrong with the checkpoint, where there is one: all of it is read."""
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of a checkpoint but for times. Raises BadInput where it is damaged."""
+    saved = checkpoint.load(folder)
+    whole = Rect(0, 0, *saved.meta["run"]["extent"])
+    arrays = {**saved.shared, **saved.per_view, **{name: saved.tiles.part(name, whole) for name in saved.tiles}}
+    return {name: array for name, array in arrays.items() if name != "history/seconds"}
+
+
+def judge_checkpoint(out: Path, scene: Scene, ranks: int) -> list[str]:
+    """What is wrong with the checkpoint, where there is one: all of it is read, and the last one has known bits."""
     folder = out / "checkpoint"
     if not checkpoint.exists(folder):
         return []
     try:
-        saved = checkpoint.load(folder)
-        whole = Rect(0, 0, *saved.meta["run"]["extent"])
-        arrays = {**saved.shared, **saved.per_view, **{name: saved.tiles.part(name, whole) for name in saved.tiles}}
+        arrays = arrays_of(folder)
     except BadInput as error:
         return [f"the checkpoint is damaged: {error}"]
     odd = [name for name, array in arrays.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()]
     odd = [name for name in odd if name != "history/held_out"]  # where nothing was held out
-    return [f"not finite in the checkpoint: {', '.join(odd)}"] if odd else []
+    wrong = [f"not finite in the checkpoint: {', '.join(odd)}"] if odd else []
+    expected = scene.saved[ranks]
+    if len(arrays["history/epoch"]) == len(expected["history/epoch"]):
+        differ = [name for name in expected if not np.array_equal(arrays.get(name), expected[name], equal_nan=True)]
+        wrong += [f"other bits in the checkpoint: {', '.join(differ)}"] if differ else []
+    return wrong
 
 
-def judge_result(folder: Path, scene: Scene, ranks: int) -> list[str]:
-    """Whether the finished run is as an undisturbed one: bits of the result, names of files."""
+def lines(path: Path) -> int:
+    """Whole ones in a file that may not be there."""
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> list[str]:
+    """Whether the finished run is as an undisturbed one: bits of the result, names of files.
+
+    exact: how many files there are of a name as well (a checkpoint has shards of the ranks that saved it).
+    """
     try:
         found, expected = Result.load(folder / "out" / "result.h5"), scene.results[ranks]
     except BadInput as error:
@@ -131,11 +151,10 @@ def judge_result(folder: Path, scene: Scene, ranks: int) -> list[str]:
         for name in ("epoch", "stage", "loss", "residual")
         if not np.array_equal(found.history[name], expected.history[name])
     ]
-    lines = (folder / "out" / "metrics.jsonl").read_text().count("\n")
-    if lines != len(expected.history["epoch"]):
-        wrong.append(f"{lines} lines in metrics.jsonl")
+    if (count := lines(folder / "out" / "metrics.jsonl")) != len(expected.history["epoch"]):
+        wrong.append(f"{count} lines in metrics.jsonl")
     now = listing(folder)
-    if more := now - scene.listings[ranks]:
+    if more := now - scene.listings[ranks] if exact else Counter(set(now) - set(scene.listings[ranks])):
         wrong.append(f"left behind: {', '.join(sorted(more.elements()))}")
     if less := set(scene.listings[ranks]) - set(now):
         wrong.append(f"missing: {', '.join(sorted(less))}")
@@ -152,8 +171,8 @@ def judge_litter(programs: Programs) -> list[str]:
     return [f"left behind outside: {', '.join(litter)}"] if litter else []
 
 
-def go_on(programs: Programs, folder: Path, scene: Scene, ranks: int) -> tuple[str, list[str]]:
-    """After a disturbed run: how it went on (resume, or anew), and what was wrong with that."""
+def go_on(programs: Programs, folder: Path, scene: Scene, ranks: int, exact: bool = True) -> tuple[str, list[str]]:
+    """After a disturbed run: how it went on (resume, or anew), and what was wrong with that. exact: as judge_result."""
     how, ended = "resumed", run(programs, folder, ranks, "resume", "out")
     if ended.status == 2 and NOTHING_SAVED in ended.err:
         how, ended = "anew", run(programs, folder, ranks, "run", "recipe.yaml", "--force")
@@ -161,5 +180,5 @@ def go_on(programs: Programs, folder: Path, scene: Scene, ranks: int) -> tuple[s
     if ended.status:
         wrong.append(f"it ends with: {ended.err[-600:]}")
         return how, [f"then: {fault}" for fault in wrong]
-    wrong += judge_result(folder, scene, ranks)
+    wrong += judge_result(folder, scene, ranks, exact)
     return how, [f"then: {fault}" for fault in wrong + judge_litter(programs)]

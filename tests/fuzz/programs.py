@@ -18,6 +18,8 @@ from typing import Any
 HERE = Path(__file__).parent
 #: Seconds after which a program hangs.
 PATIENCE_S = 60.0
+#: Seconds that processes which it has started may take to end after it; spares of warm.py end so too.
+GRACE_S = 3.0
 
 
 def compiler() -> str | None:
@@ -35,18 +37,22 @@ def compile_shim(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended: its status (None: it hung), what it said, and processes that it left behind."""
+    """How a program ended: its status (None: it hung), what it said, processes that it left behind, and how soon."""
 
     status: int | None
     out: str
     err: str
     left: list[str]
+    seconds: float
 
 
 class Programs:
-    """A server of programs, with a folder of its own for temporary files and one for shared memory."""
+    """A server of programs, with a folder of its own for temporary files and one for shared memory.
 
-    def __init__(self, shim: Path | None = None) -> None:
+    variables: of its environment; shim: what is preloaded.
+    """
+
+    def __init__(self, shim: Path | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ptymesh-programs-"))
         self.temporary, self.said = self.home / "temporary", self.home / "said"
         for folder in (self.temporary, self.said):
@@ -55,7 +61,7 @@ class Programs:
         self.shared = Path(tempfile.mkdtemp(prefix="ptymesh-programs-", dir=shm if shm.is_dir() else None))
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(shim)} if shim else {})
+        environment |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(shim)} if shim else {}) | dict(variables or {})
         self._pipe = ours.makefile("rwb")
         command = [sys.executable, str(HERE / "server.py"), str(theirs.fileno()), self.shared, self.temporary]
         self._server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
@@ -72,20 +78,29 @@ class Programs:
             shutil.rmtree(folder, ignore_errors=True)
 
     def start(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, spares: int = 0
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        spares: int = 0,
+        cold: bool = False,
     ) -> int:
-        """Starts `python ARGUMENTS` in a folder; returns its process id."""
+        """Starts `python ARGUMENTS` in a folder; returns its process id. cold: it imports everything by itself."""
         for path in self.said.iterdir():
             path.unlink()
         asked = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment or {})}
         said = [str(self.said / "out"), str(self.said / "err")]
-        return self._ask("start", **asked, said=said, spares=spares)["pid"]
+        return self._ask("start", **asked, said=said, spares=spares, cold=cold)["pid"]
 
-    def wait(self, seconds: float = PATIENCE_S) -> Ended:
+    def wait(self, seconds: float = PATIENCE_S, grace: float = GRACE_S) -> Ended:
         """Until it has ended, and all that it has started."""
-        answer = self._ask("wait", seconds=seconds)
-        out, err = ((self.said / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
-        return Ended(answer["status"], out, err, answer["left"])
+        answer = self._ask("wait", seconds=seconds, grace=grace)
+        return Ended(answer["status"], self.said_on("out"), self.said_on("err"), answer["left"], answer["seconds"])
+
+    def said_on(self, stream: str) -> str:
+        """What the program has said so far, on "out" or "err"."""
+        path = self.said / stream
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def run(
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, spares: int = 0

@@ -2,9 +2,10 @@
 
 SOCKET is the number of an open socket, over which one JSON object a line is asked and answered:
 
-start   arguments, folder, environment, said (files of standard output and standard error), spares -> pid
-wait    seconds -> status (null where it has not ended; then it is killed, with all that it has started), left (what is
-        still running of what it started, killed now)
+start   arguments, folder, environment, said (files of standard output and standard error), spares, cold (whether it
+        imports by itself, not forked from here) -> pid
+wait    seconds, grace -> status (null where it has not ended by then; it is killed), left (what it has started and
+        still runs so many seconds after its end; killed), seconds (until nothing ran)
 
 One program runs at a time. Whatever it starts and leaves behind becomes a child of this process, wherever it went.
 With the environment variable FAULT, a JSON object, the program or one of its ranks has a fault: `who` (a rank, or
@@ -64,14 +65,20 @@ def start(asked: dict[str, Any]) -> int:
         return pid
     try:
         environment = {**os.environ, **asked["environment"]}
+        if asked["cold"]:
+            os.chdir(asked["folder"])
+            for number, path in enumerate((os.devnull, *asked["said"])):
+                os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+            os.execve(sys.executable, [sys.executable, *asked["arguments"]], environment)
         warm._program(asked["arguments"], asked["folder"], environment, asked["said"], asked["spares"])
     finally:
         os._exit(70)
 
 
-def wait(pid: int, seconds: float) -> dict[str, Any]:
+def wait(pid: int, seconds: float, grace: float) -> dict[str, Any]:
     """How it ended and what it left running."""
-    end, status = time.monotonic() + seconds, None
+    began, status = time.monotonic(), None
+    end = began + seconds
     pause = 0.001
     while status is None and time.monotonic() < end:
         done, ended = os.waitpid(pid, os.WNOHANG)
@@ -80,18 +87,19 @@ def wait(pid: int, seconds: float) -> dict[str, Any]:
         else:
             time.sleep(pause)
             pause = min(0.02, pause * 1.5)
-    grace = time.monotonic() + (3.0 if status is not None else 0.0)  # spares that were never used, on their way out
-    while (left := _running(pid)) and time.monotonic() < grace:
+    end = time.monotonic() + (grace if status is not None else 0.0)
+    while (left := _running()) and time.monotonic() < end:
         time.sleep(0.005)
-    names = [Path(f"/proc/{other}/status").read_text().split("\n")[0] for other in left if other != pid]
-    while _running(pid):
+    names = [f"{Path(f'/proc/{other}/comm').read_text().strip()} {other}" for other in left if other != pid]
+    ended = time.monotonic()
+    while _running():
         for other in children():
             os.kill(other, signal.SIGKILL)
         time.sleep(0.005)
-    return {"status": status, "left": names}
+    return {"status": status, "left": names, "seconds": ended - began}
 
 
-def _running(pid: int) -> list[int]:
+def _running() -> list[int]:
     """Children that have not ended; what has is waited for."""
     for other in children():
         try:
@@ -114,7 +122,7 @@ def serve(pipe: socket.socket) -> None:
                 pid = start(asked)
                 answer: dict[str, Any] = {"pid": pid}
             else:
-                answer = wait(pid, asked["seconds"])
+                answer = wait(pid, asked["seconds"], asked["grace"])
             lines.write(json.dumps(answer).encode() + b"\n")
             lines.flush()
 
@@ -128,3 +136,4 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     warm._become = become
     serve(socket.socket(fileno=int(number)))
+    os._exit(0)  # an interpreter that has torch takes seconds to end
