@@ -136,6 +136,9 @@ class Bench:
         folder = self.scene.fresh()
         try:
             ended, counted, wrong = self.disturbed(point, folder)
+            said = ended.err[-1500:]
+            if ended.status is None:
+                said = "\n".join([ended.err[-6000:], *judged.heard(folder)])
             outcome = "harmless" if counted.failed else "not reached"
             name = counted.what.rpartition("/")[2]
             reason = "" if point.error == "0" else os.strerror(getattr(errno, point.error))
@@ -152,7 +155,6 @@ class Bench:
                 outcome, more = judged.go_on(self.programs, folder, self.scene, point.ranks)
                 wrong += more
             what = counted.what.replace(str(folder) + "/", "")
-            said = ended.err[-1500:]
             return Outcome(
                 point, "violation" if wrong else outcome, ended.status, what, wrong, said, time.monotonic() - began
             )

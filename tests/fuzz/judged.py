@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from programs import Ended, Programs
+from programs import PATIENCE_S, Ended, Programs
 
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
@@ -19,8 +19,10 @@ from ptymesh.parallel.tiles import Rect
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 
-#: What a disturbed run may end with, and what `resume` says where there is nothing to go on from.
-STATUSES, NOTHING_SAVED = (0, 1, 2, 3, 75), "holds no checkpoint"
+#: What a disturbed run may end with.
+STATUSES = (0, 1, 2, 3, 75)
+#: Seconds that the first run of all may take, which compiles the kernels.
+COMPILING_S = 600.0
 #: Stays in the folder for temporary files, for the next process that compiles.
 LOCK = re.compile(r"ptymesh-kernels-.*\.lock")
 
@@ -46,7 +48,7 @@ class Scene:
         """Run it undisturbed; once."""
         if ranks not in self.results:
             folder = self.fresh()
-            ended = run(programs, folder, ranks, "run", "recipe.yaml")
+            ended = run(programs, folder, ranks, "run", "recipe.yaml", seconds=COMPILING_S)
             assert (ended.status, ended.left) == (0, []), ended
             self.results[ranks] = Result.load(folder / "out" / "result.h5")
             self.saved[ranks] = arrays_of(folder / "out" / "checkpoint")
@@ -71,9 +73,10 @@ def spares(ranks: int) -> int:
     return ranks if ranks > 1 else 0
 
 
-def run(programs: Programs, folder: Path, ranks: int, *arguments: str) -> Ended:
+def run(programs: Programs, folder: Path, ranks: int, *arguments: str, seconds: float = PATIENCE_S) -> Ended:
     """A program without a fault."""
-    return programs.run(command(ranks, *arguments), folder, spares=spares(ranks))
+    programs.start(command(ranks, *arguments), folder, spares=spares(ranks))
+    return programs.wait(seconds)
 
 
 def listing(folder: Path) -> Counter[str]:
@@ -127,6 +130,11 @@ def judge_checkpoint(out: Path, scene: Scene, ranks: int) -> list[str]:
     return wrong
 
 
+def heard(folder: Path) -> list[str]:
+    """The end of what other ranks than the first have said."""
+    return [path.read_text(errors="replace")[-6000:] for path in sorted((folder / "out" / "ranks").glob("*.txt"))]
+
+
 def lines(path: Path) -> int:
     """Whole ones in a file that may not be there."""
     return path.read_text().count("\n") if path.exists() else 0
@@ -135,7 +143,8 @@ def lines(path: Path) -> int:
 def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> list[str]:
     """Whether the finished run is as an undisturbed one: bits of the result, names of files.
 
-    exact: how many files there are of a name as well (a checkpoint has shards of the ranks that saved it).
+    exact: how many files there are of a name as well. A checkpoint has shards of the ranks that saved it, and what
+    ranks have said stays there for as long as no rank of that number runs again.
     """
     try:
         found, expected = Result.load(folder / "out" / "result.h5"), scene.results[ranks]
@@ -153,10 +162,11 @@ def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> 
     ]
     if (count := lines(folder / "out" / "metrics.jsonl")) != len(expected.history["epoch"]):
         wrong.append(f"{count} lines in metrics.jsonl")
-    now = listing(folder)
-    if more := now - scene.listings[ranks] if exact else Counter(set(now) - set(scene.listings[ranks])):
+    now, then = listing(folder), scene.listings[ranks]
+    others = {name for name in now if not name.startswith("out/ranks")} - set(then)
+    if more := now - then if exact else Counter(others):
         wrong.append(f"left behind: {', '.join(sorted(more.elements()))}")
-    if less := set(scene.listings[ranks]) - set(now):
+    if less := set(then) - set(now):
         wrong.append(f"missing: {', '.join(sorted(less))}")
     return wrong
 
@@ -174,7 +184,7 @@ def judge_litter(programs: Programs) -> list[str]:
 def go_on(programs: Programs, folder: Path, scene: Scene, ranks: int, exact: bool = True) -> tuple[str, list[str]]:
     """After a disturbed run: how it went on (resume, or anew), and what was wrong with that. exact: as judge_result."""
     how, ended = "resumed", run(programs, folder, ranks, "resume", "out")
-    if ended.status == 2 and NOTHING_SAVED in ended.err:
+    if ended.status == 2 and not checkpoint.exists(folder / "out" / "checkpoint"):
         how, ended = "anew", run(programs, folder, ranks, "run", "recipe.yaml", "--force")
     wrong = judge_end(ended, statuses=(0,))
     if ended.status:

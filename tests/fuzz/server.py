@@ -17,6 +17,7 @@ SHARED is used in place of /dev/shm and TEMPORARY as the folder for temporary fi
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -31,9 +32,11 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import warm  # noqa: E402
 import warmed  # noqa: E402, F401
-from ptymesh.parallel import launch, nearby, watchdog  # noqa: E402
+from ptymesh.parallel import launch, nearby, pulse, watchdog  # noqa: E402
 
 FAULT = "PTYMESH_TEST_FAULT"
+#: Seconds that a rank may stand still in any phase but compiling.
+PHASE_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 _become = warm._become
 
@@ -48,6 +51,7 @@ def arm(fault: dict[str, Any], own: str) -> None:
 
 def become(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
     """`warm._become`, with the fault that the environment asks for."""
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # where it hangs
     if FAULT in environment:  # ranks inherit it from who starts them
         arm(json.loads(environment[FAULT]), environment.get("RANK", "launcher" if "--ranks" in arguments else "0"))
     return _become(arguments, folder, environment)
@@ -56,6 +60,17 @@ def become(arguments: list[str], folder: str, environment: dict[str, str]) -> in
 def children() -> list[int]:
     """Of this process, those that have not been waited for included."""
     return [int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process that may end meanwhile, itself included."""
+    found = [pid]
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [below for child in path.read_text().split() for below in descendants(int(child))]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
 
 
 def start(asked: dict[str, Any]) -> int:
@@ -75,8 +90,8 @@ def start(asked: dict[str, Any]) -> int:
         os._exit(70)
 
 
-def wait(pid: int, seconds: float, grace: float) -> dict[str, Any]:
-    """How it ended and what it left running."""
+def wait(pid: int, seconds: float, grace: float, warmed_up: bool) -> dict[str, Any]:
+    """How it ended and what it left running. warmed_up: it says where it hangs, if it does."""
     began, status = time.monotonic(), None
     end = began + seconds
     pause = 0.001
@@ -87,6 +102,10 @@ def wait(pid: int, seconds: float, grace: float) -> dict[str, Any]:
         else:
             time.sleep(pause)
             pause = min(0.02, pause * 1.5)
+    if status is None and warmed_up:
+        for other in descendants(pid):
+            os.kill(other, signal.SIGUSR2)
+            time.sleep(0.2)
     end = time.monotonic() + (grace if status is not None else 0.0)
     while (left := _running()) and time.monotonic() < end:
         time.sleep(0.005)
@@ -112,17 +131,17 @@ def _running() -> list[int]:
 def serve(pipe: socket.socket) -> None:
     """Until the other end is closed."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    pid = 0
+    pid, cold = 0, False
     with pipe, pipe.makefile("rwb") as lines:
         lines.write(b"{}\n")
         lines.flush()
         for line in lines:
             asked = json.loads(line)
             if asked["do"] == "start":
-                pid = start(asked)
+                pid, cold = start(asked), asked["cold"]
                 answer: dict[str, Any] = {"pid": pid}
             else:
-                answer = wait(pid, asked["seconds"], asked["grace"])
+                answer = wait(pid, asked["seconds"], asked["grace"], not cold)
             lines.write(json.dumps(answer).encode() + b"\n")
             lines.flush()
 
@@ -130,8 +149,9 @@ def serve(pipe: socket.socket) -> None:
 if __name__ == "__main__":
     number, shared, temporary = sys.argv[1:]
     nearby.FOLDER = Path(shared)
-    # who has lost another is patient for less long than usual; how long is not what is tried here
+    # patience is shorter than usual; how long it is, is not what is tried here
     launch.PEERS_S, watchdog.TICK_S, watchdog.SILENT_S, watchdog.LOOK_S = 3.0, 0.2, 2.0, 2.0
+    pulse.BUDGETS_S.update(dict.fromkeys(set(pulse.BUDGETS_S) - {"compile"}, PHASE_S))
     os.environ["TMPDIR"], tempfile.tempdir = temporary, None
     os.environ["OMP_NUM_THREADS"] = "1"
     warm._become = become
