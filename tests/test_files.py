@@ -161,7 +161,7 @@ def test_places_that_cannot_be(name: str, folder: str, tmp_path: Path) -> None:
 
 
 def test_endings_that_no_figure_has(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"ends in .h5, which no figure has"):
+    with pytest.raises(BadInput, match=r"unknown ending"):
         save_figure(figure(), tmp_path / "figure.h5")
 
 

@@ -42,7 +42,6 @@ def command(
     else:
         _print(summary)
     if figure is not None:
-        from ptymesh.plot.files import save_figure
         from ptymesh.plot.inspection import inspection_figure
         from ptymesh.plot.saving import save_figure
 

@@ -5,7 +5,6 @@ figure.savefig("object.png")
 """
 
 from ptymesh.plot.comparison import comparison_figure
-from ptymesh.plot.files import save_figure
 from ptymesh.plot.objects import object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import patterns_figure
