@@ -76,7 +76,7 @@ def command(
 ) -> None:
     """Print a Slurm job script for a recipe: `ptymesh slurm recipe.yaml > job.sh`, then `sbatch job.sh`."""
     from ptymesh.errors import BadInput
-    from ptymesh.io.checkpoint import MANIFEST
+    from ptymesh.io.manifests import MANIFEST
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.started import STARTED
 

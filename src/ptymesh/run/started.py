@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ptymesh.errors import BadInput
-from ptymesh.io.checkpoint import MANIFEST
+from ptymesh.io import manifests
 
 STARTED = "started.yaml"
 _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
@@ -79,7 +79,13 @@ def _take_back(out: Path, made: list[Path]) -> None:
 
 
 def _manifest(out: Path) -> str:
+    """Digest of what the checkpoint's current generation says of itself, and of its files."""
+    directory = out / "checkpoint"
+    number = manifests.current(directory)
+    if number is None:
+        return "nothing"
     try:
-        return hashlib.sha256((out / "checkpoint" / MANIFEST).read_bytes()).hexdigest()
+        written = (directory / manifests.folder(number) / manifests.MANIFEST).read_bytes()
     except OSError:
         return "nothing"
+    return hashlib.sha256(written).hexdigest()
