@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest gpu-check clean
+.PHONY: help setup demo test lint types contract pytest fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
+	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
+	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
 	@echo "make gpu-check  on a machine with a GPU: its tests, ptymesh bench, and the peers beside it (STAR=path)"
 	@echo "make clean   remove the environment and what demo left"
 
@@ -37,6 +40,25 @@ contract: setup
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
+# Campaigns, of which `make test` runs a sample. What `make fuzz` finds is played again by
+# `... campaign.py --seed SEED --only NUMBER`.
+fuzz: TRIES = 20000
+fuzz: SEED = 1
+fuzz: PROCESSES = 2
+fuzz: MINUTES = 60
+kills: TRIES = 200
+FUZZ_OUT ?= fuzz
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/campaign.py --tries $(TRIES) --seed $(SEED) --processes $(PROCESSES) \
+	  --minutes $(MINUTES) --out $(FUZZ_OUT)
+
+faults: setup
+	$(BIN)/python tests/fuzz/faults.py --report faults.json
+
+kills: setup
+	$(BIN)/python tests/fuzz/kills.py --tries $(TRIES) $(if $(SEED),--seed $(SEED)) --report kills.json
+
 # All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
 # uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.
 STAR   ?= $(firstword $(wildcard ../shared/data/siemens-star-small.npz.bz2 $(PTYMESH_DATA)/siemens-star-small.npz.bz2))
@@ -55,4 +77,4 @@ gpu-check:
 	else echo "No Siemens star, so no peers: give STAR=path/to/siemens-star-small.npz.bz2."; fi
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo $(FUZZ_OUT)

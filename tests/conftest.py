@@ -12,7 +12,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "conformance")]
+sys.path[:0] = [str(HERE), str(HERE / "conformance"), str(HERE / "fuzz")]
 
 from ranks import Pool  # noqa: E402
 

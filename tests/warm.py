@@ -48,6 +48,8 @@ def context() -> Any:
 #: Of subprocess.Popen: the ends of its pipes, in the order in which it passes them around.
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _numbers = itertools.count()
+#: A spare gets no signal before it is what it shall be, unless whoever starts it lets such signals through.
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP) if FORKS else ()
 
 
 class Started:
@@ -127,6 +129,7 @@ class _Spares:
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
+                signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
                 ours.close()
                 for _, other in self._waiting:
                     other.close()
@@ -156,6 +159,7 @@ class _Spares:
                 "environment": dict(os.environ if call["env"] is None else call["env"]),
                 "session": bool(call["start_new_session"]),
                 "streams": list(streams),
+                "held": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
             }
             with pipe:
                 socket.send_fds(pipe, [b"?"], list(streams.values()))
@@ -182,6 +186,7 @@ def _serve(pipe: socket.socket) -> None:
             word = json.loads(told.read())
         if word["session"]:
             os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, word["held"])
         for number, file in zip(word["streams"], files, strict=True):
             _onto(file, number)
         code = _become(word["arguments"], word["folder"], word["environment"])

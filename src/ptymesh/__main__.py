@@ -1,8 +1,34 @@
-"""`python -m ptymesh`: the command line; also what the launcher starts on every rank."""
+"""`ptymesh` and `python -m ptymesh`: the command line; also what the launcher starts on every rank.
 
-from ptymesh.cli.main import main
+A run answers signals from its first moment, so that this comes before the command line's own imports.
+"""
+
+import sys
+
+from ptymesh import stopping
 from ptymesh.parallel.child import settle
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Entry point."""
+    if stopping.wanted(sys.argv[1:]):
+        stopping.watch(speaks=first_rank())
     settle()
+    from ptymesh.cli.main import main as command_line
+
+    command_line()
+
+
+def first_rank() -> bool:
+    """Whether this process speaks for all ranks; what is odd in the environment is told later."""
+    from ptymesh.errors import BadInput
+    from ptymesh.parallel.place import world
+
+    try:
+        return world().rank == 0
+    except BadInput:
+        return True
+
+
+if __name__ == "__main__":
     main()

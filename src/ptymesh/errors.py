@@ -23,6 +23,6 @@ class Diverged(PtymeshError):
 
 
 class Interrupted(PtymeshError):
-    """Stopped by a signal after a checkpoint; the run can be resumed (or requeued)."""
+    """Stopped by a signal; the run can be resumed (or requeued), from its checkpoint or from the start."""
 
     exit_status = 75

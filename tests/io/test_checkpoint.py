@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import checkpoint
+from ptymesh.io import checkpoint, digests
 from ptymesh.parallel.world import World
 
 
@@ -70,6 +70,7 @@ class FakeWorld(World):
 
 
 N = 7
+RANKS = [f"rank{rank:05d}.h5" for rank in range(3)]
 
 
 def state(seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
@@ -128,15 +129,16 @@ def test_round_trip_is_bit_exact_on_any_number_of_ranks(tmp_path: Path, size: in
     assert_holds(tmp_path / "checkpoint")
 
 
-def test_only_the_newest_generation_stays(tmp_path: Path) -> None:
+def test_the_current_generation_and_the_one_before_stay(tmp_path: Path) -> None:
     for seed, size in ((0, 3), (1, 2), (2, 1)):
         Threads(size).run(saver(tmp_path, size, seed))
         assert_holds(tmp_path, seed)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["000003", "manifest.json"]
-    assert [p.name for p in (tmp_path / "000003").iterdir()] == ["rank00000.h5"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000002", "000003", "manifest.json"]
+    assert sorted(p.name for p in (tmp_path / "000003").iterdir()) == ["manifest.json", "rank00000.h5"]
+    assert sorted(p.name for p in (tmp_path / "000002").iterdir()) == ["manifest.json", *RANKS[:2]]
 
 
-@pytest.mark.parametrize("moment", ["_write_shard", "_write_manifest"])
+@pytest.mark.parametrize("moment", ["checkpoint._write_shard", "manifests.write", "manifests.settle"])
 def test_a_save_that_dies_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     Threads(2).run(saver(tmp_path, 2, 0))
 
@@ -147,13 +149,13 @@ def test_a_save_that_dies_leaves_the_previous_one(tmp_path: Path, monkeypatch: p
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, moment, die)
+        patch.setattr(f"ptymesh.io.{moment}", die)
         with pytest.raises(Killed):
             saver(tmp_path, 1, 1)(FakeWorld(Threads(1), 0))
     assert_holds(tmp_path, 0)
     Threads(2).run(saver(tmp_path, 2, 2))
     assert_holds(tmp_path, 2)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "000003", "manifest.json"]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -162,7 +164,7 @@ def test_a_failure_on_one_rank_is_raised_on_all(tmp_path: Path, monkeypatch: pyt
     write = checkpoint._write_shard
 
     def full(path: Path, *arguments: Any) -> None:
-        if path.name == checkpoint._shard(rank):
+        if path.name == RANKS[rank]:
             raise OSError(28, "No space left on device")
         write(path, *arguments)
 
@@ -170,8 +172,10 @@ def test_a_failure_on_one_rank_is_raised_on_all(tmp_path: Path, monkeypatch: pyt
     outcomes = Threads(3).run(saver(tmp_path, 3, 1))
     assert all(isinstance(error, PtymeshError) for error in outcomes)
     assert all("No space left" in str(outcome) for outcome in outcomes), "what happened there is said everywhere"
-    assert f"(Rank {rank} failed while writing it: OSError" in str(outcomes[(rank + 1) % 3])
+    assert f"(Rank {rank} failed while writing it: {tmp_path}" in str(outcomes[(rank + 1) % 3])
+    assert all(f"{RANKS[rank]} cannot be written" in str(outcome) for outcome in outcomes)
     assert_holds(tmp_path, 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "manifest.json"], "its room is given back"
 
 
 def test_a_failing_manifest_is_raised_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +184,7 @@ def test_a_failing_manifest_is_raised_on_all(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr(checkpoint, "_write_manifest", refuse)
+    monkeypatch.setattr("ptymesh.io.manifests.settle", refuse)
     assert all(isinstance(error, PtymeshError) for error in Threads(2).run(saver(tmp_path, 2, 1)))
     assert_holds(tmp_path, 0)
 
@@ -197,58 +201,196 @@ def test_rows_must_match_views(tmp_path: Path) -> None:
         )
 
 
-def remove_shard(directory: Path) -> None:
-    (directory / "000001" / "rank00001.h5").unlink()
+SHARD = Path("000001") / RANKS[1]
 
 
-def truncate_shard(directory: Path) -> None:
-    path = directory / "000001" / "rank00001.h5"
+def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def scramble_shard(directory: Path) -> None:
-    path = directory / "000001" / "rank00001.h5"
+def zeroed(path: Path) -> None:
     path.write_bytes(b"\0" * path.stat().st_size)
 
 
-def repeat_views(directory: Path) -> None:
-    with h5py.File(directory / "000001" / "rank00001.h5", "r+") as file:
-        file["views"][0] = file["views"][1]
+def flip(path: Path, bit: int) -> None:
+    """One bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(bytes(content))
 
 
-def drop_array(directory: Path) -> None:
-    path = directory / "000001" / "rank00001.h5"
-    with h5py.File(path, "r+") as file:
-        del file["per_view/positions"]
-    edit_manifest(directory, lambda m: m["files"][1].update(bytes=path.stat().st_size))
-
-
-def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = directory / "manifest.json"
+def signed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """A manifest that says something else, with the digest that goes with it."""
     manifest = json.loads(path.read_text())
     change(manifest)
+    manifest[digests.NAME] = digests.of_json(manifest)
     path.write_text(json.dumps(manifest))
+
+
+def resigned(directory: Path) -> None:
+    """The digests of shards as they are now."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for entry in manifest["files"]:
+            path = directory / "000001" / entry["name"]
+            entry.update({"bytes": path.stat().st_size, digests.NAME: digests.of_file(path)})
+
+    signed(directory / "000001" / "manifest.json", change)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (remove_shard, "rank00001.h5 is missing; copy"),
-        (truncate_shard, "cut short: copy"),
-        (scramble_shard, "cannot be read"),
-        (repeat_views, "each view once"),
-        (drop_array, "same arrays .positions."),
+        (lambda d: (d / SHARD).unlink(), "rank00001.h5 is missing; copy"),
+        (lambda d: truncated(d / SHARD), "cut short: copy"),
+        (lambda d: zeroed(d / SHARD), "does not hold what was written; copy"),
+        (lambda d: flip(d / SHARD, 12345), "does not hold what was written; copy"),
         (lambda d: (d / "manifest.json").unlink(), "holds no checkpoint"),
-        (lambda d: (d / "manifest.json").write_text("{"), "not readable as JSON"),
-        (lambda d: (d / "manifest.json").write_text("[]"), "not the manifest"),
-        (lambda d: edit_manifest(d, lambda m: m.update(version=99)), "version 99"),
+        (lambda d: (d / "000001" / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda d: (d / "000001" / "manifest.json").write_text("{"), "not readable as JSON"),
+        (lambda d: (d / "000001" / "manifest.json").write_text("[" * 100000), "not readable as JSON"),
+        (lambda d: (d / "000001" / "manifest.json").write_text("9" * 5000), "not readable as JSON"),
+        (lambda d: (d / "000001" / "manifest.json").write_text('{"version": NaN}'), "NaN is no number"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "does not say what was written"),
+        (lambda d: (d / "manifest.json").write_text('{"format": "ptymesh-checkpoint", "version": 2}'), "version 2"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
+    """With no generation to fall back to."""
     Threads(2).run(saver(tmp_path, 2))
     damage(tmp_path)
-    with pytest.raises(BadInput, match=message):
-        checkpoint.load(tmp_path)
-    if damage in (remove_shard, truncate_shard):
-        with pytest.raises(BadInput, match=message):
-            checkpoint.read_meta(tmp_path)
+    if message == "does not say what was written":
+        (tmp_path / "000001" / "manifest.json").unlink()
+    for found in (*Threads(2).run(lambda world: checkpoint.load(tmp_path, world)), caught(checkpoint.load, tmp_path)):
+        assert isinstance(found, BadInput) and message in str(found) and "\n" not in str(found), found
+    if "what was written; copy" not in message:
+        assert message in str(caught(checkpoint.read_meta, tmp_path))
+
+
+def caught(act: Callable[..., Any], *arguments: Any) -> BadInput:
+    with pytest.raises(BadInput) as error:
+        act(*arguments)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.pop("files"),
+        lambda m: m.update(files=[]),
+        lambda m: m.update(files={}),
+        lambda m: m.update(files=["rank00000.h5"]),
+        lambda m: m.pop("meta"),
+        lambda m: m.update(meta=[1]),
+        lambda m: m.update(generation=2),
+        lambda m: m.update(generation="1"),
+        lambda m: m.update(generation=10**30),
+        lambda m: m["files"][0].update(name="../../etc/passwd"),
+        lambda m: m["files"][0].pop("name"),
+        lambda m: m["files"][0].update(name=["rank00000.h5"]),
+        lambda m: m["files"][0].update(bytes=10**400),
+        lambda m: m["files"][0].update(bytes="12"),
+        lambda m: m["files"][0].pop(digests.NAME),
+    ],
+)
+def test_manifests_that_say_what_they_should_not(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    Threads(2).run(saver(tmp_path, 2))
+    signed(tmp_path / "000001" / "manifest.json", change)
+    assert "manifest.json" in str(caught(checkpoint.load, tmp_path)) or "bytes" in str(
+        caught(checkpoint.load, tmp_path)
+    )
+    caught(checkpoint.read_meta, tmp_path)
+
+
+def replaced(file: h5py.File, name: str, value: Any) -> None:
+    del file[name]
+    file[name] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f["views"].write_direct(np.full(f["views"].shape, f["views"][0])), "each view once"),
+        (lambda f: f.__delitem__("views"), "has no views"),
+        (lambda f: replaced(f, "views", np.zeros(3)), "views in the checkpoint's"),
+        (lambda f: replaced(f, "views", "text"), "holds text"),
+        (lambda f: f.__delitem__("per_view/positions"), "same arrays (positions)"),
+        (lambda f: f.__delitem__("tiles"), "no group tiles"),
+        (lambda f: replaced(f, "shared", 3), "no group shared"),
+        (lambda f: replaced(f, "per_view/positions", h5py.SoftLink("/views")), "same arrays (positions)"),
+        (lambda f: replaced(f, "per_view", h5py.ExternalLink("elsewhere.h5", "/")), "is a link to elsewhere"),
+        (lambda f: replaced(f, "views", h5py.SoftLink("/views")), "is a link to elsewhere"),
+        (lambda f: f.create_dataset("shared/huge", (1 << 40,), "u1"), "declares 1.1 TB and holds 0 bytes"),
+        (lambda f: f.create_dataset("shared/far", (9,), "u1", external=[("x", 0, 9)]), "lie in other files"),
+        (lambda f: f.create_dataset("shared/none", data=h5py.Empty("f")), "is empty"),
+        (lambda f: f.create_dataset("shared/long", data=np.ones(3, np.longdouble)), "holds"),
+    ],
+)
+def test_shards_that_hold_what_they_should_not(
+    tmp_path: Path, change: Callable[[h5py.File], Any], message: str
+) -> None:
+    """Whose digests hold nevertheless."""
+    Threads(2).run(saver(tmp_path, 2))
+    with h5py.File(tmp_path / SHARD, "r+") as file:
+        change(file)
+    resigned(tmp_path)
+    error = str(caught(checkpoint.load, tmp_path))
+    assert message in error and "\n" not in error
+
+
+@pytest.mark.parametrize(
+    "file", ["000002/rank00000.h5", "000002/rank00001.h5", "000002/manifest.json", "manifest.json"]
+)
+def test_a_flipped_bit_anywhere_is_noticed_and_the_generation_before_taken(tmp_path: Path, file: str) -> None:
+    Threads(2).run(saver(tmp_path, 2, 0))
+    Threads(2).run(saver(tmp_path, 2, 1))
+    path = tmp_path / file
+    sound, expected = path.read_bytes(), {seed: checkpoint_of(seed) for seed in (0, 1)}
+    fallen = 0
+    for bit in np.random.default_rng(5).integers(0, 8 * len(sound), 30):
+        flip(path, int(bit))
+        try:
+            assert checkpoint.read_meta(tmp_path) == state(0)[2]
+            found = checkpoint.load(tmp_path)
+        except BadInput as error:  # of another format or version, by that bit: never of another content
+            assert path.name == "manifest.json" and ("version" in str(error) or "not the manifest" in str(error))
+        else:
+            used = 0 if found.generation == 1 else 1
+            fallen += found.note != ""
+            assert_same(found.shared, expected[used][0])
+            assert_same(found.per_view, expected[used][1])
+            if file == "manifest.json" or not found.note:
+                assert used == 1, "the generation itself is sound"
+            else:
+                assert file in found.note and found.note.endswith("Going on from generation 000001.")
+        path.write_bytes(sound)
+    assert fallen >= (30 if file.endswith("h5") else 20), "but for bits between the words of a manifest"
+
+
+def checkpoint_of(seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    shared, per_view, _ = state(seed)
+    return shared, per_view
+
+
+def test_ranks_share_the_checking_and_fall_back_together(tmp_path: Path) -> None:
+    Threads(3).run(saver(tmp_path, 3, 0))
+    Threads(3).run(saver(tmp_path, 3, 1))
+    flip(tmp_path / "000002" / RANKS[2], 4000)
+    for size in (1, 2, 3, 4):
+        found = Threads(size).run(lambda world: checkpoint.load(tmp_path, world))
+        assert [(one.generation, "rank00002.h5 is damaged" in one.note) for one in found] == [(1, True)] * size
+    flip(tmp_path / "000001" / RANKS[0], 4000)
+    for error in Threads(2).run(lambda world: checkpoint.load(tmp_path, world)):
+        assert isinstance(error, BadInput) and "No generation in" in str(error)
+
+
+def test_a_settled_generation_outlives_the_next_save(tmp_path: Path) -> None:
+    """The next save removes the damaged one, not the one that was fallen back to."""
+    for seed in (0, 1):
+        Threads(1).run(saver(tmp_path, 1, seed))
+    flip(tmp_path / "000002" / RANKS[0], 4000)
+    checkpoint.settle(tmp_path, checkpoint.load(tmp_path).generation)
+    assert checkpoint.load(tmp_path).note == ""
+    Threads(1).run(saver(tmp_path, 1, 2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "000003", "manifest.json"]
+    assert_holds(tmp_path, 2)

@@ -196,7 +196,8 @@ def test_positions_of_generic_files(generic: Load, hdf5: Load, patterns: np.ndar
         ({"positions": "nowhere"}, "no dataset nowhere; it has /frames"),
         ({"patterns": "nowhere"}, "no dataset nowhere"),
         ({"probe": "yx"}, "a probe is complex"),
-        ({"positions": None, "positions_y": "y", "positions_x": "frames"}, "1920 x positions"),
+        ({"positions": None, "positions_y": "y", "positions_x": "yx"}, "12 x positions"),
+        ({"positions": None, "positions_y": "y", "positions_x": "frames"}, "more values than"),
     ):
         with pytest.raises(BadInput, match=word):
             generic(path=path, keys=keys)

@@ -103,7 +103,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(PtymeshError, match="could not be written"):
+    with pytest.raises(PtymeshError, match="cannot be written"):
         example().save(tmp_path / "file" / "result.h5")
     with pytest.raises(BadInput, match="is a folder"):
         example().save(tmp_path)

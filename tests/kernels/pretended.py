@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -23,8 +24,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+import ptymesh
 from ptymesh.parallel import devices
 
+PACKAGE = Path(ptymesh.__file__).parent
 DEVICE, HOST = torch.device("meta"), torch.device("cpu")
 aten = torch.ops.aten
 #: What looks at values to find a size, or hands a value to the host.
@@ -257,7 +260,7 @@ def _stack() -> Iterator[str]:
     """Functions of ptymesh that are running, the innermost first: `problem/problem.py:chunks`."""
     frame = sys._getframe(1)
     while frame is not None:
-        _, _, inside = frame.f_code.co_filename.rpartition("/ptymesh/")
-        if inside != frame.f_code.co_filename:
-            yield f"{inside}:{frame.f_code.co_name}"
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            yield f"{path.relative_to(PACKAGE).as_posix()}:{frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]

@@ -29,8 +29,11 @@ def command(
     """
     from ptymesh.compare import compare_results
     from ptymesh.errors import BadInput
+    from ptymesh.files import target_of
     from ptymesh.io.results import Result
 
+    if figure is not None:
+        target_of(figure)
     if figure is not None and figure.suffix.lower() not in FIGURES:
         raise BadInput(f"--figure {figure} has an unknown ending; it should be one of {' '.join(FIGURES)}.")
     found = compare_results(Result.load(a), Result.load(b))
@@ -96,16 +99,12 @@ def _length(pixels: float, found: Comparison) -> str:
 
 
 def _draw(found: Comparison, path: Path, names: tuple[str, str]) -> None:
-    from ptymesh.errors import BadInput
-    from ptymesh.plot import comparison_figure
+    from ptymesh.plot import comparison_figure, save_figure
 
     moved = found.alignment
     title = f"{names[0]} and {names[1]}: NRMSE {found.nrmse:.3g}" + (", twin" if found.twin else "")
     drawing = comparison_figure(
         moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
     )
-    try:
-        drawing.savefig(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); check its folder.") from error
+    save_figure(drawing, path)
     typer.echo(str(path), err=True)

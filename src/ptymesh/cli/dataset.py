@@ -55,18 +55,15 @@ def _is_recipe(file: Path) -> bool:
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
-    import yaml
-
     from ptymesh.errors import BadInput
+    from ptymesh.run.sentences import shown
+    from ptymesh.run.yaml_text import parsed
 
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts) or parts[0] not in GROUPS:
-        raise BadInput(f"--set {setting!r} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(f"The value of --set {setting!r} is not valid YAML; put it in quotes.") from error
+        raise BadInput(f"--set {shown(setting)} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
+    value = parsed(text, f"The value of --set {shown(setting)}")
     node = raw
     for part in parts[:-1]:
         if not isinstance(node.get(part), dict):

@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
     from ptymesh.cli.launching import Launching
-    from ptymesh.cli.running import execute, refuse_to_overwrite
+    from ptymesh.cli.running import execute, owned, refuse_to_overwrite
     from ptymesh.errors import BadInput
     from ptymesh.parallel.place import world
     from ptymesh.run.recipe import load_recipe
@@ -43,13 +43,13 @@ def command(
     recipe = out / "recipe.yaml"
     if out.exists() and any(out.iterdir()) and not _ours(recipe):
         raise BadInput(f"{out} holds files that are not of a demo; give another folder with --out.")
-    out.mkdir(parents=True, exist_ok=True)
-    recipe.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
-    options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
-    _, truth = write(options, out / "scan.cxi", force=True)
-    arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
-    execute(load_recipe(recipe, out=out), arguments, Launching(ranks), resume=False)
-    found = _compare(out / "result.h5", truth, out / "comparison.png")
+    with owned(out):
+        recipe.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
+        options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
+        _, truth = write(options, out / "scan.cxi", force=True)
+        arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
+        execute(load_recipe(recipe, out=out), arguments, Launching(ranks), resume=False)
+        found = _compare(out / "result.h5", truth, out / "comparison.png")
     typer.echo("")
     typer.echo(
         f"Simulated {VIEWS} views of a test chart and reconstructed them on {ranks} rank{'s' * (ranks > 1)}: "
@@ -66,12 +66,13 @@ def _ours(recipe: Path) -> bool:
 def _compare(result: Path, truth: Path, picture: Path) -> Comparison:
     from ptymesh.compare import compare_results
     from ptymesh.io.results import Result
-    from ptymesh.plot import comparison_figure
+    from ptymesh.plot import comparison_figure, save_figure
 
     found = compare_results(Result.load(result), Result.load(truth))
     moved, title = found.alignment, f"Reconstruction and truth differ by {found.nrmse:.1%}"
     names = ("reconstruction", "truth")
-    comparison_figure(
+    drawing = comparison_figure(
         moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
-    ).savefig(picture)
+    )
+    save_figure(drawing, picture)
     return found

@@ -20,11 +20,12 @@ def command(
     """Look at devices, backends, collectives and disk. Status 1 where a backend does not work."""
     from ptymesh.errors import BadInput
     from ptymesh.parallel.doctor import examine
+    from ptymesh.parallel.launch import MOST_RANKS
 
     if not timeout > 0:
         raise BadInput(f"--timeout is {timeout}; give a number of seconds above 0.")
-    if ranks < 2:
-        raise BadInput(f"--ranks is {ranks}; give 2 or more, as one rank needs no backend.")
+    if not 2 <= ranks <= MOST_RANKS:
+        raise BadInput(f"--ranks is {ranks}; give 2 to {MOST_RANKS}, as one rank needs no backend.")
     if not folder.is_dir():
         raise BadInput(f"There is no folder {folder}; give an existing one with --dir.")
     found = examine(folder, timeout, ranks)

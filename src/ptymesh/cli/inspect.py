@@ -43,6 +43,7 @@ def command(
         _print(summary)
     if figure is not None:
         from ptymesh.plot.inspection import inspection_figure
+        from ptymesh.plot.saving import save_figure
 
         drawing = inspection_figure(
             title=f"{summary.name}: {summary.views} views",
@@ -55,10 +56,7 @@ def command(
             probe_diameter_px=summary.probe_diameter_px,
             window=summary.window,
         )
-        try:
-            drawing.savefig(figure, dpi=110, bbox_inches="tight")
-        except OSError as error:
-            raise BadInput(f"{figure} cannot be written ({error.strerror}); check its folder.") from error
+        save_figure(drawing, figure, dpi=110, bbox_inches="tight")
 
 
 def _print(s: Summary) -> None:

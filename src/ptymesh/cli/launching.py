@@ -72,8 +72,11 @@ class Launching:
     max_restarts: Annotated[
         int, typer.Option(metavar="K", help="Start ranks that failed again, up to K times, from the last checkpoint.")
     ] = 0
-    batch_timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds without progress after which a rank hangs (60).")
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", "--batch-timeout", metavar="S", help="Seconds without progress after which a rank hangs (60)."
+        ),
     ] = None
     bind: Annotated[bool, typer.Option("--bind/--no-bind", help="Keep each rank on the cores of one NUMA node.")] = True
 
@@ -81,12 +84,15 @@ class Launching:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
         from ptymesh.errors import BadInput
         from ptymesh.parallel.devices import backend_for, device_for, shared_by
+        from ptymesh.parallel.launch import MOST_RANKS
 
         ranks = 1 if self.ranks is None else self.ranks
-        if ranks < 1:
-            raise BadInput(f"--ranks is {ranks}; give 1 or more.")
-        if self.batch_timeout is not None and not self.batch_timeout > 0:
-            raise BadInput(f"--batch-timeout is {self.batch_timeout}; give a number of seconds above 0.")
+        if not 1 <= ranks <= MOST_RANKS:
+            raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
+        if self.max_restarts < 0:
+            raise BadInput(f"--max-restarts is {self.max_restarts}; give 0 or more.")
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise BadInput(f"--timeout is {self.timeout}; give a number of seconds above 0.")
         if self.max_restarts and ranks == 1:
             raise BadInput("--max-restarts starts failed ranks again, and there are none; give --ranks N too.")
         device = device_for(self.device, ranks - 1, ranks, self.backend)
@@ -99,10 +105,10 @@ class Launching:
         """What ranks read these options from."""
         from ptymesh.parallel.devices import BACKEND
         from ptymesh.parallel.place import INTERFACE
-        from ptymesh.parallel.pulse import BATCH_TIMEOUT
+        from ptymesh.parallel.pulse import TIMEOUT
 
         given = {BACKEND: self.backend if self.backend != "auto" else None, INTERFACE: self.interface}
-        given[BATCH_TIMEOUT] = None if self.batch_timeout is None else str(self.batch_timeout)
+        given[TIMEOUT] = None if self.timeout is None else str(self.timeout)
         return {name: value for name, value in given.items() if value is not None}
 
 

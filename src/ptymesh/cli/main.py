@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from ptymesh import __version__
+from ptymesh import __version__, stopping
+from ptymesh.cli import streams
+from ptymesh.cli.checking import Command
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.place import share_cores
 
@@ -34,13 +36,16 @@ COMMANDS = {
     "bench": "How fast is it here, against the floor?",
 }
 
+#: Commands of which nothing remains but what they print: losing that is a failure.
+SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "--version")
+
 #: Set for the ranks that a command starts, so that they show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"
 
 app = typer.Typer(
     name="ptymesh",
     help="Ptychography on any number of devices: X-ray and electron, one command, the same answer.",
-    epilog="Exit status: 0 done, 2 bad input, 3 diverged, 75 interrupted after a checkpoint, 1 anything else.",
+    epilog="Exit status: 0 done, 2 bad input, 3 diverged, 75 interrupted (resume goes on), 1 anything else.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,19 +72,30 @@ def options(
 
 for _name, _short in COMMANDS.items():
     _module = import_module(f"ptymesh.cli.{_name}")
-    app.command(_name, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(_module.command)
+    app.command(_name, cls=Command, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(
+        _module.command
+    )
 
 
 def main() -> None:
     """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
+    streams.keep()
     arguments = sys.argv[1:]
     own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)  # then follows a user's program
     if "--debug" in arguments[:own]:  # wherever it stands
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
     try:
-        share_cores()
-        app(arguments, prog_name="ptymesh")
+        try:
+            share_cores()
+            app(arguments, prog_name="ptymesh")
+        finally:
+            stopping.over()
+    except SystemExit as left:
+        if not left.code and set(arguments[:1]) & set(SPOKEN) and (lost := streams.failure()):
+            print(f"ptymesh: standard output cannot be written ({lost.strerror}).", file=sys.stderr, flush=True)
+            sys.exit(1)
+        raise
     except PtymeshError as error:
         if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

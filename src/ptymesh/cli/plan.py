@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Quantities that options may carry, and what one of their unit is.
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+#: More ranks than any machine has.
+MOST_RANKS = 10**6
 
 
 def command(
@@ -42,6 +45,8 @@ def command(
     loaded = load_recipe(recipe, set_ or ())
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
+    if rate is not None and not rate > 0:
+        raise BadInput(f"--rate is {rate}; give view-modes a second, above 0.")
     measurement = load_measurement(loaded.data, loaded.positions)
     scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
     machine = Machine(
@@ -78,8 +83,10 @@ def counts(ranks: str) -> list[int]:
         found = [int(part) for part in ranks.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
-        raise BadInput(f"--ranks is {ranks!r}; give numbers from 1 on with commas between them, such as 1,8,64.")
+    if not found or min(found) < 1 or max(found) > MOST_RANKS:
+        raise BadInput(
+            f"--ranks is {ranks!r}; give numbers from 1 to {MOST_RANKS} with commas between them, such as 1,8,64."
+        )
     return found
 
 
@@ -92,7 +99,7 @@ def quantity(option: str, text: str) -> float:
         value = float(number) * UNITS[text[len(number) :].strip()]
     except (ValueError, KeyError):
         value = 0.0
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise BadInput(f"{option} is {text!r}; give a number with a unit, such as 80GB, 50GB/s or 10us.")
     return value
 

@@ -1,4 +1,4 @@
-"""ptymesh resume: go on from a checkpoint."""
+"""ptymesh resume: go on from a checkpoint, or start anew what was stopped before the first one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,27 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
     how: Launching,
     room: Holding,
+    other_data: Annotated[
+        bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
+    ] = False,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
-    from ptymesh.cli.running import execute
+    from ptymesh.cli.running import execute, owned
+    from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
+    from ptymesh.run import started
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
-    saved = checkpoint.read_meta(folder / "checkpoint")
-    recipe = Recipe.from_yaml(saved["recipe"], room.settings).with_output(folder)
-    execute(recipe, ["resume", str(folder), "--device", how.device, *room.arguments], how, resume=True)
+    with owned(folder):
+        text = started.pending(folder)
+        anew = text is not None
+        if text is None:
+            text = checkpoint.read_meta(folder / "checkpoint").get("recipe")
+        if not isinstance(text, str):
+            raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
+        recipe = Recipe.from_yaml(text, room.settings).with_output(folder)
+        arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+        arguments += ["--other-data"] if other_data else []
+        execute(recipe, arguments, how, resume=not anew, other_data=other_data)

@@ -20,15 +20,16 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
-    from ptymesh.cli.running import execute, refuse_to_overwrite, restarted
+    from ptymesh.cli.running import execute, owned, refuse_to_overwrite, restarted
     from ptymesh.io import checkpoint
     from ptymesh.run.recipe import load_recipe
 
     settings = [*(set_ or ()), *room.settings]
     loaded = load_recipe(recipe, settings, out)
     again = restarted()
-    refuse_to_overwrite(loaded.output.dir, force=force or again)
-    arguments = ["run", str(recipe), "--device", how.device, "--out", str(loaded.output.dir)]
-    arguments += [part for setting in settings for part in ("--set", setting)]
-    resume = again and checkpoint.exists(loaded.output.dir / "checkpoint")
-    execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)
+    with owned(loaded.output.dir):
+        refuse_to_overwrite(loaded.output.dir, force=force or again)
+        arguments = ["run", str(recipe), "--device", how.device, "--out", str(loaded.output.dir)]
+        arguments += [part for setting in settings for part in ("--set", setting)]
+        resume = again and checkpoint.exists(loaded.output.dir / "checkpoint")
+        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)

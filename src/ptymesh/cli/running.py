@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ptymesh import stopping
 from ptymesh.cli.launching import Launching, environment_of
 from ptymesh.parallel.place import world
 
@@ -19,20 +20,61 @@ if TYPE_CHECKING:
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
+#: What a run writes into its folder, besides figures.
+FILES, FIGURES, FOLDERS = ("result.h5", "log.txt", "metrics.jsonl"), (".png", ".tiff"), ("checkpoint", "ranks")
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Within it, the output folder is this command's alone. Raises BadInput where another run has it, or it cannot be.
+
+    Of ranks that others have started, the first takes the folder once they have met.
+    """
+    from ptymesh.run.lock import hold
+
+    check_folder(out)
+    if world().size > 1:
+        yield
+        return
+    with hold(out):
+        yield
+
+
+def check_folder(out: Path) -> None:
+    """Raises BadInput where `out` cannot be a folder that is written to."""
+    from ptymesh.errors import BadInput
+
+    if "\0" in str(out):
+        raise BadInput(f"{str(out)!r} holds a NUL character; choose another folder with --out.")
+    if out.parts[:1] and out.parts[0].startswith("~"):
+        raise BadInput(f"{out} begins with ~, which stands for no folder here; write it in full, from / on.")
+    try:
+        os.lstat(out)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise BadInput(
+            f"{_short(str(out))} cannot be a folder ({error.strerror}); choose another with --out."
+        ) from error
+    first = next((folder for folder in (out, *out.absolute().parents) if os.path.lexists(folder)), out)
+    if not first.is_dir() or not os.access(first, os.W_OK):
+        raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= 100 else f"{path[:60]}...{path[-30:]}"
 
 
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
-    """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder."""
+    """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder.
+
+    A job that its scheduler starts again has left the log and metrics that it finds without a checkpoint.
+    """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
 
-    first = next((folder for folder in (out, *out.absolute().parents) if folder.exists()), out)
-    if not first.is_dir() or not os.access(first, os.W_OK):
-        raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
-    if (out / "checkpoint").is_file() or (out / "result.h5").is_dir():
-        raise BadInput(
-            f"{out} holds a file named checkpoint or a folder named result.h5; choose another one with --out."
-        )
+    check_folder(out)
+    _refuse_odd_files(out)
     if force:
         return
     if (out / "result.h5").exists():
@@ -44,6 +86,28 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
+    for name in () if _requeued() else ("log.txt", "metrics.jsonl"):
+        if (out / name).exists():
+            raise BadInput(
+                f"{out / name} is of an earlier run; choose another folder with --out, or replace it with --force."
+            )
+
+
+def _refuse_odd_files(out: Path) -> None:
+    """Raises BadInput where something that is no file has the name of one that is going to be written."""
+    from ptymesh.errors import BadInput
+    from ptymesh.files import target_of
+
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if path.name in FILES or path.suffix in FIGURES:
+            target_of(path)
+        elif path.name in FOLDERS and not path.is_dir():
+            raise BadInput(f"{out} holds a file named {path.name}; move it away, or choose another folder with --out.")
+
+
+def _requeued() -> bool:
+    """Whether Slurm has started this job before."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def restarted() -> bool:
@@ -51,7 +115,9 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool) -> None:
+def execute(
+    recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool, other_data: bool = False
+) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
 
     Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
@@ -69,42 +135,72 @@ def execute(recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume:
             )
     else:
         how.check()
-    if place.size > 1 or how.ranks is None or how.ranks == 1:
-        with environment_of(how.environment):
-            _here(recipe, how.device, resume)
-        return
-    from ptymesh.parallel.launch import launch
+    with _begun(recipe, resume):
+        if place.size > 1 or how.ranks is None or how.ranks == 1:
+            with environment_of(how.environment):
+                _here(recipe, how.device, resume, other_data)
+            return
+        from ptymesh.parallel.launch import launch
+        from ptymesh.run.lock import TOKEN, hold
 
-    load_measurement(recipe.data, recipe.positions)
-    status = launch(
-        arguments,
-        how.ranks,
-        log_dir=out / "ranks",
-        max_restarts=how.max_restarts,
-        environment=how.environment,
-        bind=how.bind,
-    )
-    if status:
-        raise typer.Exit(status)
+        load_measurement(recipe.data, recipe.positions)
+        with hold(out) as lock:
+            status = launch(
+                arguments,
+                how.ranks,
+                log_dir=out / "ranks",
+                max_restarts=how.max_restarts,
+                environment={**how.environment, TOKEN: lock.token},
+                bind=how.bind,
+            )
+        if status:
+            raise typer.Exit(status)
 
 
-def _here(recipe: Recipe, device: str, resume: bool) -> None:
+@contextmanager
+def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
+    """Within it, a signal ends a run that `ptymesh resume` can go on with, or start anew."""
+    from ptymesh.parallel.child import launched
+    from ptymesh.run.started import noted
+
+    out = recipe.output.dir
+    with ExitStack() as stack:
+        if not resume and world().rank == 0 and not launched():
+            stack.enter_context(noted(out, recipe.to_yaml()))
+        what = "goes on from the last checkpoint" if resume else "starts anew"
+        stopping.at_once(
+            f"Stopped before {'anything new' if resume else 'the first batch'} was done; `ptymesh resume {out}` {what}."
+        )
+        yield
+
+
+def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
     from ptymesh.errors import Interrupted
     from ptymesh.run.callbacks import watchers
     from ptymesh.run.session import run_recipe
 
     watching = watchers()
-    with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as stack:
-        for callback in watching:
-            stack.callback(callback.close)
-        try:
-            outcome = run_recipe(recipe, device=device, resume=resume, callbacks=watching)
-        except Interrupted as stopped:
-            if type(stopped) is not Interrupted:
-                raise
-            raise Interrupted(f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on.") from stopped
-    if world().rank == 0:
-        _conclude(recipe, outcome)
+    with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
+        with ExitStack() as stack:
+
+            def finish() -> None:
+                for callback in watching:
+                    callback.finish("interrupted")
+
+            stack.enter_context(stopping.tidying(finish))
+            for callback in watching:
+                stack.callback(callback.close)
+            try:
+                outcome = run_recipe(
+                    recipe, device=device, resume=resume, other_data=other_data, callbacks=watching, held=held
+                )
+            except Interrupted as stopped:
+                if type(stopped) is not Interrupted:
+                    raise
+                goes_on = f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on."
+                raise Interrupted(goes_on) from stopped
+        if world().rank == 0:
+            _conclude(recipe, outcome)
 
 
 def _conclude(recipe: Recipe, outcome: Outcome) -> None:
@@ -120,6 +216,8 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     if recipe.output.figures and tiled and outcome.path.stat().st_size > DRAWN:
         typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
     elif recipe.output.figures:
+        # what is written is safe, and figures can be drawn again
+        stopping.at_once(f"Stopped while figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
         from ptymesh.io import load_measurement
         from ptymesh.io.results import Result
         from ptymesh.run.figures import compared_patterns, write_figures
@@ -149,13 +247,18 @@ def _traceback_in(log: Path) -> Iterator[None]:
         import traceback
         from datetime import datetime
 
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            file.write(f"{now}  rank {world().rank} failed\n{traceback.format_exc()}")
-        if lost := account_for(error):
+        said = f"The traceback is in {log}."
+        lost = account_for(error)
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a", encoding="utf-8") as file:
+                now = datetime.now().astimezone().isoformat(timespec="seconds")
+                file.write(f"{now}  rank {world().rank} failed\n{traceback.format_exc()}")
+        except OSError as full:
+            said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
+        if lost:
             if launched():  # which says it once, for all that were lost
                 raise typer.Exit(PtymeshError.exit_status) from error
             raise PtymeshError(lost) from error
-        error.add_note(f"The traceback is in {log}.")
+        error.add_note(said)
         raise

@@ -12,6 +12,9 @@ import typer
 #: Seconds before the wall time at which the job is told to write its checkpoint.
 WARNING_S = 300
 
+#: What names of partitions and accounts are made of; anything else could be taken for more options, or more lines.
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*")
+
 SCRIPT = """\
 #!/bin/bash
 # Written by ptymesh slurm. Submit it with: sbatch THIS_FILE
@@ -26,15 +29,17 @@ SCRIPT = """\
 {account}
 # One task per rank: ptymesh reads rank and size from what srun sets. Ranks whose peer has died end by themselves; Slurm
 # must not end those that are leaving with status 75.
-if [ -e {checkpoint} ]; then
+# {warning} s before the end of the job: every rank writes its part of a checkpoint and leaves with status 75.
+step= asked=
+trap 'asked=1; [ -n "$step" ] && kill -USR1 "$step" 2>/dev/null' USR1 TERM
+
+if [ -e {checkpoint} ] || [ -e {started} ]; then
     srun --kill-on-bad-exit=0 {container}ptymesh resume {out} {options}&
 else
     srun --kill-on-bad-exit=0 {container}ptymesh run {recipe} --out {out} {options}&
 fi
 step=$!
-
-# {warning} s before the end of the job: every rank writes its part of a checkpoint and leaves with status 75.
-trap 'kill -USR1 "$step" 2>/dev/null' USR1 TERM
+[ -n "$asked" ] && kill -USR1 "$step" 2>/dev/null
 
 # A signal ends the waiting, not the step; of one that has ended, bash remembers how.
 while kill -0 "$step" 2>/dev/null; do
@@ -44,7 +49,7 @@ wait "$step"
 status=$?
 
 if [ "$status" -eq 75 ]; then
-    echo "Checkpoint written; this job goes back into the queue."
+    echo "Interrupted; this job goes back into the queue."
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 fi
@@ -71,7 +76,9 @@ def command(
 ) -> None:
     """Print a Slurm job script for a recipe: `ptymesh slurm recipe.yaml > job.sh`, then `sbatch job.sh`."""
     from ptymesh.errors import BadInput
+    from ptymesh.io.checkpoint import MANIFEST
     from ptymesh.run.recipe import load_recipe
+    from ptymesh.run.started import STARTED
 
     for name, value, least in (
         ("--nodes", nodes, 1),
@@ -88,11 +95,14 @@ def command(
         raise BadInput(
             f"--ranks-per-node is {tasks} for {gpus_per_node} GPUs on each node; leave it out, one rank per GPU."
         )
+    for name, given in (("--partition", partition), ("--account", account)):
+        if given is not None and not PLAIN.fullmatch(given):
+            raise BadInput(f"{name} is {given!r}; give a name of letters, digits and any of _ . , : @ + - alone.")
     loaded = load_recipe(recipe, (), out)
     folder = loaded.output.dir
     options = "--device " + ("cuda " if gpus_per_node else "cpu ")
     if interface:
-        options += f"--interface {shlex.quote(interface)} "
+        options += f"--interface {word('--interface', interface)} "
     resources = [f"#SBATCH --gpus-per-node={gpus_per_node}\n"] if gpus_per_node else []
     resources += [f"#SBATCH --cpus-per-task={cpus_per_task}\n"] if cpus_per_task else []
     accounts = [
@@ -100,17 +110,18 @@ def command(
     ]
     typer.echo(
         SCRIPT.format(
-            name=re.sub(r"[^\w.-]", "_", recipe.stem),
+            name=re.sub(r"[^\w.-]", "_", recipe.stem, flags=re.ASCII),
             nodes=nodes,
             tasks=tasks,
             resources="".join(resources),
             time=time,
             warning=WARNING_S,
             account="".join(accounts),
-            checkpoint=shlex.quote(str(folder / "checkpoint" / "manifest.json")),
+            checkpoint=path("The output folder", folder / "checkpoint" / MANIFEST),
+            started=path("The output folder", folder / STARTED),
             container=within(container, gpus_per_node),
-            recipe=shlex.quote(str(recipe)),
-            out=shlex.quote(str(folder)),
+            recipe=path("The recipe's path", recipe),
+            out=path("The output folder", folder),
             options=options,
         ),
         nl=False,
@@ -121,7 +132,7 @@ def seconds(time: str) -> int:
     """Slurm's notations of a wall time: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises BadInput."""
     from ptymesh.errors import BadInput
 
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
     if not found:
         raise BadInput(f"--time is {time!r}; give it as HH:MM:SS or D-HH:MM:SS.")
     days, *rest = found.groups()
@@ -134,10 +145,33 @@ def seconds(time: str) -> int:
     return parts[0] * 60 + (parts[1] if len(parts) == 2 else 0)
 
 
+def word(name: str, value: str) -> str:
+    """A value as one word of the script. Raises BadInput for what no name and no path has: control characters."""
+    from ptymesh.errors import BadInput
+
+    if not value.isprintable():
+        raise BadInput(f"{name} is {value!r}; give one without line breaks and other characters that do not print.")
+    return shlex.quote(value)
+
+
+def path(name: str, value: Path) -> str:
+    """A path as one word of the script, which is not taken for an option. Raises BadInput."""
+    return word(name, f"./{value}" if str(value).startswith("-") else str(value))
+
+
 def within(container: str | None, gpus: int) -> str:
-    """What stands before `ptymesh` in the job: nothing, a command as it was given, or apptainer with an image."""
+    """What stands before `ptymesh` in the job: nothing, a command's words as given, or apptainer with an image.
+
+    Raises BadInput where the words cannot be told apart.
+    """
+    from ptymesh.errors import BadInput
+
     if not container:
         return ""
     if container.endswith((".sif", ".img")) or "://" in container:
-        return f"apptainer exec {'--nv ' if gpus else ''}{shlex.quote(container)} "
-    return container + " "
+        return f"apptainer exec {'--nv ' if gpus else ''}{word('--container', container)} "
+    try:
+        words = shlex.split(container)
+    except ValueError as error:
+        raise BadInput(f"--container is {container!r} ({error}); close every quotation mark.") from error
+    return "".join(word("--container", each) + " " for each in words)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from torch import Tensor
 
+from ptymesh import options
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.fidelity import Fidelity
@@ -21,18 +22,23 @@ from ptymesh.problem import Batch, Problem
 Order = Literal["random", "uniform", "compact"]
 
 
-class Options(BaseModel):
-    """Base of all option groups: unknown keys are refused."""
+class Options(options.Options):
+    """Base of all option groups: unknown keys are refused, also when a value is set later."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(validate_assignment=True)
+
+
+#: Epochs and views are counted up to here: beyond, a number is a mistake.
+MOST = 10**9
+Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class Schedule(Options):
     """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`."""
 
-    start: PositiveInt = 1
-    stop: PositiveInt | None = None
-    every: PositiveInt = 1
+    start: Count = 1
+    stop: Count | None = None
+    every: Count = 1
 
     @model_validator(mode="after")
     def _ordered(self) -> Schedule:
@@ -123,7 +129,7 @@ class ProbeUpkeep(Options):
     OPR modes are refined by default, where the estimate has any (`probe.opr_modes` of the recipe).
     """
 
-    frozen: int = Field(0, ge=0)
+    frozen: int = Field(0, ge=0, le=MOST)
     intensity: Annotated[Variable | None, OnOff] = None
     opr: Annotated[Variable | None, OnOff] = Variable()
     power: Annotated[Power | None, OnOff] = None
@@ -153,8 +159,8 @@ class Engine(Options):
 
     name: ClassVar[str]
 
-    epochs: PositiveInt = 50
-    batch: PositiveInt | None = 64
+    epochs: Count = 50
+    batch: Count | None = 64
     order: Order = "random"
     fidelity: Fidelity = "amplitude"
     coarsen: Literal[1, 2, 4] = 1

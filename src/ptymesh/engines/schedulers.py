@@ -14,10 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ptymesh.options import Options
 
 SHORT = {
     "constant": "ConstantLR",
@@ -41,7 +43,7 @@ REFUSED = {
 }
 
 
-class Scheduler(BaseModel):
+class Scheduler(Options):
     """A torch scheduler: its name (torch's, or a short one) and its options, as torch calls them."""
 
     model_config = ConfigDict(extra="allow")

@@ -10,19 +10,31 @@ the default basis vectors (0, -p_y, 0) and (-p_x, 0, 0) the two signs cancel: ro
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import h5py
 import numpy as np
 from scipy import constants
 
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair, Propagation, Radiation
 from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
-from ptymesh.io.hdf5 import open_hdf5, read_dataset
+from ptymesh.io.hdf5 import (
+    Hdf5File,
+    attribute,
+    check_kind,
+    dataset_of,
+    has,
+    is_hdf5,
+    item_of,
+    open_hdf5,
+    read_dataset,
+    text_of,
+)
 from ptymesh.io.options import DataOptions
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, SlabSource
+from ptymesh.io.source import Hdf5Source, SlabSource, slabs
 from ptymesh.io.staging import sliceable
 
 __all__ = ["NAME", "read", "recognises", "write_cxi", "write_measurement"]
@@ -38,32 +50,39 @@ HAS_SIGNAL = 0x00001000
 ENERGY_J = {"j": 1.0, "ev": constants.e, "kev": 1e3 * constants.e, "mev": 1e6 * constants.e}
 LENGTH_M = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "µm": 1e-6, "micron": 1e-6, "nm": 1e-9, "pm": 1e-12}
 LENGTH_M |= {"meter": 1.0, "metre": 1.0, "meters": 1.0, "metres": 1.0, "angstrom": 1e-10, "a": 1e-10, "cm": 1e-2}
-#: Photons used for imaging lie well inside these bounds (eV); anything else is a mistake of units.
+#: Photons used for imaging lie well inside these bounds (eV, m); anything else is a mistake of units.
 PLAUSIBLE_EV = (1.0, 1e7)
+PLAUSIBLE_M = (1e-14, 1e-2)
+#: Probe modes, and dark frames of a scan of few views, that a file can reasonably hold.
+MODES, DARKS = 4096, 10_000
+#: What ptymesh's own group may say, in words.
+POSITIVE = {1: "it must be one positive number", 2: "it must be two positive numbers, y and x"}
 
 
 def recognises(path: Path) -> bool:
     """HDF5 with the patterns where CXI keeps them."""
-    if not h5py.is_hdf5(path):
+    if not is_hdf5(path):
         return False
     with open_hdf5(path) as file:
-        return any(name in file for name in PATTERNS)
+        return any(has(file, name) for name in PATTERNS)
 
 
 def read(path: Path, options: DataOptions) -> RawScan:
     """The scan of a CXI file; BadInput where something that it needs is missing or has another shape."""
-    with open_hdf5(path) as file:
-        source = Hdf5Source(path, next(name for name in PATTERNS if name in file))
-        count, height, width = source.shape
+    with open_hdf5(path, follow=options.follow) as file:
+        name = next(name for name in PATTERNS if has(file, name))
+        source = Hdf5Source(path, name, follow=options.follow)
+        shape = source.shape
         slow, fast = _basis(file)
-        optics, notes = _optics(file, slow, fast, options)
-        own = file.get(OWN)
-        positions, unit = _translation(file, count, slow, fast), "m"
-        if positions is None and own is not None and "positions_px" in own:
-            positions, unit = read_dataset(file, f"{OWN}/positions_px"), "px"
-        mask, view_mask = _mask(file, path, source.shape)
-        dark = _dark(file)
-        notes += _corner_note(file, slow, fast, (height, width))
+        own = item_of(file, OWN)
+        optics = _optics(file, slow, fast, options, shape[0]) if own is None else _own_optics(path, own, options)
+        positions, unit = _translation(file, shape[0], slow, fast), "m"
+        if positions is None and has(file, f"{OWN}/positions_px"):
+            positions, unit = _own_positions(file, shape[0]), "px"
+        mask, view_mask = _mask(file, path, shape, options)
+        dark = _dark(file, path, shape, options)
+        probe, notes = _probe(file, shape)
+        notes = _own_notes(own) + notes + _corner_note(file, slow, fast, shape[1:])
         if dark is not None:
             notes += ("The file's own dark pattern is subtracted.",)
         return RawScan(
@@ -75,11 +94,11 @@ def read(path: Path, options: DataOptions) -> RawScan:
             mask=mask,
             view_mask=view_mask,
             dark=dark,
-            background=_own_array(file, "background"),
-            intensity=_own_array(file, "intensity"),
-            probe=_probe(file),
-            negative_is_missing=own is not None and bool(own.attrs.get("negative_is_missing", False)),
-            name=str(own.attrs["name"]) if own is not None and "name" in own.attrs else options.path.name.split(".")[0],
+            background=_own_array(file, "background", 2 * shape[1] * shape[2]),
+            intensity=_own_array(file, "intensity", 2 * shape[0]),
+            probe=probe,
+            negative_is_missing=own is not None and _flag(path, own, "negative_is_missing"),
+            name=(own is not None and text_of(attribute(own, "name"), 100)) or options.path.name.split(".")[0],
             notes=notes,
         )
 
@@ -93,102 +112,138 @@ class MaskBits:
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         """(len(views), rows, columns) bool."""
-        return _good(self._bits.read(views, rows, columns))
+        return _good(self._bits.read(views, rows, columns), self._bits.name)
 
 
-def _good(bits: np.ndarray) -> np.ndarray:
+def _good(bits: np.ndarray, name: str) -> np.ndarray:
+    if bits.dtype.kind == "f" and not (np.abs(bits) < 2.0**62).all():  # False on NaN too
+        raise BadInput(f"The mask {name} holds NaN or numbers that are no bits; write whole numbers, 0 where good.")
     return (bits.astype(np.int64) & ~HAS_SIGNAL) == 0
 
 
-def _mask(file: h5py.File, path: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray | None, SlabSource | None]:
+def _mask(
+    file: Hdf5File, path: Path, shape: tuple[int, int, int], options: DataOptions
+) -> tuple[np.ndarray | None, SlabSource | None]:
     name = f"{DETECTOR}/mask"
-    if name not in file:
+    if not has(file, name):
         return None, None
-    stored = file[name].shape
+    stored = dataset_of(file, name).shape
     if stored == shape[1:]:
-        return _good(read_dataset(file, name)), None
-    if len(stored) in (3, 4) and int(np.prod(stored[:-2])) == shape[0] and stored[-2:] == shape[1:]:
-        return None, MaskBits(Hdf5Source(path, name))
+        return _good(read_dataset(file, name, kinds="buif"), name), None
+    if len(stored) in (3, 4) and math.prod(stored[:-2]) == shape[0] and stored[-2:] == shape[1:]:
+        return None, MaskBits(_frames(file, path, name, options))
     raise BadInput(f"{name} in {path} has shape {stored}; the patterns are {shape}: use a mask (H, W) or (N, H, W).")
 
 
-def _basis(file: h5py.File) -> tuple[np.ndarray, np.ndarray]:
+def _frames(file: Hdf5File, path: Path, name: str, options: DataOptions) -> Hdf5Source:
+    check_kind(dataset_of(file, name).dtype, "buif", f"{name} in {path}")
+    return Hdf5Source(path, name, follow=options.follow)
+
+
+def _basis(file: Hdf5File) -> tuple[np.ndarray, np.ndarray]:
     """Slow and fast pixel vectors (x, y, z) in metres; unit vectors where only the pixel sizes are known."""
     name = f"{DETECTOR}/basis_vectors"
-    if name not in file:
+    if not has(file, name):
         return np.array([0.0, -1.0, 0.0]), np.array([-1.0, 0.0, 0.0])
-    basis = read_dataset(file, name).astype(np.float64)
+    basis = read_dataset(file, name, most=100, kinds="iuf").astype(np.float64)
     if basis.shape == (2, 3):
         basis = basis.T
-    if basis.shape != (3, 2) or not np.isfinite(basis).all() or (np.linalg.norm(basis, axis=0) == 0).any():
+    lengths = np.hypot.reduce(basis, axis=0) if basis.shape == (3, 2) else np.zeros(2)
+    if not ((lengths > 1e-12) & (lengths < 1e6)).all():  # False on NaN too
         raise BadInput(
             f"{name} in {file.filename} is {basis.tolist()}; it must hold two pixel vectors, (3, 2) or (2, 3)."
         )
-    slow, fast = basis[:, 0], basis[:, 1]
-    cosine = slow @ fast / np.linalg.norm(slow) / np.linalg.norm(fast)
+    cosine = (basis[:, 0] / lengths[0]) @ (basis[:, 1] / lengths[1])
     if abs(cosine) > 1e-3:
         raise BadInput(
             f"{name} in {file.filename} are not perpendicular (cosine {cosine:.3g}); skewed detector axes cannot be "
             f"used: set detector and positions through data.keys."
         )
-    return slow, fast
+    return basis[:, 0], basis[:, 1]
 
 
-def _translation(file: h5py.File, count: int, slow: np.ndarray, fast: np.ndarray) -> np.ndarray | None:
+def _translation(file: Hdf5File, count: int, slow: np.ndarray, fast: np.ndarray) -> np.ndarray | None:
     """(N, 2) metres, y x."""
-    name = next((name for name in TRANSLATIONS if name in file), None)
+    name = next((name for name in TRANSLATIONS if has(file, name)), None)
     if name is None:
         return None
-    stored = read_dataset(file, name)
+    stored = read_dataset(file, name, most=12 * count + 1000, kinds="iuf")
     if stored.shape == (3, count) and count != 3:
         stored = stored.T
-    if stored.ndim < 2 or stored.shape[-1] != 3 or stored.dtype.kind not in "iuf":
+    if stored.ndim < 2 or stored.shape[-1] != 3:
         raise BadInput(f"{name} in {file.filename} has shape {stored.shape}; translations are (N, 3) or (3, N).")
     metres = stored.reshape(-1, 3).astype(np.float64) * _unit(file, name, LENGTH_M, 1.0)
-    return -metres @ np.stack([slow / np.linalg.norm(slow), fast / np.linalg.norm(fast)], axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused, by its number
+        return -metres @ np.stack([slow / np.linalg.norm(slow), fast / np.linalg.norm(fast)], axis=1)
 
 
-def _optics(
-    file: h5py.File, slow: np.ndarray, fast: np.ndarray, options: DataOptions
-) -> tuple[Optics, tuple[str, ...]]:
-    own = file.get(OWN)
-    if own is not None:
-        return _own_optics(own.attrs), tuple(str(note) for note in own.attrs.get("notes", ()))
-    wavelength, energy_J = _wavelength_m(file), _energy_J(file)
-    if energy_J is not None and wavelength is None:
-        energy_eV = energy_J / constants.e
-        overridden = options.energy_eV is not None or options.wavelength_m is not None
-        if not PLAUSIBLE_EV[0] < energy_eV < PLAUSIBLE_EV[1] and not overridden:
-            raise BadInput(
-                f"The photon energy in {file.filename} is {energy_J:g} J ({energy_eV:g} eV), which cannot be; CXI "
-                f"wants joules: set data.energy_eV."
-            )
-        wavelength = constants.h * constants.c / energy_J
+def _own_positions(file: Hdf5File, count: int) -> np.ndarray:
+    """(N, 2) pixels, y x."""
+    name = f"{OWN}/positions_px"
+    stored = read_dataset(file, name, most=8 * count + 1000, kinds="iuf").astype(np.float64)
+    if stored.ndim != 2 or stored.shape[1] != 2:
+        raise BadInput(f"{name} in {file.filename} has shape {stored.shape}; positions in pixels are (N, 2), y x.")
+    return stored
+
+
+def _optics(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, options: DataOptions, count: int) -> Optics:
+    """What CXI tells; what the recipe replaces is not looked at."""
+    wavelength = None
+    if options.energy_eV is None and options.wavelength_m is None:
+        wavelength = _wavelength_m(file, count)
     pixel = None
-    y, x = _length(file, f"{DETECTOR}/y_pixel_size"), _length(file, f"{DETECTOR}/x_pixel_size")
-    if y is not None and x is not None:
+    y_name, x_name = f"{DETECTOR}/y_pixel_size", f"{DETECTOR}/x_pixel_size"
+    if options.detector_pixel_m is None and has(file, y_name) and has(file, x_name):
+        y, x = _number(file, y_name, LENGTH_M, count), _number(file, x_name, LENGTH_M, count)
         # y and x are the laboratory's: a detector whose slow axis lies along x has its rows spaced by x_pixel_size.
         pixel = (y, x) if abs(slow[1]) >= abs(slow[0]) else (x, y)
-    elif f"{DETECTOR}/basis_vectors" in file:
+    elif has(file, f"{DETECTOR}/basis_vectors"):
         pixel = (float(np.linalg.norm(slow)), float(np.linalg.norm(fast)))
-    distance = _length(file, f"{DETECTOR}/distance")
-    if distance is None and f"{DETECTOR}/corner_position" in file:
-        distance = abs(float(read_dataset(file, f"{DETECTOR}/corner_position").reshape(-1)[2]))
-    return Optics(radiation="photon", wavelength_m=wavelength, distance_m=distance, detector_pixel_m=pixel), ()
+    distance = None
+    if options.distance_m is None and has(file, f"{DETECTOR}/distance"):
+        distance = _number(file, f"{DETECTOR}/distance", LENGTH_M, count)
+    elif options.distance_m is None and has(file, f"{DETECTOR}/corner_position"):
+        distance = abs(float(_corner(file)[2]))
+    return Optics(radiation="photon", wavelength_m=wavelength, distance_m=distance, detector_pixel_m=pixel)
 
 
-def _own_optics(attrs: Any) -> Optics:
-    """What ptymesh wrote, exactly."""
+def _own_optics(path: Path, own: Any, options: DataOptions) -> Optics:
+    """What ptymesh wrote, exactly; what the recipe replaces is not looked at."""
+
+    def word(name: str, known: tuple[str, ...]) -> Any:
+        value = attribute(own, name)
+        if getattr(options, name) is not None or (value is None and name != "propagation"):
+            return getattr(options, name)
+        said = text_of(value)
+        if said not in known:
+            what = "nothing" if value is None else repr(value if said is None else said)[:60]
+            raise BadInput(f"{OWN} in {path} says {what} as {name}; it must be {' or '.join(known)}: set data.{name}.")
+        return said
+
+    def numbers(name: str, count: int) -> list[float] | None:
+        replaced = ("energy_eV", "wavelength_m") if name == "wavelength_m" else (name,)
+        if any(getattr(options, one) is not None for one in replaced):
+            return None
+        value = attribute(own, name)
+        if value is None:
+            return None
+        found = np.asarray(value)
+        if found.dtype.kind not in "iuf" or found.size != count or not _positive(found):
+            said = " ".join(str(value).split())[:60]
+            raise BadInput(f"{OWN} in {path} says {said!r} as {name}; {POSITIVE[count]}: set data.{name}.")
+        return [float(one) for one in found.reshape(-1)]
 
     def number(name: str) -> float | None:
-        return float(attrs[name]) if name in attrs else None
+        found = numbers(name, 1)
+        return None if found is None else found[0]
 
-    def pair(name: str) -> tuple[float, float] | None:
-        return (float(attrs[name][0]), float(attrs[name][1])) if name in attrs else None
+    def pair(name: str) -> Pair | None:
+        found = numbers(name, 2)
+        return None if found is None else (found[0], found[1])
 
     return Optics(
-        propagation=attrs["propagation"],
-        radiation=attrs.get("radiation"),
+        propagation=word("propagation", get_args(Propagation)) or "far_field",
+        radiation=word("radiation", get_args(Radiation)),
         wavelength_m=number("wavelength_m"),
         distance_m=number("distance_m"),
         focus_distance_m=number("focus_distance_m"),
@@ -197,79 +252,139 @@ def _own_optics(attrs: Any) -> Optics:
     )
 
 
-def _energy_J(file: h5py.File) -> float | None:
+def _positive(values: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float64)
+    return bool((np.isfinite(single) & (single > 0)).all())
+
+
+def _own_notes(own: Any) -> tuple[str, ...]:
+    """What was noted when the file was written."""
+    notes = None if own is None else attribute(own, "notes")
+    given: Any = () if notes is None else np.atleast_1d(np.asarray(notes, dtype=object)).reshape(-1)[:100]
+    return tuple(said for said in (text_of(note) for note in given) if said)
+
+
+def _flag(path: Path, own: Any, name: str) -> bool:
+    value = attribute(own, name)
+    found = np.asarray(False if value is None else value)
+    if found.size != 1 or found.dtype.kind not in "bui":
+        raise BadInput(f"{OWN} in {path} says {str(value)[:60]!r} as {name}; it must be true or false: correct it.")
+    return bool(found.reshape(-1)[0])
+
+
+def _energy_J(file: Hdf5File, count: int) -> float | None:
     """Photon energy: the beam's in NXcxi_ptycho, whose source energy is the machine's; the source's in CXI."""
-    beam = next((group for group in BEAMS if group in file), None)
+    beam = next((group for group in BEAMS if has(file, group)), None)
     if beam is not None:
         for name in ("incident_beam_energy", "incident_energy", "energy"):
-            if f"{beam}/{name}" in file:
-                return _number(file, f"{beam}/{name}") * _unit(file, f"{beam}/{name}", ENERGY_J, 1.0)
+            if has(file, f"{beam}/{name}"):
+                return _number(file, f"{beam}/{name}", ENERGY_J, count)
         return None
     name = f"{SOURCE}/energy"
-    return _number(file, name) * _unit(file, name, ENERGY_J, 1.0) if name in file else None
+    return _number(file, name, ENERGY_J, count) if has(file, name) else None
 
 
-def _wavelength_m(file: h5py.File) -> float | None:
+def _wavelength_m(file: Hdf5File, count: int) -> float | None:
+    """As the file says it, or what follows from its energy; BadInput where it cannot be."""
     names = [f"{SOURCE}/wavelength", *(f"{beam}/incident_wavelength" for beam in BEAMS)]
-    return next((_length(file, name) for name in names if name in file), None)
+    name = next((name for name in names if has(file, name)), None)
+    if name is not None:
+        wavelength = _number(file, name, LENGTH_M, count)
+        if not PLAUSIBLE_M[0] < wavelength < PLAUSIBLE_M[1]:
+            raise BadInput(
+                f"{name} in {file.filename} is {wavelength:g} m, which cannot be; CXI wants metres: set "
+                f"data.wavelength_m."
+            )
+        return wavelength
+    energy_J = _energy_J(file, count)
+    if energy_J is None:
+        return None
+    energy_eV = energy_J / constants.e
+    if not PLAUSIBLE_EV[0] < energy_eV < PLAUSIBLE_EV[1]:
+        raise BadInput(
+            f"The photon energy in {file.filename} is {energy_J:g} J ({energy_eV:g} eV), which cannot be; CXI "
+            f"wants joules: set data.energy_eV."
+        )
+    return constants.h * constants.c / energy_J
 
 
-def _length(file: h5py.File, name: str) -> float | None:
-    return _number(file, name) * _unit(file, name, LENGTH_M, 1.0) if name in file else None
-
-
-def _number(file: h5py.File, name: str) -> float:
-    value = read_dataset(file, name)
+def _number(file: Hdf5File, name: str, units: dict[str, float], count: int) -> float:
+    """A number in SI units; where there is one for each view, or more, the first."""
+    value = read_dataset(file, name, most=12 * count + 1000)
     if value.size < 1 or value.dtype.kind not in "iuf":
-        raise BadInput(f"{name} in {file.filename} is {value!r}; it must be a number.")
-    return float(value.reshape(-1)[0])
+        raise BadInput(f"{name} in {file.filename} is {str(value)[:60]!r}; it must be a number.")
+    return float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
 
 
-def _unit(file: h5py.File, name: str, table: dict[str, float], default: float) -> float:
-    unit = file[name].attrs.get("units")
-    if isinstance(unit, np.ndarray):
-        unit = unit.reshape(-1)[0] if unit.size else None
-    if isinstance(unit, bytes):
-        unit = unit.decode("utf-8", "replace")
-    if unit is None or not str(unit).strip():
+def _unit(file: Hdf5File, name: str, table: dict[str, float], default: float) -> float:
+    value = attribute(dataset_of(file, name), "units")
+    unit = text_of(value)
+    if value is None or unit == "" or (isinstance(value, np.ndarray) and not value.size):
         return default
-    known = table.get(str(unit).strip().lower().replace("μ", "µ"))
+    known = None if unit is None else table.get(unit.lower().replace("μ", "µ"))
     if known is None:
-        raise BadInput(f"{name} in {file.filename} is in {unit!r}; known units are {', '.join(table)}.")
+        said = str(value)[:60] if unit is None else unit[:60]
+        raise BadInput(f"{name} in {file.filename} is in {said!r}; known units are {', '.join(table)}.")
     return known
 
 
-def _dark(file: h5py.File) -> np.ndarray | None:
+def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: DataOptions) -> np.ndarray | None:
     """(H, W) detector units; the mean where several frames were taken."""
-    name = next((f"{DETECTOR}/{key}" for key in ("data_dark", "dark") if f"{DETECTOR}/{key}" in file), None)
+    name = next((f"{DETECTOR}/{key}" for key in ("data_dark", "dark") if has(file, f"{DETECTOR}/{key}")), None)
     if name is None:
         return None
-    dark = read_dataset(file, name).astype(np.float64)
-    return dark.reshape(-1, *dark.shape[-2:]).mean(axis=0) if dark.ndim > 2 else dark
+    stored = dataset_of(file, name).shape
+    if len(stored) not in (2, 3, 4) or stored[-2:] != shape[1:] or 0 in stored:
+        raise BadInput(f"The dark pattern {name} in {path} has shape {stored}; the patterns are {shape}.")
+    if len(stored) == 2:
+        return read_dataset(file, name, kinds="buif").astype(np.float64)
+    frames = _frames(file, path, name, options)
+    if frames.shape[0] > max(DARKS, shape[0]):
+        raise BadInput(f"{name} in {path} holds {frames.shape[0]} dark frames; leave out all but {DARKS}.")
+    everywhere = slice(0, shape[1]), slice(0, shape[2])
+    total = np.zeros(shape[1:])
+    for some in slabs(frames.shape[0], shape[1] * shape[2] * 8):
+        total += frames.read(some, *everywhere).astype(np.float64).sum(axis=0)
+    return total / frames.shape[0]
 
 
-def _probe(file: h5py.File) -> np.ndarray | None:
+def _probe(file: Hdf5File, shape: tuple[int, int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(M, H, W) complex; anything else under these names (NeXus: a word) is no probe."""
     for name in (f"{SOURCE}/illumination", f"{SOURCE}/probe"):
-        item = file.get(name)
-        if isinstance(item, h5py.Dataset) and item.dtype.kind == "c" and item.ndim >= 2:
-            probe = read_dataset(file, name)
-            return probe.reshape(-1, *probe.shape[-2:])
-    return None
+        if item_of(file, name) is None or not hasattr(item_of(file, name), "shape"):
+            continue
+        data = dataset_of(file, name)
+        if data.ndim < 2 or data.dtype.kind != "c":
+            continue
+        if data.shape[-2:] != shape[1:]:
+            return None, (f"The file's probe is {data.shape[-2:]} pixels, its patterns {shape[1:]}: it is left out.",)
+        probe = read_dataset(file, name, most=MODES * shape[1] * shape[2])
+        return probe.reshape(-1, *shape[1:]), ()
+    return None, ()
 
 
-def _own_array(file: h5py.File, name: str) -> np.ndarray | None:
-    return read_dataset(file, f"{OWN}/{name}") if f"{OWN}/{name}" in file else None
+def _own_array(file: Hdf5File, name: str, most: int) -> np.ndarray | None:
+    return read_dataset(file, f"{OWN}/{name}", most, "buif") if has(file, f"{OWN}/{name}") else None
 
 
-def _corner_note(file: h5py.File, slow: np.ndarray, fast: np.ndarray, shape: tuple[int, int]) -> tuple[str, ...]:
-    """What corner_position says about the direct beam, where that is not the middle of the patterns."""
+def _corner(file: Hdf5File) -> np.ndarray:
+    """(3,) metres: the first pixel's corner."""
     name = f"{DETECTOR}/corner_position"
-    if name not in file or f"{DETECTOR}/basis_vectors" not in file:
+    corner = read_dataset(file, name, most=1000, kinds="iuf").reshape(-1)[:3].astype(np.float64)
+    if len(corner) != 3 or not np.isfinite(corner).all():
+        raise BadInput(f"{name} in {file.filename} is {corner.tolist()}; it must be three numbers, x y z in metres.")
+    return corner
+
+
+def _corner_note(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, shape: tuple[int, int]) -> tuple[str, ...]:
+    """What corner_position says about the direct beam, where that is not the middle of the patterns."""
+    if not (has(file, f"{DETECTOR}/corner_position") and has(file, f"{DETECTOR}/basis_vectors")):
         return ()
-    corner = read_dataset(file, name).reshape(-1)[:3].astype(np.float64)
-    y, x = (float(-(corner @ b) / (b @ b)) - 0.5 for b in (slow, fast))
-    if abs(y - shape[0] // 2) <= 1 and abs(x - shape[1] // 2) <= 1:
+    corner = _corner(file)
+    with np.errstate(all="ignore"):
+        y, x = (float(-(corner @ b) / (b @ b)) - 0.5 for b in (slow, fast))
+    if not math.isfinite(y + x) or (abs(y - shape[0] // 2) <= 1 and abs(x - shape[1] // 2) <= 1):
         return ()
     return (
         f"The file's corner_position puts the direct beam at pixel ({y:.1f}, {x:.1f}); the patterns are taken as "

@@ -9,6 +9,7 @@ kept in ptymesh's own group, /entry_1/ptymesh, so that reading the file back giv
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +21,9 @@ from scipy import constants
 
 import ptymesh
 from ptymesh.errors import BadInput
+from ptymesh.files import replacing, target_of, writing
 from ptymesh.geometry import Geometry
+from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
 
@@ -62,7 +65,8 @@ def write_cxi(
         extra: datasets under /entry_1/ptymesh_truth: what a simulation knows (object, probe, positions_m).
         attributes: scalars and strings that are added to /entry_1/ptymesh.
 
-    Raises BadInput where the arrays do not fit each other; nothing is left behind then.
+    Raises BadInput where the arrays do not fit each other or the path cannot be a file, PtymeshError where the disk
+    refuses; nothing is left behind then.
     """
     path = Path(path)
     if (positions_m is None) == (positions_px is None):
@@ -71,26 +75,18 @@ def write_cxi(
     if positions is None or positions.shape != (count, 2):
         shape = None if positions is None else positions.shape
         raise BadInput(f"There are {count} patterns and positions of shape {shape}; give one (y, x) pair each.")
-    try:
+    target_of(path)
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error}); choose another folder.") from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with h5py.File(temporary, "w") as file:
-            file.create_dataset("cxi_version", data=160)
-            _write_instrument(file, geometry, mask, probe)
-            _write_positions(file, positions_m)
-            _write_own(file, geometry, positions_px, background, intensity, {**(attributes or {})})
-            for name, value in (extra or {}).items():
-                file.create_dataset(f"{TRUTH}/{name}", data=value)
-            _write_patterns(file, patterns, count, np.dtype(dtype), geometry.shape, compression)
-            file.flush()
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error}); check the folder and the room on its disk.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    most = count * math.prod(geometry.shape) * np.dtype(dtype).itemsize
+    with replacing(path, most) as temporary, new_hdf5(temporary) as file:
+        file.create_dataset("cxi_version", data=160)
+        _write_instrument(file, geometry, mask, probe)
+        _write_positions(file, positions_m)
+        _write_own(file, geometry, positions_px, background, intensity, {**(attributes or {})})
+        for name, value in (extra or {}).items():
+            file.create_dataset(f"{TRUTH}/{name}", data=value)
+        _write_patterns(file, patterns, count, np.dtype(dtype), geometry.shape, compression)
 
 
 def write_measurement(

@@ -2,11 +2,17 @@
 
 A damaged file makes h5py raise nearly every exception that Python knows: OSError from the library, RuntimeError and
 KeyError for broken groups and links, ValueError and TypeError for broken types, MemoryError for sizes that no file has.
+And HDF5 opens whatever file another one names, in links, as raw storage, or as a part of a virtual dataset. So links
+are followed here by hand, and what they name is opened only where it is a regular file in the first file's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +21,18 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.limits import check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
 CACHE_BYTES = 64 << 20
+#: Links on the way to one object; sources of a virtual dataset, and how deep these may be virtual themselves.
+HOPS, SOURCES, DEPTH = 64, 100_000, 8
+#: Values in an attribute.
+ATTRIBUTE_VALUES = 10_000
+#: Share of the free memory that one dataset, read whole, and one of its chunks may take.
+READ_SHARE, CHUNK_SHARE = 0.5, 0.25
+#: Objects that a listing looks at.
+LISTED = 10_000
 
 #: What h5py raises of damaged files. Nothing but calls of h5py stands where these are caught.
 DAMAGE = (
@@ -31,6 +46,8 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
+#: Kinds of numpy's dtypes in words.
+KINDS = {"buif": "numbers", "bui": "whole numbers", "iuf": "numbers", "buifc": "numbers"}
 
 
 @contextmanager
@@ -44,44 +61,178 @@ def reading(what: str, remedy: str = "copy the file again") -> Iterator[None]:
         raise BadInput(f"{what} is truncated or damaged ({first_line(error)}): {remedy}.") from error
 
 
-def open_hdf5(path: Path, cache: int = CACHE_BYTES) -> h5py.File:
-    """Open for reading; BadInput where the file is truncated or damaged."""
+class Hdf5File(h5py.File):
+    """A file open for reading, and those open that its links have led to.
+
+    roots: folders in which what it refers to may lie, links resolved.
+    """
+
+    def __init__(self, path: Path, cache: int, roots: Sequence[Path]) -> None:
+        self.path, self.cache, self.roots = path, cache, tuple(roots)
+        self.others: dict[Path, Hdf5File] = {}
+        super().__init__(path, "r", rdcc_nbytes=cache, locking="best-effort")
+
+    def close(self) -> None:
+        """The others, and this one."""
+        for other in self.others.values():
+            other.close()
+        super().close()
+
+    def other(self, name: bytes | str) -> Hdf5File:
+        """The file that this one refers to by name; BadInput where it may not be opened."""
+        path = self.named(name)
+        if path not in self.others:
+            self.others[path] = _opened(path, self.cache, self.roots)
+        return self.others[path]
+
+    def place(self, name: bytes | str) -> Path | None:
+        """Where a file of this name is, looked for as HDF5 does; None: nowhere."""
+        wanted = Path(os.fsdecode(name))
+        places = [self.path.absolute().parent, self.path.resolve().parent, Path.cwd()]
+        candidates = [place / wanted for place in places]
+        if wanted.is_absolute():  # it may have been moved together with this one
+            candidates = [wanted, *(place / wanted.name for place in places)]
+        return next((path for path in candidates if path.exists()), None)
+
+    def named(self, name: bytes | str) -> Path:
+        """Where the file lies to which this one refers; BadInput where it may not be opened."""
+        found = self.place(name)
+        if found is None:
+            raise BadInput(
+                f"{self.path} refers to {os.fsdecode(name)!r}, which is not there: copy it to "
+                f"{self.path.absolute().parent}."
+            )
+        real = found.resolve()
+        if not any(real.is_relative_to(root) for root in self.roots):
+            raise BadInput(
+                f"{self.path} refers to {real}, which is not in its own folder: copy it there, or, if you trust the "
+                f"file, allow {real.parent} by data.follow."
+            )
+        if not real.is_file():
+            raise BadInput(f"{self.path} refers to {real}, which is no regular file: put the file itself there.")
+        return found
+
+
+def open_hdf5(path: Path, cache: int = CACHE_BYTES, follow: Sequence[Path] = ()) -> Hdf5File:
+    """Open for reading; BadInput where it is no regular file, truncated or damaged.
+
+    follow: folders, besides the file's own, in which other files may lie that it refers to.
+    """
+    return _opened(path, cache, [path.resolve().parent, *(folder.resolve() for folder in follow)])
+
+
+def _opened(path: Path, cache: int, roots: Sequence[Path]) -> Hdf5File:
+    if not path.is_file():
+        raise BadInput(f"{path} is no regular file; give the path of one.")
     try:
-        return h5py.File(path, "r", rdcc_nbytes=cache, locking="best-effort")
+        return Hdf5File(path, cache, roots)
     except DAMAGE as error:
         raise BadInput(
             f"{path} cannot be opened as HDF5 ({first_line(error)}); it is truncated or damaged: copy it again."
         ) from error
 
 
-def dataset_of(file: h5py.File, name: str) -> h5py.Dataset:
-    """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing."""
+def is_hdf5(path: Path) -> bool:
+    """Whether a regular file begins as HDF5 files do."""
+    try:
+        return path.is_file() and bool(h5py.is_hdf5(path))
+    except DAMAGE:
+        return False
+
+
+def has(file: Hdf5File, name: str) -> bool:
+    """Whether there is anything of this name."""
+    return item_of(file, name) is not None
+
+
+def item_of(file: Hdf5File, name: str) -> Any:
+    """The group or dataset of this name, or None; a dataset is not fit to be read yet."""
     with reading(f"{name} in {file.filename}"):
-        found = file.get(name)
-        if not isinstance(found, h5py.Dataset):
-            raise BadInput(f"{file.filename} has no dataset {name}; it has {listing(file)}.")
-        filters = found.id.get_create_plist()
-        if any(filters.get_filter(i)[0] >= 256 for i in range(filters.get_nfilters())):  # 256: first registered plugin
-            import hdf5plugin  # noqa: F401
-    return found
+        _, found = _find(file, name)
+        wrapped = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset}
+        return wrapped[type(found)](found) if type(found) in wrapped else found
 
 
-def read_dataset(file: h5py.File, name: str) -> np.ndarray:
-    """A whole small dataset; BadInput where it is missing or damaged."""
+def dataset_of(file: Hdf5File, name: str) -> h5py.Dataset:
+    """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing,
+    empty, or takes its values from where they must not come from."""
+    return _dataset(file, name, ())
+
+
+def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str | None = None) -> np.ndarray:
+    """A whole small dataset in this machine's number formats; BadInput where it is missing or damaged.
+
+    most: so many values may it have. kinds: of numpy's dtypes, what they may be.
+    """
     data = dataset_of(file, name)
-    with reading(f"{name} in {file.filename}"):
-        return np.asarray(data[()])
+    what = f"{name} in {file.filename}"
+    with reading(what):
+        check_kind(data.dtype, kinds, what)
+        check_count(data.shape, most, what)
+        needed = math.prod(data.shape) * data.dtype.itemsize
+        check_room(
+            needed, f"{what} of shape {data.shape}", "the file is damaged, or wants a larger machine", READ_SHARE
+        )
+        return native(np.asarray(data[()]))
 
 
-def listing(file: h5py.File, most: int = 8) -> str:
+def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:
+    """BadInput where values of this type are not of these kinds."""
+    if kinds is not None and dtype.kind not in kinds:
+        raise BadInput(f"{what} holds {str(dtype)[:60]} values; they must be {KINDS[kinds]}.")
+
+
+def check_count(shape: tuple[int, ...], most: int | None, what: str) -> None:
+    """BadInput where an array of this shape has more values than can be needed."""
+    if most is not None and math.prod(shape) > most:
+        raise BadInput(f"{what} has shape {shape}, more values than the {most} that this scan can need: correct it.")
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """Numbers in this machine's byte order and in a format that is computed with everywhere."""
+    dtype = array.dtype
+    if dtype.kind in "fc":
+        least, most = (("f4", "f8"), ("c8", "c16"))[dtype.kind == "c"]
+        wanted = least if dtype.itemsize < np.dtype(least).itemsize else most
+        if not np.dtype(least).itemsize <= dtype.itemsize <= np.dtype(most).itemsize:
+            with np.errstate(over="ignore"):
+                return array.astype(wanted)
+    return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
+
+
+def attribute(item: Any, name: str) -> Any:
+    """Value of an attribute, None where there is none or an empty one; BadInput where it is damaged."""
+    with reading(f"Attribute {name} of {item.name} in {item.file.filename}"):
+        if name not in item.attrs:
+            return None
+        check_count(item.attrs.get_id(name).shape or (), ATTRIBUTE_VALUES, f"Attribute {name} of {item.name}")
+        value = item.attrs[name]
+        return None if isinstance(value, h5py.Empty) else value
+
+
+def text_of(value: Any, most: int = 1000) -> str | None:
+    """One line of what an attribute says; None where it is no text."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(-1)[0]
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if not isinstance(value, str):
+        return None
+    return " ".join(value.encode("utf-8", "replace").decode("utf-8").split())[:most]
+
+
+def listing(file: Hdf5File, most: int = 8) -> str:
     """The datasets of a file, largest first, for error messages."""
     found: list[tuple[int, str]] = []
+    looked = itertools.count(1)
 
-    def visit(name: str, item: Any) -> None:
+    def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            found.append((item.size or 0, f"/{name} {item.shape}"))
+            found.append((math.prod(item.shape or (0,)), f"/{text_of(name)} {item.shape}"))
+        return True if next(looked) >= LISTED else None
 
-    file.visititems(visit)
+    with reading(f"{file.filename}"):
+        file.visititems(visit)
     names = [text for _, text in sorted(found, reverse=True)]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none at all"
@@ -91,3 +242,117 @@ def first_line(error: BaseException) -> str:
     """The first line of what an error says, in 160 characters; its name where it says nothing."""
     said = str(error).strip()
     return said.splitlines()[0][:160] if said else type(error).__name__
+
+
+# --- where names lead ---
+
+
+def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
+    """The object of this name (h5py's low-level identifier), or None, and the file that it is in."""
+    asked, item = f"{name} in {file.filename}", _root(file)
+    left, hops = deque(_parts(name.encode())), 0
+    while left:
+        part = left.popleft()
+        if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(part):
+            return file, None
+        kind = item.links.get_info(part).type
+        if kind == h5py.h5l.TYPE_HARD:
+            item = h5py.h5o.open(item, part)
+            continue
+        hops += 1
+        if hops > HOPS:
+            raise BadInput(f"{asked} is a link that leads in circles: mend the link, or copy the file again.")
+        if kind == h5py.h5l.TYPE_SOFT:
+            path = item.links.get_val(part)
+            item = _root(file) if path.startswith(b"/") else item
+        elif kind == h5py.h5l.TYPE_EXTERNAL:
+            where, path = item.links.get_val(part)
+            file = file.other(where)
+            item = _root(file)
+        else:
+            raise BadInput(f"{asked} is a link of a kind that is not known: copy what it stands for into the file.")
+        left.extendleft(reversed(_parts(path)))
+    return file, item
+
+
+def _root(file: Hdf5File) -> Any:
+    return h5py.h5g.open(file.id, b"/")
+
+
+def _parts(name: bytes) -> list[bytes]:
+    return [part for part in name.split(b"/") if part not in (b"", b".")]
+
+
+def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> h5py.Dataset:
+    """above: the virtual datasets that this one is a part of."""
+    what = f"{name} in {file.filename}"
+    with reading(what):
+        home, found = _find(file, name)
+        if not isinstance(found, h5py.h5d.DatasetID):
+            raise BadInput(f"{file.filename} has no dataset {name}; it has {listing(file)}.")
+        if found.get_space().get_simple_extent_type() == h5py.h5s.NULL:
+            raise BadInput(f"{what} is empty (it has no values at all): write it, or leave it out.")
+        plan = found.get_create_plist()
+        if plan.get_external_count():
+            found = _with_storage(home, found, plan)
+        if plan.get_layout() == h5py.h5d.VIRTUAL:
+            _check_sources(home, name, plan, above)
+        if plan.get_layout() == h5py.h5d.CHUNKED:
+            chunk = math.prod(plan.get_chunk()) * found.get_type().get_size()
+            check_room(chunk, f"One chunk of {what}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
+        if any(plan.get_filter(i)[0] >= 256 for i in range(plan.get_nfilters())):  # 256: first registered plugin
+            import hdf5plugin  # noqa: F401
+        return h5py.Dataset(found)
+
+
+def _with_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
+    """The dataset, its values in the files that lie where they were checked. HDF5 itself would look for relative names
+    in the working folder first."""
+    places = set()
+    for index in range(plan.get_external_count()):
+        name = plan.get_external(index)[0]
+        path = home.named(name)
+        if not Path(os.fsdecode(name)).is_absolute():
+            places.add(str(path.absolute()).removesuffix(os.fsdecode(name)))
+        elif path != Path(os.fsdecode(name)):
+            raise BadInput(f"{home.path} refers to {os.fsdecode(name)!r}, which is not there: copy it there.")
+    if len(places) > 1:
+        raise BadInput(f"The files that {home.path} refers to lie in different folders: copy them beside it.")
+    access, name = h5py.h5p.create(h5py.h5p.DATASET_ACCESS), h5py.h5i.get_name(found)
+    access.set_efile_prefix(os.fsencode(places.pop() if places else "/"))
+    found._close()  # the prefix is taken from the first that opens it
+    return h5py.h5d.open(home.id, name, access)
+
+
+def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> None:
+    """BadInput where a virtual dataset has a source that is not there or must not be read, at any depth."""
+    here = (*above, (home.path.resolve(), name))
+    if len(here) > DEPTH or len(set(here)) < len(here):
+        raise BadInput(f"{name} in {home.path} is virtual, and made of itself or of too many others: copy its values.")
+    count = plan.get_virtual_count()
+    if count > SOURCES:
+        raise BadInput(
+            f"{name} in {home.path} has {count} sources, more than {SOURCES}: copy its values into one file."
+        )
+    known: set[tuple[str, str]] = set()
+    for index in range(count):
+        where, what = plan.get_virtual_filename(index), plan.get_virtual_dsetname(index)
+        if (where, what) not in known:
+            known.add((where, what))
+            _check_source(home, where, what, here)
+
+
+def _check_source(home: Hdf5File, where: str, what: str, here: tuple[tuple[Path, str], ...]) -> None:
+    """One source, or, where its name counts blocks (%b), all that are there."""
+    counted = "%b" in where or "%b" in what
+    for block in range(SOURCES if counted else 1):
+        path, inside = (name.replace("%b", str(block)).replace("%%", "%") for name in (where, what))
+        if counted and block and not _is_there(home, path, inside):
+            return
+        _dataset(home if path == "." else home.other(path), inside, here)
+
+
+def _is_there(home: Hdf5File, path: str, inside: str) -> bool:
+    if path != "." and home.place(path) is None:
+        return False
+    return has(home if path == "." else home.other(path), inside)

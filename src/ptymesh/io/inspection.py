@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.io.limits import amount, free_memory
 from ptymesh.io.preprocess import centroid
 from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
 from ptymesh.measurement import Measurement
 
 #: Arrays for the figure; they are no part of the JSON.
 ARRAYS = ("totals", "mean_pattern", "example_pattern", "odd")
+#: A complex number in single precision.
+SINGLE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,13 @@ def _example(m: Measurement, found: Survey) -> np.ndarray:
 
 
 def _about_scan(s: Summary) -> Iterator[str]:
+    sides = [math.ceil(extent) + pixels for extent, pixels in zip(s.extent_px, s.window, strict=True)]
+    needed, free = SINGLE_BYTES * math.prod(sides), free_memory()
+    if needed > free:
+        yield (
+            f"The scan spans {s.extent_px[0]:.3g} x {s.extent_px[1]:.3g} object pixels, and one slice of the object "
+            f"needs {amount(needed)} ({amount(free)} are free here): check the unit of the positions (positions.unit)."
+        )
     if s.duplicates:
         yield f"{s.duplicates} of {s.views} positions repeat another one; check that the scan was not read twice."
     if s.stray:

@@ -6,16 +6,15 @@ import zipfile
 from pathlib import Path
 from types import ModuleType
 
-import h5py
-
 from ptymesh.errors import BadInput
 from ptymesh.io import cxi, generic, tike
-from ptymesh.io.hdf5 import listing, open_hdf5
+from ptymesh.io.fingerprint import fingerprint
+from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
-from ptymesh.io.staging import fingerprint, npz_members, unpacked
+from ptymesh.io.staging import npz_members, unpacked
 from ptymesh.measurement import Measurement
 
 #: Readers, asked in this order whether a file is theirs.
@@ -61,7 +60,7 @@ def _is_file(path: Path) -> None:
 def _unknown(path: Path, shown: Path) -> str:
     """What can be said about a file that no reader knows."""
     known = " nor ".join(reader.NAME for reader in READERS)
-    if h5py.is_hdf5(path):
+    if is_hdf5(path):
         with open_hdf5(path) as file:
             return f"{shown} is HDF5, but not {known}; name its datasets {IN_KEYS}: it has {listing(file)}."
     if zipfile.is_zipfile(path):

@@ -11,9 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from ptymesh import options
 from ptymesh.geometry import Propagation, Radiation
+from ptymesh.options import FilePath, Reference
 
 
 def _both(value: Any) -> Any:
@@ -21,20 +23,24 @@ def _both(value: Any) -> Any:
     return (value, value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
 
 
+def _several(value: Any) -> Any:
+    """One path, or a list of them."""
+    return (value,) if isinstance(value, str | Path) else value
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
-FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
-ArrayRef = Annotated[str, Field(min_length=1)]
+ArrayRef = Annotated[Reference, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
 
 
-class Options(BaseModel):
+class Options(options.Options):
     """Unknown keys are refused; values are checked once and stay as they are."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class KeyMap(Options):
@@ -93,6 +99,8 @@ class DataOptions(Options):
     Fields:
         path: of the data set, whose format is found by content; or `sample:NAME`, which is fetched (`ptymesh.fetch`).
         keys: dataset names of a generic HDF5 or npz file.
+        follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
+            links, raw storage, sources of virtual datasets).
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
@@ -114,6 +122,7 @@ class DataOptions(Options):
 
     path: FilePath
     keys: KeyMap | None = None
+    follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     dc: Literal["centre", "corner"] | None = None
 
     radiation: Radiation | None = None

@@ -14,6 +14,10 @@ from ptymesh.geometry import Geometry, Pair
 from ptymesh.io.options import PositionOptions, Raster
 from ptymesh.io.scan import RawScan
 
+#: Object pixels along one side, of which no machine can hold the square: 80 PB in single precision.
+MOST_PX = 1e8
+#: So far from zero, double precision still tells a thousandth of a pixel.
+FAR_PX = 2.0**42
 METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 
 
@@ -35,8 +39,9 @@ def stored_positions(raw: RawScan, options: PositionOptions) -> tuple[np.ndarray
             f"positions.raster."
         )
     if len(positions) != count:
-        what = "the raster has" if options.raster is not None else "there are"
-        raise BadInput(f"{raw.name} holds {count} patterns, but {what} {len(positions)} positions; give one for each.")
+        raise BadInput(
+            f"{raw.name} holds {count} patterns, but there are {len(positions)} positions; give one for each."
+        )
     if not np.isfinite(positions).all():
         bad = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
         raise BadInput(
@@ -55,15 +60,35 @@ def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry,
     BadInput as for `stored_positions`, and for metres without a known object pixel.
     """
     positions, unit = stored_positions(raw, options)
-    turned = positions @ turn(options).T
-    if unit == "px":
-        return turned / np.array(ratio)
+    with np.errstate(over="ignore", invalid="ignore"):
+        turned = positions @ turn(options).T
+        if unit == "px":
+            return _within_reason(raw, turned / np.array(ratio), unit)
     if geometry.object_pixel_m is None:
         raise BadInput(
             f"The positions of {raw.name} are in {unit}, but its object pixel is unknown; set data.object_pixel_m, or "
             f"the energy, data.distance_m and data.detector_pixel_m."
         )
-    return turned * METRES[unit] / np.array(geometry.object_pixel_m)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _within_reason(raw, turned * METRES[unit] / np.array(geometry.object_pixel_m), unit)
+
+
+def _within_reason(raw: RawScan, pixels: np.ndarray, unit: str) -> np.ndarray:
+    """The positions; BadInput where no object can be as large as they span, or be told apart so far from zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        y, x = (float(one) for one in pixels.max(axis=0) - pixels.min(axis=0))
+        far = float(np.abs(pixels).max())
+    if not max(y, x) <= MOST_PX:  # True on NaN too
+        raise BadInput(
+            f"The positions of {raw.name}, taken as {unit}, span {y:.3g} x {x:.3g} object pixels, more than any object "
+            f"has: set positions.unit, or correct the object pixel."
+        )
+    if not far <= FAR_PX:
+        raise BadInput(
+            f"The positions of {raw.name}, taken as {unit}, lie {far:.3g} object pixels away from zero, too far to be "
+            f"told apart: subtract their mean, or set positions.unit."
+        )
+    return pixels
 
 
 def turn(options: PositionOptions) -> np.ndarray:
@@ -87,5 +112,10 @@ def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
     step, unit = (raster.step_m, "m") if raster.step_m is not None else (raster.step_px, "px")
     if step is None:
         raise BadInput("A raster needs its step; give positions.raster.step_m or step_px.")
+    if math.prod(shape) != raw.patterns.shape[0]:
+        raise BadInput(
+            f"{raw.name} holds {raw.patterns.shape[0]} patterns, but the raster has {math.prod(shape)} positions; give "
+            f"one for each."
+        )
     index = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, 2)
     return (index - (np.array(shape) - 1) / 2) * np.array(step), unit

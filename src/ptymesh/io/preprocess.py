@@ -9,12 +9,14 @@ Nothing is read here but what finding the centre needs: patterns are prepared as
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
+from ptymesh.io.limits import check_room
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.positions import stored_positions, window_positions
 from ptymesh.io.scan import RawScan
@@ -24,6 +26,11 @@ from ptymesh.measurement import Measurement
 
 #: Patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
+#: No view that was worth keeping had less of the mean incident intensity.
+LEAST_INTENSITY = 1e-9
+_SINGLE = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
+#: Bytes that preparing a scan takes at least: for each view, and for each pixel of the detector.
+VIEW_BYTES, PIXEL_BYTES = 100, 50
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,9 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     shape = stored[0], stored[1]
     if 0 in (count, *shape):
         raise BadInput(f"{data.path} holds patterns of shape {(count, *shape)}; there is nothing to reconstruct.")
+    check_room(VIEW_BYTES * count, f"{data.path} with its {count} views", "use a larger machine, or split the file")
+    detector = f"{data.path} with its detector of {shape[0]} x {shape[1]} pixels"
+    check_room(PIXEL_BYTES * shape[0] * shape[1], detector, "use a larger machine, or crop the file")
     if data.dc is not None:
         raw = replace(raw, centred=data.dc == "centre")
     selected = np.arange(count)[data.views.start : data.views.stop : data.views.step]
@@ -164,9 +174,10 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     stored_at, _ = stored_positions(raw, positions)
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
-    background = (
-        raw.background if data.background is None else detector_array(data.background, "data.background", shape)
-    )
+    if data.background is not None:
+        background: np.ndarray | None = detector_array(data.background, "data.background", shape)
+    else:
+        background = _of_file(raw.background, "background", data, good)
     return Measurement(
         patterns=PreparedSource(
             raw=raw.patterns,
@@ -175,7 +186,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
             window=window,
             good=good_here,
             mask=window.all_of(good_here),
-            dark=_dark(raw, data, window, shape),
+            dark=_dark(raw, data, window, good),
             scale=_scale(data, flat, window, shape),
             saturation=data.saturation,
             invalid="missing" if raw.negative_is_missing else data.invalid,
@@ -211,8 +222,8 @@ def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> n
 def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
     """(H, W) bool of the good pixels, and the flat field."""
     good = np.ones(shape, bool) if raw.mask is None else raw.mask
-    if good.shape != shape:
-        raise BadInput(f"The mask of {data.path} has shape {good.shape}; its patterns are {shape}.")
+    if good.shape != shape or good.dtype != np.bool_:
+        raise BadInput(f"The mask of {data.path} has shape {good.shape} {good.dtype}; its patterns are {shape}.")
     if data.mask is not None:
         given = detector_array(data.mask, "data.mask", shape)
         good = good & ((given != 0) == (data.mask_true == "good"))
@@ -263,16 +274,34 @@ def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
     return round(y), round(x)
 
 
-def _dark(raw: RawScan, data: DataOptions, window: Window, shape: tuple[int, int]) -> np.ndarray | None:
-    if data.dark is not None:
-        dark = detector_array(data.dark, "data.dark", shape)
-    elif raw.dark is not None:
-        dark = raw.dark
-        if dark.shape != shape:
-            raise BadInput(f"The dark pattern of {data.path} has shape {dark.shape}; its patterns are {shape}.")
-    else:
+def _of_file(array: np.ndarray | None, what: str, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
+    """(H, W) that came with the file, zero on bad pixels; BadInput where it is none, or no number on a good one."""
+    if array is None:
         return None
-    return window.gather(dark.astype(np.float32))
+    if array.shape != good.shape or array.dtype.kind not in "buif":
+        raise BadInput(
+            f"The {what} of {data.path} has shape {array.shape} {str(array.dtype)[:60]}; it must hold numbers, one for "
+            f"each pixel of its patterns {good.shape}."
+        )
+    found = np.where(good, array, 0).astype(np.float64)
+    if not np.isfinite(found).all():
+        y, x = (int(i) for i in np.argwhere(~np.isfinite(found))[0])
+        raise BadInput(
+            f"The {what} of {data.path} is {found[y, x]} at pixel ({y}, {x}); mask such pixels (data.mask), or give "
+            f"data.{what}."
+        )
+    return found
+
+
+def _dark(raw: RawScan, data: DataOptions, window: Window, good: np.ndarray) -> np.ndarray | None:
+    if data.dark is not None:
+        dark: np.ndarray | None = detector_array(data.dark, "data.dark", good.shape)
+    else:
+        dark = _of_file(raw.dark, "dark", data, good)
+    if dark is None:
+        return None
+    with np.errstate(over="ignore"):  # what single precision cannot hold is above every count
+        return window.gather(np.clip(dark.astype(np.float32), *_SINGLE))
 
 
 def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tuple[int, int]) -> np.ndarray | None:
@@ -302,12 +331,21 @@ def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray
     values = raw.intensity if data.intensity is None else load_array(data.intensity, "data.intensity").reshape(-1)
     if values is None:
         return None
+    values = np.atleast_1d(values).reshape(-1)
+    if values.dtype.kind not in "buif":
+        raise BadInput(f"The incident intensities of {data.path} are {str(values.dtype)[:60]}; they must be numbers.")
     if len(values) != count:
         raise BadInput(f"There are {len(values)} incident intensities for {count} views; give one for each.")
     values = values[selected].astype(np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         bad = int(np.flatnonzero(~(np.isfinite(values) & (values > 0)))[0])
         raise BadInput(f"The incident intensity of view {selected[bad]} is {values[bad]}; it must be positive.")
+    mean = float(np.mean(values / values.max())) * float(values.max())
+    if not math.isfinite(mean) or float(values.min()) / mean < LEAST_INTENSITY:
+        raise BadInput(
+            f"The incident intensities of {data.path} reach from {values.min():g} to {values.max():g}, which cannot "
+            f"be: correct them, or give data.intensity."
+        )
     return values / values.mean()
 
 

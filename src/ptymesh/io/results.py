@@ -18,11 +18,12 @@ h, w    window pixels
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, ...
     /recipe                 string               the YAML that reproduces the run
     attributes of the file                       final_residual, ptymesh_version, engine, ...
+    attribute xxh3_128 of file and datasets      digests (digests.py), which are checked when the file is read; a file
+                                                 that was changed on purpose is read once they are deleted
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput
+from ptymesh.files import replacing, target_of, writing
+from ptymesh.io import digests, plain
+from ptymesh.io.hdf5 import reading
+from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.parallel.program import on_first_rank
 
 _ARRAYS = {
@@ -43,6 +48,9 @@ _ARRAYS = {
     "opr": "opr/modes",
     "background": "background",
 }
+#: numpy's letters for what each dataset may hold; those that are not named hold real numbers.
+_KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
+REAL = "fiu"
 
 
 @dataclass(frozen=True)
@@ -106,28 +114,32 @@ class Result:
 
         On several ranks the first one writes, and the others return when it has.
 
-        A file that was there before stays whole until that moment. Missing folders are made. tiles: the object, tile by
-        tile, instead of `object`; only the first rank calls it then. Raises BadInput where `path` is a folder,
-        PtymeshError where the disk refuses.
+        A file that was there before stays whole until that moment; where `path` is a link to a file, that one is
+        replaced. Missing folders are made. tiles: the object, tile by tile, instead of `object`; only the first rank
+        calls it then. Raises BadInput where `path` cannot be a file, PtymeshError where the disk refuses.
         """
         path = Path(path)
-        if path.is_dir():
-            raise BadInput(f"{path} is a folder; give the name of a file, such as {path / 'result.h5'}.")
         if tiles is None:
             on_first_rank(lambda: self._save(path, None), str(path))
         else:
             self._save(path, tiles)
 
     def _save(self, path: Path, tiles: ObjectTiles | None) -> None:
-        try:
+        target_of(path)
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _renamed_into(path) as temporary, h5py.File(temporary, "w") as file:
-                self._write(file, tiles)
-                file.flush()
-        except OSError as error:
-            raise PtymeshError(
-                f"{path} could not be written ({error.strerror or error}); check the space and the permissions there."
-            ) from error
+        with replacing(path, self._bytes(tiles)) as temporary, new_hdf5(temporary) as file:
+            self._write(file, tiles)
+            digests.sign(file)
+
+    def _bytes(self, tiles: ObjectTiles | None) -> int:
+        """What the arrays take in the file."""
+        arrays = [getattr(self, name) for name in ("object", "probe", "positions_px", *_ARRAYS)]
+        total = sum(array.nbytes for array in arrays if array is not None)
+        if tiles is not None:
+            height, width = tiles.extent
+            total += len(self.object) * height * width * self.object.itemsize - self.object.nbytes
+        return total
 
     def _write(self, file: h5py.File, tiles: ObjectTiles | None) -> None:
         if tiles is None:
@@ -163,73 +175,94 @@ class Result:
         """
         path = Path(path)
         with _opened(path) as file:
-            pixel = file["object"].attrs.get("pixel_size_m") if "object" in file else None
-            tilt = file["object"].attrs.get("tilt_rad", (0.0, 0.0)) if "object" in file else (0.0, 0.0)
-            history = file.get("history", {})
+            digests.check(file)
+            obj = _array(file, "object")
+            about = file["object"].attrs
+            history = plain.member(file, "history") or {}
             if isinstance(history, h5py.Dataset):
                 raise BadInput(f"/history of {path} is a dataset, not a group; it is not a ptymesh result.")
-            return cls(
-                object=_array(file, "object"),
+            spacing = _numbers(about.get("slice_spacing_m", 0.0), "slice_spacing_m", path, 1, positive=False)[0]
+            found = cls(
+                object=obj,
                 probe=_array(file, "probe"),
                 positions_px=_array(file, "positions_px"),
-                pixel_size_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
-                slice_spacing_m=float(file["object"].attrs.get("slice_spacing_m", 0.0)),
-                tilt_rad=(float(tilt[0]), float(tilt[1])),
-                history={key: _array(history, key) for key in history},
-                recipe=str(_array(file, "recipe")) if "recipe" in file else "",
-                attrs={key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.attrs.items()},
-                **{name: _array(file, key) for name, key in _ARRAYS.items() if key in file},
+                pixel_size_m=_pair(about["pixel_size_m"], "pixel_size_m", path) if "pixel_size_m" in about else None,
+                slice_spacing_m=spacing,
+                tilt_rad=_pair(about.get("tilt_rad", (0.0, 0.0)), "tilt_rad", path),
+                history={key: _array(history, key, REAL + "U") for key in history},
+                recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
+                attrs=_attributes(file),
+                **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
             )
+        found._check(path)
+        return found
+
+    def _check(self, path: Path) -> None:
+        """Raises BadInput where what was read from `path` does not fit together, or is not finite."""
+        views, modes = len(self.positions_px), 0 if self.opr is None else len(self.opr)
+        window = self.probe.shape[-2:]
+        shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window}
+        for name, wanted in shapes.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != wanted:
+                raise BadInput(f"{name} of {path} has shape {array.shape}; it should be {wanted}.")
+        for name in ("object", "probe", "positions_px", *_ARRAYS):
+            array = getattr(self, name)
+            if array is not None and not np.isfinite(array).all():
+                raise BadInput(
+                    f"The {name} of {path} holds values that are not finite; take another result, or run again."
+                )
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
     """The file, open for reading; whatever HDF5 has to say against it becomes one sentence."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder; give the result file in it, such as {path / 'result.h5'}.")
-    if not path.exists():
-        raise BadInput(f"There is no file {path}; check the path.")
-    if not os.access(path, os.R_OK):
-        raise BadInput(f"{path} may not be read; check its permissions.")
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; give the result file in it, such as {path / 'result.h5'}.")
+        if not path.exists():
+            raise BadInput(f"There is no file {path}; check the path.")
+        if not path.is_file():
+            raise BadInput(f"{path} is not a regular file; give the result.h5 of a run.")
+        with path.open("rb"):
+            pass
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); check it.") from error
     if not h5py.is_hdf5(path):
         raise BadInput(f"{path} is not an HDF5 file; give the result.h5 of a run.")
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except BadInput:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        reason = str(error).strip("'\"")
-        raise BadInput(f"{path} is truncated or damaged ({reason}); run again or take an older copy.") from error
+    with reading(str(path), "run again or take an older copy"), h5py.File(path, "r", locking="best-effort") as file:
+        yield file
 
 
-def _array(group: h5py.Group, key: str) -> np.ndarray:
+def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
     """A dataset as numpy array, text as numpy strings."""
-    dataset = group.get(key)
-    if not isinstance(dataset, h5py.Dataset):
+    dataset = plain.dataset(group, key, kinds or _KINDS.get(key, REAL))
+    if dataset is None:
         raise BadInput(f"{group.file.filename} has no /{key}; it is not a ptymesh result: give the result.h5 of a run.")
     if h5py.check_string_dtype(dataset.dtype):
         return np.asarray(dataset.asstr()[()], dtype=np.str_)
-    return np.asarray(dataset[()])
+    found = np.asarray(dataset[()])
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
-@contextmanager
-def _renamed_into(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`: on the disk and renamed when all went well, removed when not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        _to_disk(temporary)
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _attributes(file: h5py.File) -> dict[str, Any]:
+    """Those of the file, as Python's numbers, strings and lists; its digest is not one of them."""
+    found = {key: value for key, value in file.attrs.items() if key != digests.NAME}
+    return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in found.items()}
 
 
-def _to_disk(path: Path) -> None:
-    """fsync a file or a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _pair(value: Any, name: str, path: Path) -> tuple[float, float]:
+    y, x = _numbers(value, name, path, 2, positive=name == "pixel_size_m")
+    return y, x
+
+
+def _numbers(value: Any, name: str, path: Path, count: int, *, positive: bool) -> list[float]:
+    """An attribute of the object that is `count` finite numbers."""
+    array = np.asarray(value)
+    usable = array.dtype.kind in REAL and array.size == count and bool(np.isfinite(array).all())
+    if not usable or (positive and bool((array <= 0).any())):
+        wanted = f"{'a ' if count == 1 else f'{count} '}{'positive ' if positive else ''}number{'s' * (count > 1)}"
+        raise BadInput(f"{name} of {path} is {str(value)[:80]}; it should be {wanted}.")
+    return [float(number) for number in array.reshape(-1)]

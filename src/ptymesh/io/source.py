@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,16 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import CACHE_BYTES, DAMAGE, dataset_of, first_line, open_hdf5
+from ptymesh.io.hdf5 import (
+    CACHE_BYTES,
+    DAMAGE,
+    Hdf5File,
+    dataset_of,
+    first_line,
+    native,
+    open_hdf5,
+    reading,
+)
 
 #: HDF5's chunk cache per dataset where chunks hold a single frame, and there is nothing to keep.
 LEAST_CACHE_BYTES = 1 << 20
@@ -70,8 +79,8 @@ class MappedSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored, in this machine's byte order."""
-        return self._on_disk.newbyteorder("=")
+        """As stored, in this machine's byte order; halves as single, more than double as double precision."""
+        return native(np.empty(0, self._on_disk)).dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         """(len(views), rows, columns)."""
@@ -88,7 +97,8 @@ class MappedSource:
             found = self._map[views, rows, columns]
         if hasattr(self._pages, "madvise"):  # what was copied need not stay in memory
             self._pages.madvise(mmap.MADV_DONTNEED)
-        return found.astype(self.dtype, copy=False)
+        with np.errstate(over="ignore"):
+            return found.astype(self.dtype, copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pid": -1, "_map": np.empty(0), "_pages": None}
@@ -97,11 +107,12 @@ class MappedSource:
 class Hdf5Source:
     """Patterns in an HDF5 dataset, read as sorted hyperslabs, chunk by chunk."""
 
-    def __init__(self, path: Path, dataset: str, axes: str | None = None) -> None:
-        self._path, self.name = path, dataset
+    def __init__(self, path: Path, dataset: str, axes: str | None = None, follow: Sequence[Path] = ()) -> None:
+        self._path, self.name, self._follow = path, dataset, tuple(follow)
         self._pid: int = -1
-        self._file: h5py.File | None = None
-        with open_hdf5(path) as file:
+        self._file: Hdf5File | None = None
+        self._data: h5py.Dataset | None = None
+        with open_hdf5(path, follow=follow) as file, reading(f"{dataset} in {path}"):
             data = dataset_of(file, dataset)
             if axes is None:
                 axes = {3: "nyx", 4: "rcyx"}.get(data.ndim, "")
@@ -111,9 +122,11 @@ class Hdf5Source:
                     f"a raster (rows, columns, y, x)."
                 )
             if data.dtype.kind not in "buif":
-                raise BadInput(f"{dataset} in {path} holds {data.dtype} values; patterns are counts.")
+                raise BadInput(f"{dataset} in {path} holds {str(data.dtype)[:60]} values; patterns are counts.")
+            if 0 not in data.shape and _never_written(data):
+                raise BadInput(f"{dataset} in {path} has shape {data.shape}, but no value was ever written to it.")
             self._axes = axes
-            self._dtype = data.dtype.newbyteorder("=")
+            self._dtype = native(np.empty(0, data.dtype)).dtype
             self._shape, self.raster = _scan_shape(data.shape, axes)
             chunks = data.chunks or (1,) * data.ndim
             self._chunk = int(chunks[axes.index("c" if self.raster else "n")])
@@ -132,7 +145,7 @@ class Hdf5Source:
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored, in this machine's byte order."""
+        """As stored, in this machine's byte order; halves as single, more than double as double precision."""
         return self._dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
@@ -153,7 +166,8 @@ class Hdf5Source:
                 ) from error
             left = [a for a in self._axes if a != "r"]
             block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
-            out[members] = block[self._along(views[members]) - start]
+            with np.errstate(over="ignore"):  # of long doubles, which become infinite, and are refused as such
+                out[members] = block[self._along(views[members]) - start]
         return out
 
     def _along(self, views: np.ndarray) -> np.ndarray:
@@ -175,11 +189,18 @@ class Hdf5Source:
     def _dataset(self) -> h5py.Dataset:
         if self._file is None or self._pid != os.getpid():
             cache = CACHE_BYTES if self.frames_per_chunk > 1 else LEAST_CACHE_BYTES
-            self._file, self._pid = open_hdf5(self._path, cache), os.getpid()
-        return dataset_of(self._file, self.name)
+            self._file, self._pid = open_hdf5(self._path, cache, self._follow), os.getpid()
+            self._data = dataset_of(self._file, self.name)
+        assert self._data is not None
+        return self._data
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pid": -1, "_file": None}
+        return self.__dict__ | {"_pid": -1, "_file": None, "_data": None}
+
+
+def _never_written(data: h5py.Dataset) -> bool:
+    elsewhere = data.is_virtual or data.id.get_create_plist().get_external_count() > 0
+    return not elsewhere and data.id.get_storage_size() == 0
 
 
 def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import hashlib
 import struct
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.cache import Plan, Sink, made, safe_name
+from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.hdf5 import DAMAGE, first_line
 from ptymesh.io.npy import MOST_VALUES, Header, numbers, read_header, read_values
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
@@ -35,19 +35,6 @@ MOST_MEMBERS = 10_000
 PIECE_BYTES = 1 << 20
 #: What zipfile and the decompressors raise of damaged archives; RuntimeError (of DAMAGE) also for encrypted ones.
 ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error)
-
-
-def fingerprint(path: Path) -> str:
-    """Digest of a file's content: all of it up to 64 MiB, else its size and 64 blocks spread over it."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    block = 1 << 20
-    with path.open("rb") as file:
-        starts = range(0, size, block) if size <= 64 * block else np.linspace(0, size - block, 64).astype(int)
-        for start in starts:
-            file.seek(int(start))
-            digest.update(file.read(block))
-    return digest.hexdigest()[:32]
 
 
 def most_of(packed: int) -> int:

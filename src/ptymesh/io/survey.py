@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import ndimage
-from scipy.spatial import ConvexHull, cKDTree
+from scipy.spatial import ConvexHull, QhullError, cKDTree
 
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
@@ -201,5 +201,9 @@ def _hull(points: np.ndarray) -> tuple[float, float]:
     across = centred @ np.array([-along[1], along[0]])
     if len(points) < 3 or np.abs(across).max() < 1e-6 * np.abs(centred).max():
         return 0.0, 2 * float(np.ptp(centred @ along))
-    hull = ConvexHull(points)
-    return float(hull.volume), float(hull.area)  # Qhull's names for two dimensions
+    size = np.abs(centred).max()
+    try:
+        hull = ConvexHull(centred / size)
+    except QhullError:  # so nearly on a line that Qhull cannot tell
+        return 0.0, 2 * float(np.ptp(centred @ along))
+    return float(hull.volume * size**2), float(hull.area * size)  # Qhull's names for two dimensions

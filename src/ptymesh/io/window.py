@@ -11,7 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.limits import check_room
 from ptymesh.io.options import DataOptions
+
+#: What a window takes at least, in a pattern, masks, waves and sums, for each of its detector pixels.
+PIXEL_BYTES = 50
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def axis(
     if centre is not None and not 0 <= centre < n:
         raise BadInput(f"data.centre is at pixel {centre} of an axis of {n}; it must lie on the detector.")
 
+    check_room(16 * binning * total, f"An axis of {total} pixels", "choose a smaller data.pad")
     order = np.arange(n) if centred or not far else np.fft.fftshift(np.arange(n))
     middle = n // 2 if centre is None else centre
     if flip:
@@ -157,7 +162,11 @@ def window_of(
         )
         for k in (0, 1)
     )
-    return Window(y, x, options.transpose, options.bin)
+    found = Window(y, x, options.transpose, options.bin)
+    h, w = found.shape
+    remedy = "choose a smaller data.pad" if options.pad else "crop the patterns (data.crop), or sum pixels (data.bin)"
+    check_room(PIXEL_BYTES * h * w * options.bin**2, f"A window of {h} x {w} pixels", remedy)
+    return found
 
 
 def resampled_probe(probe: np.ndarray, window: Window, *, far: bool, centred: bool) -> np.ndarray:

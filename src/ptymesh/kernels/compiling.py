@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from typing import Any
 import numba
 from numba.core import event
 
+from ptymesh import stopping
 from ptymesh.kernels import (
     compiled,
     compiled_blocks,
@@ -107,9 +109,18 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
             "stdout": subprocess.DEVNULL,
             "stderr": subprocess.DEVNULL,
         }
-        processes = [subprocess.Popen(command, env=environment, **quiet) for _ in range(count)]
-        for process in processes:
-            process.wait()
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def end() -> None:
+            for process in processes:
+                process.kill()
+            shutil.rmtree(claims, ignore_errors=True)
+
+        with stopping.tidying(end):
+            for _ in range(count):
+                processes.append(subprocess.Popen(command, env=environment, **quiet))
+            for process in processes:
+                process.wait()
 
 
 def compile_one(name: str, dtype: str) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from ptymesh.stopping import SIGNALS
+
 #: Set by the launcher: its process id, the file that takes this rank's output, and the rank's cores (numbers with
 #: commas between them; empty for all).
 LAUNCHER, OUTPUT, CORES = "PTYMESH_LAUNCHER_PID", "PTYMESH_RANK_OUTPUT", "PTYMESH_RANK_CORES"
@@ -23,6 +25,7 @@ def launched() -> bool:
 def settle() -> None:
     """Send output where the launcher wants it, and stop (after a checkpoint) should the launcher be killed.
 
+    Signals that came since the launcher started this process were held back, and are acted upon from here on.
     Does nothing in a process that no launcher started.
     """
     global _launched
@@ -37,6 +40,8 @@ def settle() -> None:
         os.sched_setaffinity(0, map(int, cores.split(",")))
     launcher = os.environ.pop(LAUNCHER, "")
     _launched = bool(launcher)
+    if launcher and hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if launcher and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(launcher):  # it died before we asked to be told

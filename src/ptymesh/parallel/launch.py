@@ -25,11 +25,14 @@ from types import FrameType
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.parallel.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.parallel.devices import bindings, memory_nodes, visible_slice
 from ptymesh.parallel.watchdog import AGREED, accuse, read_post, read_verdict
 
+#: More processes than any machine runs well, which a slip of the finger would start.
+MOST_RANKS = 4096
 #: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
 STOP_S, PEERS_S = 600.0, 10.0
 POLL_S = 0.05
@@ -38,7 +41,7 @@ TAIL_LINES, TAILS = 20, 3
 #: Statuses after which starting the ranks again would change nothing.
 FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
 
-_FORWARDED = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, n))
+_FORWARDED = stopping.SIGNALS
 
 
 def launch(
@@ -74,14 +77,14 @@ def launch(
     Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
     (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
     """
-    if ranks < 1:
-        raise BadInput(f"--ranks is {ranks}; give 1 or more.")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
-    logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
-    logs.mkdir(parents=True, exist_ok=True)
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
     with _quiet(), _Signals() as signals:
+        logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
+        logs.mkdir(parents=True, exist_ok=True)
         for attempt in range(max_restarts + 1):
             # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
             store = _store()
@@ -96,7 +99,7 @@ def launch(
             if status in FINAL or watch.asked or attempt == max_restarts:
                 break
             print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
-    _tidy(logs, ranks)
+        _tidy(logs, ranks)
     return status
 
 
@@ -111,15 +114,29 @@ def _attempt(
     command: Sequence[str], environments: dict[int, dict[str, str]], signals: _Signals, store: TCPStore
 ) -> _Watch:
     """Start the ranks and return when all have ended."""
-    context = start_processes(
-        "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
-    )
+    with _held_back():
+        context = start_processes(
+            "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
+        )
     watch = _Watch(context, signals, store)
     try:
         watch.run()
     finally:
         context.close(signal.SIGKILL, timeout=10)
     return watch
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Processes that are started within it get no signal before they can answer it (`child.settle`)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(
@@ -201,6 +218,7 @@ class _Signals:
         self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
             signal.signal(number, self._note)
+        stopping.held()
         return self
 
     def __exit__(self, *_: object) -> None:

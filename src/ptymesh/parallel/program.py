@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from ptymesh.errors import PtymeshError
+from ptymesh import stopping
+from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.parallel.child import launched
 from ptymesh.parallel.place import Place, world
 from ptymesh.parallel.watchdog import Watchdog
@@ -58,13 +59,20 @@ def account_for(error: BaseException) -> str | None:
     """This rank ends with an error: tells the others why, so that they need not wait for it.
 
     Where it has merely lost another rank, returns a sentence about which one failed first, and why. Not collective.
+    Raises Interrupted where that one, or this one, was told to stop.
     """
     global _failed
     if _watchdog is None:
         return None
     _failed = True
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
-        return _watchdog.explain() or f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
+        found = _watchdog.explain()
+        said = found.sentence if found else f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
+        if found and found.stopped:
+            raise Interrupted(said) from error
+        if stopping.requested():
+            raise Interrupted(f"Asked to stop, and then: {said}") from error
+        return said
     if _watchdog.pulse.agreed:
         _watchdog.agree()
     elif getattr(error, "exit_status", 1) == 1:

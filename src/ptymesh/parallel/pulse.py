@@ -2,11 +2,13 @@
 
 The main thread writes plain attributes, which costs nothing; the watchdog's thread reads them (watchdog.py). A move is
 any sign of progress: a chunk swept, a collective left, a phase entered. A rank that makes none for longer than the
-budget of its phase hangs, unless it waits in a collective for another one.
+budget of its phase hangs, unless it waits in a collective for another one. One whose process is stopped or gone is at
+fault in any phase once it has posted nothing for the budget of a batch.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -26,22 +28,33 @@ BUDGETS_S = {
     "script": 3600.0,
 }
 
-#: Environment variable with the budget of a batch, in seconds.
-BATCH_TIMEOUT = "PTYMESH_BATCH_TIMEOUT"
+#: Environment variable with the budget of a batch, in seconds, and what it was called before.
+TIMEOUT, FORMER_TIMEOUT = "PTYMESH_TIMEOUT", "PTYMESH_BATCH_TIMEOUT"
+
+#: No phase but the batch is given less, if its default is not less: to compile, read or save may take its time.
+LEAST_S = 300.0
+#: Phases whose length is not ours: other ranks start when they start, and programs do what they like.
+THEIRS = ("join", "script")
 
 
 def budgets() -> dict[str, float]:
-    """BUDGETS_S, with the batch's from the environment. Raises BadInput where that is not a number of seconds."""
-    given = os.environ.get(BATCH_TIMEOUT)
+    """BUDGETS_S, with the batch's from the environment; the others shrink with it to LEAST_S, and are never shorter.
+
+    Raises BadInput where that is not a number of seconds.
+    """
+    name = FORMER_TIMEOUT if TIMEOUT not in os.environ else TIMEOUT
+    given = os.environ.get(name)
     if given is None:
         return dict(BUDGETS_S)
     try:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
-        raise BadInput(f"{BATCH_TIMEOUT} is {given!r}; give a number of seconds above 0.")
-    return {**BUDGETS_S, "batch": seconds}
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"{name} is {given!r}; give a number of seconds above 0.")
+    share = min(1.0, seconds / BUDGETS_S["batch"])
+    found = {phase: max(seconds, LEAST_S, default * share) for phase, default in BUDGETS_S.items()}
+    return {**found, **{phase: max(seconds, BUDGETS_S[phase]) for phase in THEIRS}, "batch": seconds}
 
 
 @dataclass

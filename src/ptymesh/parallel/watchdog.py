@@ -5,9 +5,12 @@ move for longer than its phase allows reads the pulses of all, and blames by the
 
     behind       ranks that entered fewer collectives than others; where all entered as many, those outside of it
     at fault     a rank behind, once it too is over the budget of *its* phase (a slow save is no fault of a batch)
+    silent       a rank whose pulse stays the same, and whose process is stopped or gone as this machine sees it, or
+                 which is on a machine that cannot be asked: at fault in any phase, which a slow rank is not
     verdict      one sentence in the store; the first one counts. Every rank reads it and ends
 
-The sentence names the rank, the cause and the last checkpoint. A rank that raises posts its own verdict.
+The sentence names the rank, the cause and the last checkpoint. A rank that raises posts its own verdict. A rank that
+was itself kept from running, perhaps with all others (jobs are suspended), counts anew from there.
 """
 
 from __future__ import annotations
@@ -20,16 +23,21 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store
 
+from ptymesh import stopping
+from ptymesh.errors import Interrupted
 from ptymesh.parallel.child import launched
 from ptymesh.parallel.pulse import Pulse
 
 #: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a pulse may be late; after
 #: which a rank that stands still looks at the others; that rank 0 waits for the others at the end.
 TICK_S, GRACE_S, SILENT_S, LOOK_S, LAST_S = 0.5, 3.0, 4.0, 5.0, 10.0
+#: Seconds of silence, at least, after which a rank is at fault whose process cannot be asked for.
+ELSEWHERE_S = 120.0
 
 VERDICT, AGREED, CHECKPOINT = "ptymesh/verdict", "ptymesh/agreed", "ptymesh/checkpoint"
 
@@ -53,6 +61,7 @@ class Post:
     beat: int
     host: str
     pid: int
+    space: str = ""  #: within which process ids mean the same, empty where that is not known
 
     @property
     def place(self) -> str:
@@ -63,14 +72,20 @@ class Post:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is at fault (None: nobody in particular), and a sentence about it."""
+    """Who is at fault (None: nobody in particular), a sentence about it, and the status with which ranks end."""
 
     rank: int | None
     sentence: str
+    status: int = 1
 
     def to_json(self) -> str:
         """For the store."""
-        return json.dumps({"rank": self.rank, "sentence": self.sentence})
+        return json.dumps(self.__dict__)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody is at fault: a rank was told to stop, and has left."""
+        return self.status == Interrupted.exit_status
 
 
 def read_post(store: Store, rank: int) -> Post | None:
@@ -128,6 +143,45 @@ def judge(
     return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did} {post.place}; the others wait for it."
 
 
+def stilled(
+    posts: dict[int, Post | None], silent_s: dict[int, float], timeout_s: float, space: str
+) -> tuple[int, str] | None:
+    """A rank that has been silent for too long, and what is known of it, whatever its phase; None where there is none.
+
+    timeout_s: a batch's budget; space: the reader's own. A process of this machine that is neither stopped nor gone is
+    at work, however long it keeps its pulse from being posted.
+    """
+    for rank, post in posts.items():
+        if post is None or post.phase == "left" or silent_s[rank] <= timeout_s:
+            continue
+        here = bool(space) and post.space == space
+        fate = fate_of(post.pid) if here else "on another machine"
+        if fate and (here or silent_s[rank] > ELSEWHERE_S):
+            did = f"has answered nothing for {silent_s[rank]:.0f} s ({fate}), last heard of in {post.place}"
+            return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did}; the others wait for it."
+    return None
+
+
+def fate_of(pid: int) -> str:
+    """What has befallen a process of this machine: stopped, or gone; empty where it lives."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    except (OSError, IndexError):
+        return ""
+    return {b"T": "stopped", b"t": "stopped", b"Z": "gone", b"X": "gone"}.get(state, "")
+
+
+def pid_space() -> str:
+    """Tells this machine, since it was started, and its name space of processes from any other; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
 class Watchdog(threading.Thread):
     """Posts this rank's pulse, and ends this process once there is a verdict.
 
@@ -140,21 +194,33 @@ class Watchdog(threading.Thread):
         self._done, self._lock = threading.Event(), threading.Lock()
         self._seen: tuple[Any, ...] = ()
         self._since, self._beat = time.monotonic(), 0
+        self._space, self._ticked = pid_space(), time.monotonic()
         self._host, self._beats = socket.gethostname(), dict.fromkeys(range(size), (-1, time.monotonic()))
 
     def run(self) -> None:
         """Until `leave`."""
         while True:
+            self._forgive()
             try:
                 with self._lock:
                     verdict = self._tick()
             except Exception as error:
                 gone = self._idle() > self._budget()
                 verdict = Verdict(0, f"The store of the run has gone, and rank 0 with it ({error}).") if gone else None
+                if stopping.requested():  # all ranks have been
+                    verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
                 self._end(verdict)
+            self._ticked = time.monotonic()
             if self._done.wait(TICK_S):
                 return
+
+    def _forgive(self) -> None:
+        """Once this process was kept from running, perhaps with all others, nobody has been idle for long."""
+        now = time.monotonic()
+        if now - self._ticked > SILENT_S:
+            self._since = now
+            self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}
 
     @property
     def done(self) -> bool:
@@ -186,6 +252,9 @@ class Watchdog(threading.Thread):
             return verdict
         posts, silent_s = self._posts()
         found = judge(posts, silent_s, budget) if idle > budget else None
+        timeout = self.pulse.budgets_s["batch"]
+        if found is None and idle > timeout and (self.pulse.waiting or self.pulse.queued):
+            found = stilled(posts, silent_s, timeout, self._space)
         return accuse(self.store, *found) if found else None
 
     def _budget(self) -> float:
@@ -211,6 +280,7 @@ class Watchdog(threading.Thread):
             self._beat,
             self._host,
             os.getpid(),
+            self._space,
         )
         self.store.set(pulse_key(self.rank), json.dumps(told.__dict__))
 
@@ -229,6 +299,13 @@ class Watchdog(threading.Thread):
         where = f" in {self.pulse.where}" if self.pulse.where else ""
         with contextlib.suppress(Exception), self._lock:
             accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause}.")
+
+    def stopped(self) -> None:
+        """This rank leaves, as it was told to stop: the others need not wait for it, and nobody is at fault."""
+        verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
+        if not self.done:
+            with self._lock:
+                self.store.compare_set(VERDICT, "", verdict.to_json())
 
     def agree(self) -> None:
         """All ranks fail alike: rank 0 says why, and the launcher need not."""
@@ -252,33 +329,37 @@ class Watchdog(threading.Thread):
         finally:
             self.pulse.waiting = False
 
-    def explain(self) -> str | None:
+    def explain(self) -> Verdict | None:
         """Why a collective was broken off: the verdict, or else who has fallen silent; None where nobody knows."""
         try:
             return self._explained()
         except Exception as error:
             said = " ".join(str(error).split())[:100]
-            return f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+            return Verdict(
+                0, f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+            )
 
-    def _explained(self) -> str | None:
+    def _explained(self) -> Verdict | None:
         end = time.monotonic() + SILENT_S
         while time.monotonic() < end:
             with self._lock:
                 verdict = read_verdict(self.store)
                 posts, silent_s = self._posts()
             if verdict:
-                return verdict.sentence
+                return verdict
             time.sleep(TICK_S / 2)
         for rank, post in posts.items():
             if rank != self.rank and post and silent_s[rank] > 4 * TICK_S:
                 what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
                 said = f"Rank {rank} (process {post.pid} on {post.host}) {what}, last heard of in {post.place}."
                 with self._lock:
-                    return accuse(self.store, rank, said).sentence
+                    return accuse(self.store, rank, said)
         return None
 
     def _end(self, verdict: Verdict) -> None:
         """Leaves without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
+        if verdict.stopped:
+            stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
         if not launched() and self.rank == speaker:
             print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)

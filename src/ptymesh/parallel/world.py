@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import nearby, program
 from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
@@ -29,8 +30,8 @@ from ptymesh.parallel.program import reason
 from ptymesh.parallel.pulse import Pulse, budgets
 from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog
 
-#: Torch's own limit for a collective. It knows no phases, so it stands behind all of ours (pulse.BUDGETS_S).
-TIMEOUT = timedelta(hours=2)
+#: Torch's own limit for a collective, in seconds. It knows no phases, so it stands behind all of ours (pulse.budgets).
+TIMEOUT_S = 7200.0
 
 
 @dataclass
@@ -361,18 +362,20 @@ def join(device: str = "auto") -> World:
             raise PtymeshError(f"Rank {place.rank} cannot reach rank 0 at {address} ({reason(error)}).") from error
         _wait_for_all(store, rank, size, patience_s)
         _joins, _store = _joins + 1, store
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"ptymesh/{_joins}", store),
-            rank=rank,
-            world_size=size,
-            timeout=TIMEOUT,
-            device_id=chosen if backend in ("nccl", "xccl") else None,
-        )
-        pulse.phase = "script"
         _watchdog = Watchdog(store.clone(), pulse, rank, size)
         _watchdog.start()
+        stopping.before_leaving(_watchdog.stopped)
         program.enter(place, _watchdog)
+        with pulse.collective():
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"ptymesh/{_joins}", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=max(TIMEOUT_S, 2 * max(pulse.budgets_s.values()))),
+                device_id=chosen if backend in ("nccl", "xccl") else None,
+            )
+        pulse.phase = "script"
     return Ranks(chosen, watchdog=_watchdog)
 
 

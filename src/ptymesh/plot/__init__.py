@@ -1,4 +1,4 @@
-"""Figures: plain arrays in, matplotlib figures out. Nothing here knows of ranks, recipes or files.
+"""Figures: plain arrays in, matplotlib figures out. Nothing here knows of ranks or recipes.
 
 figure = plot.object_figure(result.object, result.pixel_size_m)
 figure.savefig("object.png")
@@ -11,6 +11,7 @@ from ptymesh.plot.patterns import patterns_figure
 from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.probes import powers_percent, probe_figure
 from ptymesh.plot.progress import history_figure
+from ptymesh.plot.saving import save_figure
 from ptymesh.plot.scaling import scaling_figure
 from ptymesh.plot.scan import coverage_figure, positions_figure
 from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
@@ -27,6 +28,7 @@ __all__ = [
     "powers_percent",
     "probe_figure",
     "probe_tiffs",
+    "save_figure",
     "save_tiff",
     "scaling_figure",
     "slices_figure",

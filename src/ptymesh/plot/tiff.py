@@ -7,11 +7,13 @@ H, W    object pixels
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import tifffile
 
+from ptymesh.files import replacing
 from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import Pixel
 
@@ -24,7 +26,8 @@ def save_tiff(path: str | Path, image: np.ndarray, pixel_size_m: Pixel = None, d
     """
     pages = image if image.ndim == 3 else image[None]
     about = {"values": description, "pixel_size_m": pixel_size_m}
-    with tifffile.TiffWriter(path) as file:
+    packed = BytesIO()  # so that what the system refuses is told with its number
+    with tifffile.TiffWriter(packed) as file:
         for page in pages:
             file.write(
                 np.ascontiguousarray(page, dtype=np.float32),
@@ -35,6 +38,8 @@ def save_tiff(path: str | Path, image: np.ndarray, pixel_size_m: Pixel = None, d
                 resolution=None if pixel_size_m is None else (0.01 / pixel_size_m[1], 0.01 / pixel_size_m[0]),
                 resolutionunit="NONE" if pixel_size_m is None else "CENTIMETER",
             )
+    with replacing(path, packed.getbuffer().nbytes, durable=False) as temporary:
+        temporary.write_bytes(packed.getbuffer())
 
 
 def object_tiffs(

@@ -25,6 +25,7 @@ import torch
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK
+from ptymesh.files import replacing
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import device_for
 from ptymesh.parallel.world import Solo
@@ -214,10 +215,8 @@ class Measured:
 def save(path: Path, about: dict[str, Any], speeds: list[Speed]) -> None:
     """All numbers as JSON. Raises BadInput where the file cannot be written."""
     text = json.dumps({**about, "cases": [asdict(speed) for speed in speeds]}, indent=1)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); check its folder.") from error
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def spread(scan: Measurement, side: int) -> Measurement:

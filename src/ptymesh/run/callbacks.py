@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from ptymesh.errors import BadInput
+from ptymesh.files import target_of
 from ptymesh.parallel.devices import memory_nodes, say_cpus
+from ptymesh.run import started
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -70,13 +74,25 @@ class FreshStart(Watcher):
     Only when it starts: a run that is refused has touched nothing.
     """
 
+    _out: Path | None = None
+
     def start(self, run: RunInfo) -> None:
         """Unless this run goes on with that checkpoint."""
+        self._out = run.out
         if run.out is None or run.resumed:
             return
         (run.out / "result.h5").unlink(missing_ok=True)
         if (run.out / "checkpoint").exists():
             shutil.rmtree(run.out / "checkpoint")
+
+    def saved(self, path: Path) -> None:
+        """From here on there is something to go on from (checkpoint/), or nothing left to do (result.h5)."""
+        started.forget(path.parent)
+
+    def finish(self, outcome: str) -> None:
+        """What diverges would do so again."""
+        if outcome == "diverged" and self._out is not None:
+            started.forget(self._out)
 
 
 class Clock:
@@ -204,18 +220,14 @@ class LogFile(Watcher):
     """out/log.txt: what ran where, every epoch, every file written, with the time of each."""
 
     def __init__(self) -> None:
-        self._file: TextIO | None = None
+        self._lines: Lines | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the log (a resumed run goes on with it) and describe run and machine."""
         if run.out is None:
             return
-        run.out.mkdir(parents=True, exist_ok=True)
-        path = run.out / "log.txt"
-        if not run.resumed:
-            path.unlink(missing_ok=True)
-        self._file = path.open("a", encoding="utf-8")  # ranks that fail append their tracebacks
-        for line in (*environment(run), *opening(run)):
+        self._lines = Lines(run.out / "log.txt", anew=not run.resumed)
+        for line in (*environment(run), *opening(run), *([run.note] if run.note else [])):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:
@@ -233,14 +245,13 @@ class LogFile(Watcher):
 
     def close(self) -> None:
         """Close the file, however the run ended."""
-        if self._file:
-            self._file.close()
-            self._file = None
+        if self._lines:
+            self._lines.close()
+            self._lines = None
 
     def _write(self, line: str) -> None:
-        if self._file:
-            self._file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}\n")
-            self._file.flush()
+        if self._lines:
+            self._lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}")
 
 
 def environment(run: RunInfo) -> list[str]:
@@ -270,28 +281,21 @@ class MetricsFile(Watcher):
     """
 
     def __init__(self) -> None:
-        self._file: TextIO | None = None
+        self._lines: Lines | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the file, cut back to `run.done_epochs` lines."""
-        if run.out is None:
-            return
-        run.out.mkdir(parents=True, exist_ok=True)
-        path = run.out / "metrics.jsonl"
-        if run.resumed and path.exists():
-            _cut_back(path, run.done_epochs)
-        self._file = path.open("a" if run.resumed else "w", encoding="utf-8")
+        if run.out is not None:
+            self._lines = Lines(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
 
     def epoch(self, report: EpochReport) -> None:
         """One line, on disk when this returns."""
-        if not self._file:
-            return
         row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
             row[name] = value if math.isfinite(value) else None
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        if self._lines:
+            self._lines.add(json.dumps(row))
 
     def finish(self, outcome: str) -> None:
         """Close the file."""
@@ -299,18 +303,65 @@ class MetricsFile(Watcher):
 
     def close(self) -> None:
         """Close the file, however the run ended."""
-        if self._file:
-            self._file.close()
+        if self._lines:
+            self._lines.close()
+            self._lines = None
+
+
+class Lines:
+    """A text file that grows line by line; what is written about a run is not worth losing the run.
+
+    Where the disk refuses a line, that is said once on stderr, and the file ends with the last whole line.
+
+    anew: an earlier file goes; keep: so many of its lines stay, all where None. Raises BadInput where it cannot be
+    opened, before anything is done.
+    """
+
+    def __init__(self, path: Path, *, anew: bool, keep: int | None = None) -> None:
+        self.path = path
+        target_of(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if anew:
+                path.unlink(missing_ok=True)
+            elif keep is not None and path.exists():
+                _cut_back(path, keep)
+            # ranks that fail append their tracebacks to the log
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written ({error.strerror}); make room, or mend its folder.") from error
+
+    def add(self, line: str) -> None:
+        """One more line."""
+        if self._file is None:
+            return
+        data, before, done = f"{line}\n".encode(), 0, 0
+        try:
+            before = os.fstat(self._file).st_size
+            while done < len(data):
+                done += os.write(self._file, data[done:])
+        except OSError as error:
+            with suppress(OSError):
+                if os.fstat(self._file).st_size == before + done:
+                    os.ftruncate(self._file, before)
+            self.close()
+            sentence = f"{self.path} cannot be written any more ({error.strerror}); the run goes on without it."
+            print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
             self._file = None
 
 
 def _cut_back(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines; what a kill left of the last one goes."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epochs]
-    whole = [line for line in lines if line.endswith("\n")]
-    temporary = path.with_suffix(".new")
-    temporary.write_text("".join(whole), encoding="utf-8")
-    os.replace(temporary, path)
+    whole, place = path.read_bytes(), 0
+    for _ in range(epochs):
+        place = whole.find(b"\n", place) + 1 or place
+    os.truncate(path, place)
 
 
 def _left(clock: Clock) -> str:

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from ptymesh import plot
 from ptymesh.compare import illuminated, illumination
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput
+from ptymesh.files import writing
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
@@ -57,22 +58,21 @@ def write_figures(
         tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
 
-    Returns the paths written. Raises PtymeshError where the disk refuses.
+    Returns the paths written. Raises BadInput where the folder cannot be written to, or a name is taken by what is no
+    file, PtymeshError where the disk refuses.
     """
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
     written = []
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in _figures(result, light, patterns):
             path = folder / f"{prefix}{name}.{suffix}"
-            figure.savefig(path)
+            plot.save_figure(figure, path)
             written.append(path)
         if tiff:
             written += plot.object_tiffs(folder, result.object, result.pixel_size_m, illuminated(light, 0.05), prefix)
             written += plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
-    except OSError as error:
-        raise PtymeshError(f"Figures cannot be written to {folder} ({error.strerror}); give another folder.") from error
     return written
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ptymesh import stopping
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.parallel.devices import Later
@@ -177,6 +178,7 @@ class Loop:
             if vary:
                 variable.after_batch(engine.probe, problem, state.estimate, epoch)
             state.batch += 1
+            stopping.held()  # before a process's first batch it has nothing to lose
             views += len(batch)
             state.epoch_seconds = time.perf_counter() - began
             if self.callbacks:

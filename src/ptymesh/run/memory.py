@@ -6,24 +6,58 @@ over ranks that it had received by then are given to it again (parallel.world.Re
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import MutableMapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ptymesh.engines import Engine
-from ptymesh.errors import PtymeshError
-from ptymesh.estimate import Estimate
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.estimate import REACH, Estimate
+from ptymesh.io.limits import free_memory
+from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import free_bytes
 from ptymesh.parallel.patterns import size
-from ptymesh.parallel.world import Record
+from ptymesh.parallel.world import Record, World
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
+from ptymesh.run.initial import frame
 
 #: Tensors of the estimate that a step may change.
 _MOVING = ("object", "probe", "positions", "weights", "background", "opr")
 #: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
 _WAVES, _FIELDS = 10, 4
+#: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
+_LEAST_REALS = 5
+
+
+def check_object(
+    world: World,
+    scan: Measurement,
+    slices: int,
+    dtype: torch.dtype,
+    layout: Literal["auto", "replicated", "tiled"],
+    margin_px: int,
+) -> None:
+    """Raises BadInput where the object of this scan cannot fit into this rank's share of the memory, however it is
+    cut: before anything of its size is allocated."""
+    height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
+    whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
+    needed = whole if layout == "replicated" else whole // world.size
+    if world.device.type == "cuda":
+        free = int(torch.cuda.get_device_properties(world.device).total_memory)
+    else:
+        free = free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if needed > free:
+        y, x = (float(side) for side in scan.positions.max(axis=0) - scan.positions.min(axis=0))
+        sliced = f" in {slices} slices" if slices > 1 else ""
+        raise BadInput(
+            f"The positions of {scan.name} span {y:.4g} x {x:.4g} object pixels, and an object of {height} x {width} "
+            f"pixels{sliced} needs {size(needed)} on each of {world.size} ranks, which have {size(free)}: check "
+            f"positions.unit and the object pixel, or use more memory, ranks or layout: tiled."
+        )
 
 
 def ran_out(error: BaseException) -> bool:

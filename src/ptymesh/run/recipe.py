@@ -16,7 +16,6 @@ folder.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,34 +24,39 @@ import yaml
 from pydantic import (
     BaseModel,
     ByteSize,
-    ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from ptymesh.engines import REFUSED, Engine, offered
+from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
-from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
-from ptymesh.run.sentences import sentence, shown, unknown_word
+from ptymesh.options import FilePath
+from ptymesh.paths import usable
+from ptymesh.run.sentences import sentence, shown, shown_key, unknown_word
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
 
+#: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
+MOST_STAGES = 200
+
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
-    *(f"data.{name}" for name in ("path", "mask", "dark", "flat", "gain", "background", "intensity")),
+    *(f"data.{name}" for name in ("path", "follow", "mask", "dark", "flat", "gain", "background", "intensity")),
     "object.initial",
     "probe.start.path",
 )
 
 
-class OutputOptions(BaseModel):
+class OutputOptions(Options):
     """Recipe key `output`: what is written, and where.
 
     Fields:
@@ -61,10 +65,8 @@ class OutputOptions(BaseModel):
         figures: draw PNG figures at the end. tiff: write object and probe as TIFF with them.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dir: Path = Path("out")
-    checkpoint_every: PositiveInt = 10
+    dir: FilePath = Path("out")
+    checkpoint_every: Count = 10
     checkpoint_minutes: PositiveFloat = 10.0
     figures: bool = True
     tiff: bool = False
@@ -76,27 +78,27 @@ class OutputOptions(BaseModel):
         return self
 
 
-class Recipe(BaseModel):
+class Recipe(Options):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
 
+    fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
     memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (patterns.Room).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
     deterministic: bool = False
+    fingerprint: Literal["sample", "all"] = "sample"
     hold_out: float = Field(0.0, ge=0, lt=0.5)
     layout: Literal["auto", "replicated", "tiled"] = "auto"
     memory_budget: ByteSize | None = Field(None, gt=0)
-    scratch: Path | None = None
+    scratch: FilePath | None = None
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
-    stages: list[Engine] = Field(default_factory=lambda: [_engine("stages.0", stage) for stage in DEFAULT_STAGES])
+    stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()
 
     @field_validator("stages", mode="before")
@@ -106,8 +108,10 @@ class Recipe(BaseModel):
             return stages
         if not stages:
             raise BadInput("stages is an empty list; give at least one, such as {engine: rpie, epochs: 50, batch: 64}.")
+        if len(stages) > MOST_STAGES:
+            raise BadInput(f"stages has {len(stages)} items; give at most {MOST_STAGES}.")
         return [
-            stage if isinstance(stage, Engine) else _engine(f"stages.{index}", stage)
+            stage if isinstance(stage, Engine) else engine_of(f"stages.{index}", stage)
             for index, stage in enumerate(stages)
         ]
 
@@ -170,14 +174,11 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any]:
     """The keys in a YAML file, which is to be one of `model`. Raises BadInput, UnicodeDecodeError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"The {what} {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
-    return _mapping(text, f"The {what} {path}", model)
+    return _mapping(text_of(path, what), f"The {what} {path}", model)
 
 
-def _engine(path: str, stage: Any) -> Engine:
+def engine_of(path: str, stage: Any) -> Engine:
+    """The engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if not isinstance(stage, dict):
         raise BadInput(f"{path} is {shown(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
@@ -195,35 +196,8 @@ def _engine(path: str, stage: Any) -> Engine:
         raise BadInput(sentence(error, options, engine, path)) from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe loader that reads 3e5 as a number, and refuses a key given twice (YAML would silently take the last)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                problem = f"the key {key!r} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def _yaml(text: str, what: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise BadInput(f"{what} is not valid YAML: {error.problem} (line {line}); mend that line.") from error
-    except yaml.YAMLError as error:
-        raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())}); mend it.") from error
-
-
 def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, Any]:
-    raw = _yaml(text, what)
+    raw = parsed(text, what)
     if not isinstance(raw, dict):
         found = "is empty" if raw is None else f"holds {shown(raw)}"
         raise BadInput(f"{what} {found}; it should hold keys: {', '.join(model.model_fields)}.")
@@ -237,8 +211,17 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
         options: Any = raw
         for group in groups:
             options = options.get(group) if isinstance(options, dict) else None
-        if isinstance(options, dict) and isinstance(options.get(name), str) and not _is_name(options[name]):
-            options[name] = str((folder / Path(options[name]).expanduser()).absolute())
+        found = options.get(name) if isinstance(options, dict) else None
+        if isinstance(found, str):
+            options[name] = _absolute(found, folder, key)
+        elif isinstance(found, list):
+            options[name] = [_absolute(one, folder, key) if isinstance(one, str) else one for one in found]
+
+
+def _absolute(value: str, folder: Path, key: str) -> str:
+    if _is_name(value):
+        return value
+    return str((folder / (usable(value, key) if value.startswith("~") else value)).absolute())
 
 
 def _is_name(value: str) -> bool:
@@ -250,8 +233,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
     """Apply one `a.b.0.c=VALUE`."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
-        raise BadInput(f"--set {override!r} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
-    put(raw, key.strip(), _yaml(text, f"The value of --set {override!r}"), "--set")
+        raise BadInput(f"--set {shown(override)} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
+    put(raw, key.strip(), parsed(text, f"The value of --set {shown(override)}"), "--set")
 
 
 def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
@@ -260,6 +243,8 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
     said: where the key was given, for messages. Raises BadInput where it goes through what is no group or list.
     """
     parts = key.split(".")
+    if len(parts) > DEEPEST:
+        raise BadInput(f"{said} {shown(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
     if parts[0] == "stages" and raw.get("stages") is None:
         raw["stages"] = [dict(stage) for stage in DEFAULT_STAGES]
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
@@ -281,10 +266,11 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
 
 
 def _item(items: list[Any], part: str, above: str, value: Any, last: bool) -> Any:
-    if not part.isdecimal() or int(part) > len(items):
+    if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
         where = above.rpartition(" ")[2]
         raise BadInput(
-            f"{above}.{part} is not an item of {where}, which has {len(items)}; count from 0 to {len(items) - 1}."
+            f"{above}.{shown_key(part)} is not an item of {where}, which has {len(items)}; count from 0 to "
+            f"{len(items) - 1}."
         )
     index = int(part)
     if index == len(items):

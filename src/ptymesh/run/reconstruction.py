@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
-from ptymesh.io import load_measurement
+from ptymesh.io import identity, load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
+from ptymesh.options import plain
 from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.place import world
@@ -33,25 +34,33 @@ from ptymesh.parallel.program import on_first_rank
 from ptymesh.parallel.room import Room
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import World, join
+from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
+from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
+from ptymesh.run.memory import check_object
 from ptymesh.run.plan import ALONE, decide, scan_of
+from ptymesh.run.recipe import engine_of
 from ptymesh.run.reports import EpochReport, Traffic
-from ptymesh.run.sentences import sentence
+from ptymesh.run.sentences import sentence, shown
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
 
+#: A stage as Python gives it: an engine, or the dict that a recipe would have.
+Stage = Engine | dict[str, Any]
+Reports = Iterator[EpochReport]
+
 
 class Reconstruction:
     """A scan, what is being solved for, and the engines' memories between calls of `run`.
 
     Args:
-        scan: what `ptymesh.load` returned.
+        scan: what `ptymesh.load` returned, or the path that it would be given.
         object, probe: initial guesses, as options or as a dict of a recipe's keys; `probe_modes` is short for
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
@@ -63,14 +72,14 @@ class Reconstruction:
             what fits, and what is expected to be faster, for the engine `planned` (default Adam).
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
-        saved: a checkpoint to go on from.
+        saved: a checkpoint to go on from; other_data: even if it was made with other data than `scan`.
 
-    Raises BadInput where options and scan do not fit.
+    Raises BadInput where options and scan do not fit, or the scan is not that of the checkpoint.
     """
 
     def __init__(
         self,
-        scan: Measurement,
+        scan: Measurement | str | Path,
         *,
         probe_modes: int | None = None,
         object: ObjectOptions | dict[str, Any] | None = None,
@@ -85,13 +94,22 @@ class Reconstruction:
         memory_budget: int | str | None = None,
         scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
+        other_data: bool = False,
     ) -> None:
         if precision not in ("single", "double"):
             raise BadInput(f"precision is {precision!r}; give single or double.")
+        scan, seed = _scan(scan), _seed(seed)
         object_options = object if isinstance(object, ObjectOptions) else _options(ObjectOptions, object, "object")
         probe_options = probe if isinstance(probe, ProbeOptions) else _options(ProbeOptions, probe, "probe")
         if probe_modes is not None:
-            probe_options = probe_options.model_copy(update={"modes": probe_modes})
+            probe_options = _options(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
+        if subpixel not in get_args(Subpixel):
+            raise BadInput(f"subpixel is {subpixel!r}; give {' or '.join(get_args(Subpixel))}.")
+        if not isinstance(device, str | World):
+            raise BadInput(f"device is {device!r}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
+        if planned is not None and not isinstance(planned, Engine):
+            raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
+        room = _room(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
@@ -99,6 +117,9 @@ class Reconstruction:
         #: What this rank has handed over within the batches of the last loop that was noted here.
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
+        self._identity: dict[str, str] = {}
+        if saved is not None and not other_data and "data" in saved.meta:
+            self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = torch.complex64 if precision == "single" else torch.complex128
         model = Model.for_geometry(
             scan.geometry,
@@ -109,15 +130,15 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
+        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX))
         if layout == "auto" and saved is not None and self.world.size > 1:
-            layout, self.layout_why = saved.meta["run"]["layout"], "as before"
+            layout, self.layout_why = counters_of(saved.meta).layout, "as before"
         if layout == "auto" and self.world.size == 1:
             layout, self.layout_why = ALONE
         if layout == "auto":
             frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved)
-        room = _room(memory_budget, scratch)
         with one_thread(deterministic), self.world.pulse.doing("read"):
             self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
             if saved is not None:
@@ -146,9 +167,15 @@ class Reconstruction:
         if name == "replicated":
             return Replicated(self.world, scan.positions)
         made = Tiled(self.world, scan.positions, scan.window)
-        if saved is not None and saved.ranks == self.world.size and saved.meta["run"]["layout"] == "tiled":
+        if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
             made.assign(saved.owner)  # where views had gone to
         return made
+
+    def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
+        """Digests by which a checkpoint tells whether it is given the same scan again. Collective."""
+        if self._identity.get("extent") != extent:
+            self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
+        return self._identity
 
     def close(self) -> None:
         """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
@@ -168,13 +195,21 @@ class Reconstruction:
         """The loop over what is left of `stages`; `watch` as in `Loop`."""
         return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
-    def run(self, engine: Engine, epochs: int | None = None, batch: int | None = None) -> Iterator[EpochReport]:
-        """Runs one more stage, yielding after each epoch; an engine used before goes on with its memory.
+    def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
+        """Runs one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
 
-        epochs, batch: instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
+        engine: an engine, or a dict as in a recipe, {"engine": "rpie", "epochs": 50}; or a list of them. epochs, batch:
+        instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
         """
         changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
-        stage = _options(type(engine), {**engine.model_dump(), **changes}, engine.name)
+        stages = stages_of(engine)
+        return self._run([_options(type(one), {**one.model_dump(), **changes}, one.name) for one in stages])
+
+    def _run(self, stages: Sequence[Engine]) -> Reports:
+        for stage in stages:
+            yield from self._stage(stage)
+
+    def _stage(self, stage: Engine) -> Reports:
         for index, earlier in enumerate(self.stages):
             if earlier.name == stage.name:
                 self.state.engines[len(self.stages)] = self.state.engines.get(index, {})
@@ -278,14 +313,15 @@ class Reconstruction:
     def plot(self, path: str | Path | None = None) -> Any:
         """Figure of the object as it is now; also written to `path` if one is given.
 
-        On several ranks, all have the figure, but only the first one's `savefig` writes.
+        On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput
+        where `path` cannot be written, such as in a folder that is not there.
         """
-        from ptymesh.plot import object_figure
+        from ptymesh.plot import object_figure, save_figure
 
         with self.world.pulse.doing("report"):
             figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
             if path is not None:
-                on_first_rank(lambda: figure.savefig(path), str(path))
+                on_first_rank(lambda: save_figure(figure, path), str(path))
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
@@ -293,10 +329,12 @@ class Reconstruction:
 
 def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
     try:
-        found = TypeAdapter(ByteSize | None).validate_python(budget)
-    except ValidationError as error:
+        found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
+    except (ValidationError, OverflowError) as error:
         raise BadInput(f"memory_budget is {budget!r}; give a size, such as 500MB or 4GB.") from error
-    return Room(found, None if scratch is None else Path(scratch))
+    if isinstance(budget, bool) or (found is not None and found <= 0):
+        raise BadInput(f"memory_budget is {budget!r}; give a size above 0, such as 500MB or 4GB.")
+    return Room(found, None if scratch is None else usable(scratch, "scratch"))
 
 
 Group = TypeVar("Group", bound=BaseModel)
@@ -304,10 +342,37 @@ Group = TypeVar("Group", bound=BaseModel)
 
 def _options(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
     """The model of these options; raises BadInput with one sentence about the first thing to mend."""
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise BadInput(f"{key} is of type {type(given).__name__}; give a dict with keys of a recipe's {key}.")
     try:
-        return model(**(given or {}))
+        return model.model_validate(given)
     except ValidationError as error:
-        raise BadInput(sentence(error, given or {}, model, key)) from error
+        raise BadInput(sentence(error, given, model, key)) from error
+
+
+def _scan(given: Any) -> Measurement:
+    """What is to be reconstructed: a Measurement, or the path of one."""
+    if isinstance(given, Measurement):
+        return given
+    if isinstance(given, str | Path):
+        return load(given)
+    raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
+
+
+def _seed(given: Any) -> int:
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
+        raise BadInput(f"seed is {shown(given)}; give a whole number from 0 on, below 2**63.")
+    return int(given)
+
+
+def stages_of(given: Any) -> list[Engine]:
+    """Engines out of one, a dict of a recipe's stage, or a list of them. Raises BadInput, also where there is none."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise BadInput("There is no stage; give at least one, such as ptymesh.RPIE(epochs=50).")
+    return [one if isinstance(one, Engine) else engine_of(f"stages.{i}", one) for i, one in enumerate(several)]
 
 
 def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
@@ -316,14 +381,15 @@ def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any)
     positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
     """
     where = _options(PositionOptions, positions, "positions")
-    return load_measurement(_options(DataOptions, {"path": Path(path), **data}, "data"), where)
+    return load_measurement(_options(DataOptions, {"path": path, **data}, "data"), where)
 
 
-def reconstruct(scan: Measurement, stages: Sequence[Engine] | Engine | None = None, **options: Any) -> Result:
+def reconstruct(
+    scan: Measurement | str | Path, stages: Sequence[Stage] | Stage | None = None, **options: Any
+) -> Result:
     """Runs all stages (default: Adam, 75 epochs) and returns the result; options as in `Reconstruction`."""
-    stages = [stages] if isinstance(stages, Engine) else [Adam(epochs=75)] if stages is None else list(stages)
+    engines = [Adam(epochs=75)] if stages is None else stages_of(stages)
     recon = Reconstruction(scan, **options)
-    for stage in stages:
-        for _ in recon.run(stage):
-            pass
+    for _ in recon.run(engines):
+        pass
     return recon.result()

@@ -15,7 +15,8 @@ class RunInfo:
 
     stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
     out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
-    patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why.
+    patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why;
+    note: what was found damaged in the checkpoint, for the log.
     """
 
     stages: list[tuple[str, int, int]]
@@ -31,6 +32,7 @@ class RunInfo:
     done_epochs: int
     patterns: str = ""
     layout: str = ""
+    note: str = ""
 
     @property
     def total_epochs(self) -> int:

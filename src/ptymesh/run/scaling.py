@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.files import replacing, writing
 from ptymesh.io.results import Result
 from ptymesh.parallel.launch import cores, launch
 
@@ -199,12 +200,14 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def save(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     """Writes scaling.json and scaling.png into the folder."""
-    from ptymesh.plot import scaling_figure
+    from ptymesh.plot import save_figure, scaling_figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     numbers, picture = folder / "scaling.json", folder / "scaling.png"
-    numbers.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    scaling_figure(found["rows"], found["trials"], _title(found)).savefig(picture)
+    with writing(numbers):
+        folder.mkdir(parents=True, exist_ok=True)
+    with replacing(numbers) as temporary:
+        temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    save_figure(scaling_figure(found["rows"], found["trials"], _title(found)), picture)
     return numbers, picture
 
 

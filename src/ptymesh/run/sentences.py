@@ -38,7 +38,7 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     errors = error.errors(include_url=False)
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     keys = _keys(first, data)
-    path = ".".join([*([prefix] if prefix else []), *map(str, keys)])
+    path = ".".join([*([prefix] if prefix else []), *map(shown_key, keys)])
     if first["type"] == "extra_forbidden":
         return unknown_key(path, known_keys(model, first["loc"][:-1]))
     if first["type"] == "missing":
@@ -58,6 +58,12 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     wanted = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
     words = [word for e in same for word in _words(e)]
     return f"{path or 'The recipe'} is {shown(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
+
+
+def shown_key(key: Any) -> str:
+    """A key as it stands in a message: one that nobody would write is quoted and shortened."""
+    text = str(key)
+    return text if text and text.isprintable() and len(text) <= 60 else shown(text)
 
 
 def unknown_key(path: str, known: Iterable[str]) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ptymesh.errors import Diverged, Interrupted
+from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
 from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
+from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
@@ -35,40 +39,77 @@ def run_recipe(
     *,
     device: str = "auto",
     resume: bool = False,
+    other_data: bool = False,
     callbacks: Sequence[Callback] = (),
+    held: ExitStack | None = None,
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
-    Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
+    other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
+    is to be written there after the run. Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted
+    (after a checkpoint).
     """
-    with StopSignal() as stop:  # from the beginning: a signal while the data are read stops the run after a batch
+    with ExitStack() as own, StopSignal() as stop:  # a signal while the data are read stops the run after a batch
         world = join(device)
         try:
-            return _run(recipe, world, resume, callbacks if world.rank == 0 else (), stop)
+            fence = _hold(world, recipe.output.dir, own if held is None else held)
+            return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
         finally:
             world.close()
 
 
-def _run(recipe: Recipe, world: World, resume: bool, callbacks: Sequence[Callback], stop: StopSignal) -> Outcome:
+def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+    """Rank 0 has the folder's lock from here on, and what looks after it; or no rank goes on."""
+    failure: Exception | None = None
+    fence: list[Callback] = []
+    try:
+        if world.rank == 0:
+            fence.append(Fence(held.enter_context(hold(folder))))
+        elif lock := share(folder):
+            held.callback(lock.close)
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "taking the output folder")
+    return fence
+
+
+def _run(
+    recipe: Recipe, world: World, resume: bool, other_data: bool, callbacks: Sequence[Callback], stop: StopSignal
+) -> Outcome:
     out = Path(recipe.output.dir)
+    saved, failure = None, None
+    try:
+        target_of(out / "result.h5")
+    except BadInput as error:
+        failure = error
+    world.all_well(failure, "looking at the output folder")
     with world.pulse.doing("read"):
-        recon = reconstruction(recipe, world, out / "checkpoint" if resume else None)
+        if resume:
+            saved = _checkpoint(out / "checkpoint", world)
+        recon = reconstruction(recipe, world, saved, other_data=other_data)
     with closing(recon):
         with world.pulse.doing("read"):
-            info = _info(recipe, recon, out, resume)
+            data = recon.identity(recipe.fingerprint)
+            info = _info(recipe, recon, out, resume, saved.note if saved else "")
             _start(world, callbacks, info)
         if resume:
             _tell_checkpoint(recon, out)
-        return _carry_out(recipe, recon, out, callbacks, stop)
+        about = {"recipe": recipe.to_yaml(), "seed": recipe.seed, "data": data}
+        return _carry_out(recipe, recon, out, about, callbacks, stop)
 
 
 def _carry_out(
-    recipe: Recipe, recon: Reconstruction, out: Path, callbacks: Sequence[Callback], stop: StopSignal
+    recipe: Recipe,
+    recon: Reconstruction,
+    out: Path,
+    about: dict[str, Any],
+    callbacks: Sequence[Callback],
+    stop: StopSignal,
 ) -> Outcome:
     folder, world = out / "checkpoint", recon.world
 
     def save() -> None:
-        recon.state.save(folder, loop.problem, {"recipe": recipe.to_yaml(), "seed": recipe.seed})
+        recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
         world.barrier()  # so that a rank lost right after this is told of with this checkpoint
         for callback in callbacks:
@@ -119,12 +160,28 @@ def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
     )
 
 
-def reconstruction(recipe: Recipe, world: World, folder: Path | None = None) -> Reconstruction:
-    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with the folder of a
-    checkpoint, taken from there. Collective."""
-    failure, scan, saved = None, None, None
+def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
+    """The newest sound one, from now on the current one; what is wrong with newer ones is said. Collective."""
+    failure, saved = None, None
     try:
-        saved = checkpoint.load(folder) if folder else None
+        saved = checkpoint.load(folder, world)
+        if saved.note and world.rank == 0:
+            print(f"ptymesh: {saved.note}", file=sys.stderr, flush=True)
+            checkpoint.settle(folder, saved.generation)
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "reading the checkpoint")
+    assert saved is not None
+    return saved
+
+
+def reconstruction(
+    recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None = None, *, other_data: bool = False
+) -> Reconstruction:
+    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
+    taken from there; it must be of the same data unless others are allowed. Collective."""
+    failure, scan = None, None
+    try:
         scan = load_measurement(recipe.data, recipe.positions)
     except Exception as error:
         failure = error
@@ -144,6 +201,7 @@ def reconstruction(recipe: Recipe, world: World, folder: Path | None = None) -> 
         memory_budget=recipe.memory_budget,
         scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
+        other_data=other_data,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
@@ -154,7 +212,7 @@ def _existing(folder: Path) -> Path:
     return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
-def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> RunInfo:
+def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
     height, width = estimate.extent
     return RunInfo(
@@ -171,6 +229,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool) -> Ru
         done_epochs=recon.state.done_epochs,
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
         patterns=recon.problem.patterns.where(),
+        note=note,
     )
 
 

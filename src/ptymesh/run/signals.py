@@ -7,12 +7,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-#: Ctrl-C, a scheduler's end, and a scheduler's warning that the end is near (where the system has it).
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+from ptymesh.stopping import SIGNALS
 
 
 class StopSignal:
-    """Context manager: within it, SIGINT, SIGTERM and SIGUSR1 set `requested`; a second Ctrl-C interrupts at once.
+    """Context manager: within it, a signal (stopping.SIGNALS) sets `requested`; a second Ctrl-C interrupts at once.
 
     The handlers that were there before come back at the end. Outside the main thread, where Python lets nobody handle
     signals, `requested` stays False. A signal that was ignored (nohup) goes on being ignored.

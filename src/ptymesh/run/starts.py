@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ptymesh.io.options import ArrayRef, Number, Options, Positive, PositivePair
+from ptymesh.options import Reference
 
 #: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
 Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
@@ -28,10 +29,10 @@ class ObjectOptions(Options):
         result_positions: with a result, take its refined positions instead of the scan's.
     """
 
-    slices: int = Field(1, ge=1)
+    slices: int = Field(1, ge=1, le=10_000)
     slice_spacing_m: Positive | None = None
     tilt_rad: tuple[Tilt, Tilt] | None = None
-    initial: str = "ones"
+    initial: Reference = "ones"
     result_positions: bool = False
 
     @model_validator(mode="after")
@@ -114,7 +115,7 @@ class ResultStart(Options):
     """Probe of an earlier result (.h5), resampled onto this scan's pixels."""
 
     kind: Literal["result"]
-    path: str
+    path: Reference
 
 
 class ArrayStart(Options):
@@ -156,7 +157,7 @@ class ProbeOptions(Options):
             probe come from the same result.
     """
 
-    modes: int | None = Field(None, ge=1)
+    modes: int | None = Field(None, ge=1, le=10_000)
     mode_powers: tuple[Positive, ...] | None = None
     opr_modes: int = Field(0, ge=0, le=20)
     start: Annotated[Start, BeforeValidator(_named)] = Field(default_factory=AutoStart)

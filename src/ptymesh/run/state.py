@@ -17,8 +17,8 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
-from ptymesh.parallel.tiles import Rect
 from ptymesh.problem import Problem
+from ptymesh.run.counters import Counters, counters_of
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
@@ -105,48 +105,98 @@ class RunState:
     @classmethod
     def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
         """The state that `save` wrote, on any number of ranks. Raises BadInput where it is another data set's."""
-        device, run = problem.device, saved.meta["run"]
-        views = len(saved.per_view["positions"])
-        if views != problem.views:
-            raise BadInput(
-                f"The checkpoint is of a scan with {views} views, this data set has {problem.views}; "
-                "check data.path and data.views."
-            )
+        device, run = problem.device, counters_of(saved.meta)
+        _check(saved, run, problem)
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
-        origin, extent = (run["origin"][0], run["origin"][1]), (run["extent"][0], run["extent"][1])
-        part = problem.layout.place(extent, origin, saved.shared["anchors"])
-        same = (run["layout"], saved.ranks, run["window"]) == (
+        part = problem.layout.place(run.extent, run.origin, saved.shared["anchors"])
+        same = (run.layout, saved.ranks, run.window) == (
             problem.layout.name,
             problem.world.size,
-            list(problem.window),  # not those of a coarse stage, which has a layout of its own
+            tuple(problem.window),  # not those of a coarse stage, which has a layout of its own
         )
-        if run["parts"] and same:
-            part = problem.layout.hold([Rect(*part) for part in run["parts"]])  # the same shapes, the same bits
+        if run.parts and same:
+            part = problem.layout.hold(run.rectangles)  # the same shapes, the same bits
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
         estimate = Estimate(
             of_object.pop("object"),
             **arrays,
-            slice_spacing_m=run["slice_spacing_m"],
-            tilt_rad=tuple(run["tilt_rad"]),
-            origin=origin,
+            slice_spacing_m=run.slice_spacing_m,
+            tilt_rad=run.tilt_rad,
+            origin=run.origin,
             corner=part.corner,
-            extent=extent,
+            extent=run.extent,
         )
         own = problem.layout.own
         problem.seen.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
-            run["stage"],
-            run["epoch"],
-            run["batch"],
+            run.stage,
+            run.epoch,
+            run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
             _memories({**saved.shared, **of_object}, device),
             {name: saved.shared[f"history/{name}"].tolist() for name in HISTORY},
-            run["epoch_seconds"],
+            run.epoch_seconds,
             _memories(of_views, device),
         )
+
+
+def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
+    """Raises BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
+    per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
+    expected = {*_SHARED, *(f"history/{name}" for name in HISTORY)} - saved.shared.keys()
+    if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
+        raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
+    views = saved.per_view.views
+    if views != problem.views:
+        raise BadInput(
+            f"The checkpoint is of a scan with {views} views, this data set has {problem.views}; "
+            "check data.path and data.views."
+        )
+    if run.parts and len(run.parts) != saved.ranks:
+        raise BadInput(
+            f"The checkpoint of {saved.ranks} ranks names parts of {len(run.parts)}; copy the whole folder again."
+        )
+    coarser = {whole / part for whole, part in zip(problem.window, run.window, strict=True)}
+    if len(coarser) != 1 or not coarser.pop().is_integer():
+        raise BadInput(
+            f"The checkpoint is of windows of {run.window}, this data set has {tuple(problem.window)}; "
+            "check data.path and how its patterns are prepared."
+        )
+    height, width = run.window
+    shared = saved.shared
+    opr = len(shared["opr"])
+    shapes = {
+        "probe": (*shared["probe"].shape[:1], height, width),
+        "opr": (opr, height, width),
+        "background": (height, width),
+        "anchors": (views, 2),
+        "nominal": (views, 2),
+        **{f"history/{name}": shared["history/epoch"].shape[:1] for name in HISTORY},
+    }
+    rows = {
+        "positions": (views, 2),
+        "start": (views, 2),
+        "weights": (views, 1 + opr),
+        "seen": problem.seen.values.shape,
+    }
+    found = {name: (shared[name].shape, shapes[name]) for name in shapes}
+    found |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
+    for name, (shape, wanted) in found.items():
+        if shape != wanted:
+            raise BadInput(
+                f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
+            )
+    _check_anchors(shared["anchors"], run)
+
+
+def _check_anchors(anchors: np.ndarray, run: Counters) -> None:
+    """Kernels read and write the object at these places unchecked."""
+    highest = np.array(run.extent) - np.array(run.window)
+    if anchors.dtype != np.int64 or (anchors < 0).any() or (anchors > highest).any():
+        raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
 
 def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
@@ -154,7 +204,9 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():
         if key.startswith("engine/"):
-            _, stage, name = key.split("/", 2)
+            _, stage, name = (*key.split("/", 2), "", "")[:3]
+            if not (stage.isascii() and stage.isdecimal()) or len(stage) > 9 or not name:
+                raise BadInput(f"The checkpoint holds {key}, which no engine has remembered; copy the folder again.")
             memories.setdefault(int(stage), {})[name] = torch.as_tensor(array, device=device)
     return memories
 

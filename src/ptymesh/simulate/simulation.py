@@ -18,13 +18,16 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
 from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.options import Options
+from ptymesh.parallel.devices import free_bytes
+from ptymesh.parallel.patterns import size
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
 from ptymesh.simulate import phantoms, scans
@@ -40,7 +43,7 @@ CHUNK = 16
 MARGIN_PX = 3
 
 
-class Simulation(BaseModel):
+class Simulation(Options):
     """What to simulate. Lengths in metres, angles in rad; None takes the kind's own default.
 
     Fields:
@@ -65,23 +68,23 @@ class Simulation(BaseModel):
         seed: of everything random.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     kind: Kind = "xray"
-    views: int = Field(default=400, ge=1)
-    window: int = Field(default=128, ge=16)
+    views: int = Field(default=400, ge=1, le=10**7)
+    window: int = Field(default=128, ge=16, le=2**15)
     scan: scans.Scan = "fermat"
     overlap: float | None = Field(default=None, ge=0, lt=1)
-    object_px: int | None = Field(default=None, ge=1)
-    density_ratio: Positive = 1.0
-    photons_per_view: Positive | None = None
+    object_px: int | None = Field(default=None, ge=1, le=2**20)
+    density_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
+    photons_per_view: float | None = Field(default=None, gt=0, le=2e9)
     noise: bool = True
-    position_error_px: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    modes: int = Field(default=1, ge=1)
+    position_error_px: float = Field(default=0.0, ge=0, le=2**15)
+    modes: int = Field(default=1, ge=1, le=10_000)
     mode_powers: tuple[float, ...] | None = None
-    background_counts: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    background_counts: float = Field(default=0.0, ge=0, le=1e9)
     defect: Literal["none", "beamstop", "module", "hot"] = "none"
-    slices: int | None = Field(default=None, ge=1)
+    slices: int | None = Field(default=None, ge=1, le=10_000)
     slice_spacing_m: Positive | None = None
     tilt_rad: tuple[Tilt, Tilt] = (0.0, 0.0)
     amplitude: Range | None = None
@@ -91,7 +94,7 @@ class Simulation(BaseModel):
     detector_pixel_m: Positive | None = None
     focus_distance_m: Positive | None = None
     probe_guess: Literal["none", "design", "true"] = "design"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ def truth(options: Simulation) -> Truth:
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
+    _fits(slices * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
     nominal = centred + np.array(origin)
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
     modes = probes.extra_modes(_probe(options, geometry), options.modes, options.mode_powers, options.seed)
@@ -258,6 +262,16 @@ def truth(options: Simulation) -> Truth:
         background=np.full(geometry.shape, options.background_counts),
         slice_spacing_m=spacing_m,
     )
+
+
+def _fits(numbers: int) -> None:
+    """Raises BadInput where object, probe and the waves of a chunk, so many complex numbers, exceed the memory."""
+    free, needed = free_bytes(torch.device("cpu")), 16 * numbers
+    if needed > free:
+        raise BadInput(
+            f"The simulation needs at least {size(needed)} of memory and {size(free)} are free; take a smaller window, "
+            "or fewer views, modes or slices."
+        )
 
 
 def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:

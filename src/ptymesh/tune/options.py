@@ -25,8 +25,11 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import Number, Options
+from ptymesh.options import FilePath, plain
+from ptymesh.paths import usable
 from ptymesh.run.recipe import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
 from ptymesh.run.sentences import sentence, shown, unknown_word
+from ptymesh.run.yaml_text import parsed
 from ptymesh.tune.offered import PRUNERS, SAMPLERS
 
 #: What a YAML file can say without a group: these are a sampler's values as they stand.
@@ -102,21 +105,21 @@ class HeldOut(Options):
 
     kind: Literal["held_out"] = "held_out"
     fraction: float = Field(0.1, gt=0, lt=0.5)
-    every: int = Field(1, gt=0)
+    every: int = Field(1, gt=0, le=10**9)
 
 
 class FourierRings(Options):
     """Mean Fourier ring correlation of two reconstructions from half of the views each, up to the pixels; maximised."""
 
     kind: Literal["frc"] = "frc"
-    every: int = Field(1, gt=0)
+    every: int = Field(1, gt=0, le=10**9)
 
 
 class Contrast(Options):
     """Contrast of the object's wave where it is illuminated; maximised (see `objectives.contrast`)."""
 
     kind: Literal["contrast"] = "contrast"
-    every: int = Field(1, gt=0)
+    every: int = Field(1, gt=0, le=10**9)
 
 
 class Function(Options):
@@ -163,7 +166,7 @@ def _named(value: Any) -> Any:
 class StudyOutput(Options):
     """Where a study is kept."""
 
-    dir: Path = Path("tune")
+    dir: FilePath = Path("tune")
 
 
 class Tuning(Options):
@@ -181,13 +184,13 @@ class Tuning(Options):
     recipe: dict[str, Any]
     space: dict[str, Parameter]
     objective: Annotated[Goal, Field(discriminator="kind"), BeforeValidator(_goal)] = Field(default_factory=HeldOut)
-    trials: int = Field(50, gt=0)
+    trials: int = Field(50, gt=0, le=10**6)
     seed: int = Field(0, ge=0, lt=2**31)
     sampler: Annotated[Named, BeforeValidator(_named)] = Named(name="tpe")
     pruner: Annotated[Named, BeforeValidator(_named)] = Named(name="median")
     storage: str | None = None
-    ranks_per_trial: int = Field(1, gt=0)
-    heartbeat_s: float = Field(10.0, gt=0)
+    ranks_per_trial: int = Field(1, gt=0, le=4096)
+    heartbeat_s: float = Field(10.0, gt=0, le=3600)
     output: StudyOutput = StudyOutput()
 
     @field_validator("space")
@@ -247,7 +250,7 @@ def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> 
     raw = dict(raw)
     recipe = raw.get("recipe")
     if isinstance(recipe, str | Path):
-        raw["recipe"] = raw_recipe(folder / Path(recipe).expanduser(), overrides)
+        raw["recipe"] = raw_recipe(folder / usable(recipe, "recipe"), overrides)
     elif isinstance(recipe, dict):
         raw["recipe"] = inline_recipe(recipe, folder, overrides)
     elif "recipe" in raw:
@@ -260,7 +263,13 @@ def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> 
 
 def inline_recipe(recipe: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Plain dicts of a recipe that is no file of its own, with absolute paths."""
-    made: dict[str, Any] = yaml.safe_load(yaml.safe_dump(recipe))
+    try:
+        text = yaml.safe_dump(plain(recipe))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadInput(
+            f"recipe holds what no recipe can say ({' '.join(str(error).split())[:120]}); mend it."
+        ) from error
+    made: dict[str, Any] = parsed(text, "The recipe")
     unknown = [key for key in made if key not in Recipe.model_fields]
     if unknown:
         Recipe.parse(made)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.parallel.child import LAUNCHER
 from ptymesh.parallel.devices import device_for, visible_gpus
-from ptymesh.parallel.launch import cores
+from ptymesh.parallel.launch import MOST_RANKS, cores
 
 #: How often a worker that was killed is replaced: what kills it may be in the data, or the machine's want of memory.
 REPLACED = 3
@@ -40,8 +40,8 @@ def shares(device: str, workers: int | None, ranks_per_trial: int) -> list[Share
     More workers than GPUs take turns at being given one. Each worker gets its share of the cores as threads, unless
     OMP_NUM_THREADS is set. Raises BadInput for a device that is not there, or too few GPUs for one trial.
     """
-    if workers is not None and workers < 1:
-        raise BadInput(f"--workers is {workers}; give 1 or more.")
+    if workers is not None and not 1 <= workers <= MOST_RANKS:
+        raise BadInput(f"--workers is {workers}; give 1 to {MOST_RANKS}.")
     _, _, number = device.partition(":")
     chosen = device_for(device, 0).type
     gpus = [] if chosen == "cpu" else visible_gpus()

@@ -1,0 +1,169 @@
+"""Writing files: whole or not at all, never in place of what is no regular file, and one sentence where that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ptymesh.errors import BadInput, PtymeshError
+
+#: What the system answers where there is no more room, or a file may not grow.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: ... and where a path is one that nothing can be written to: the user's mistake.
+MISTAKEN = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+KINDS = (
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """The regular file that is made or replaced by writing to `path`.
+
+    A symbolic link to a regular file stands for that file, and stays. Raises BadInput where there is a folder, a
+    device, a FIFO, a socket, or a link that leads to one of these or nowhere.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise BadInput(f"{path} is a link that leads nowhere; remove it, or choose another name.") from error
+        return path
+    except (OSError, ValueError) as error:
+        raise refusal(path, error) from error
+    if stat.S_ISDIR(mode):
+        raise BadInput(f"{path} is a folder; give the name of a file.")
+    if not stat.S_ISREG(mode):
+        kind = next((kind for is_one, kind in KINDS if is_one(mode)), "something else")
+        raise BadInput(f"{path} is {kind}, not a regular file, and is left alone; choose another name.")
+    return path.resolve() if path.is_symlink() else path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary name beside the file that `path` stands for: renamed into place when all went well, else removed.
+
+    needed: bytes that will be written, for the message where the disk is full. durable: on the disk when this ends.
+    Raises BadInput and PtymeshError as `target_of` and `writing` do.
+    """
+    target = target_of(path)
+    _remove_abandoned(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path, needed):
+            yield temporary
+            if durable:
+                to_disk(temporary)
+            os.replace(temporary, target)
+            if durable:
+                to_disk(target.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
+    """Around what writes `path`: what the system refuses is raised as `refusal` has it."""
+    try:
+        yield
+    except PtymeshError:
+        raise
+    except (OSError, RuntimeError) as error:
+        cause = _of_system(error)
+        if cause is None:
+            raise
+        raise refusal(path, cause, needed) from error
+
+
+def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None = None) -> PtymeshError:
+    """The error to raise where `path` cannot be written: BadInput where another path would do."""
+    number = getattr(error, "errno", None)
+    if number in FULL:
+        return PtymeshError(f"{no_room(path, needed, error)}; make room, or choose another folder.")
+    if number in MISTAKEN or isinstance(error, ValueError):
+        return BadInput(f"{path} cannot be written ({_said(error)}); check its folder, or choose another one.")
+    return PtymeshError(f"{path} cannot be written ({_said(error)}); check the disk, or choose another folder.")
+
+
+def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) -> str:
+    """Which file found no room, how much it needed, and what is free: a sentence without its remedy and full stop."""
+    path = Path(path).absolute()
+    folder = next((above for above in (path, *path.parents) if above.is_dir()), path.parent)
+    wanted = "" if needed is None else f"{size(needed)} needed, "
+    try:
+        free = f": {wanted}{size(shutil.disk_usage(folder).free)} free in {folder}"
+    except OSError:
+        free = f": {wanted}how much is free in {folder} is not known" if wanted else ""
+    return f"{path} cannot be written ({_said(error)}{free})"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 12 bytes, 3.4 kB, 5.6 GB."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:.3g} TB"
+
+
+def to_disk(path: Path) -> None:
+    """fsync a file or a folder; systems on which a folder cannot be opened do without."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _said(error: Exception) -> str:
+    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(said).splitlines()[0][:200]
+
+
+def _of_system(error: BaseException | None) -> OSError | None:
+    """The system's own error, which h5py may have buried in what closing the file raised."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Temporary files for this target whose process was killed. Those of other machines' processes look the same: two
+    that write one file at a time would undo each other anyway."""
+    named = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.tmp")
+    with suppress(OSError):
+        for path in target.parent.iterdir():
+            if (found := named.fullmatch(path.name)) and int(found[1]) != os.getpid() and not _alive(int(found[1])):
+                path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    import psutil
+
+    return pid >= 2**31 or psutil.pid_exists(pid)

@@ -1,0 +1,62 @@
+"""How much memory there is for what a file declares: sizes are compared with it before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from ptymesh.errors import BadInput
+
+#: Where Linux tells the limits of a job or container.
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    """Bytes that this process can still take: of the machine, of its job or container, and of its own limit."""
+    return max(0, min(int(psutil.virtual_memory().available), _of_process(), _of_group()))
+
+
+def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
+    """Raises BadInput, "WHAT needs ... of memory, and ... are free: REMEDY.", where that share does not hold it."""
+    free = free_memory()
+    if needed > share * free:
+        raise BadInput(f"{what} needs {amount(needed)} of memory, and {amount(free)} are free: {remedy}.")
+
+
+def amount(count: float) -> str:
+    """12345678 -> '12.3 MB'."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def _of_process() -> int:
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else most - psutil.Process().memory_info().vms
+
+
+def _of_group() -> int:
+    """What is left to the control group (version 2), and to those that it is in."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1].rpartition("::")[2]
+    except (OSError, ValueError, IndexError):
+        return sys.maxsize
+    left = sys.maxsize
+    folder = CGROUPS / own.lstrip("/")
+    while folder != CGROUPS and CGROUPS in folder.parents:
+        try:
+            most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+            left = min(left, most - used)
+        except (OSError, ValueError):  # "max": no limit here
+            pass
+        folder = Path(os.path.dirname(folder))
+    return left

@@ -1,0 +1,73 @@
+"""Datasets of files that ptymesh wrote itself: what they hold lies in the file, is of the expected kind, and fits.
+
+A file that was damaged, or made to do harm, may lead elsewhere (links, external and virtual storage), or declare more
+than it holds. None of that is read.
+"""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.files import size
+
+#: A compressed dataset may unfold by this factor (deflate's own limit is 1032), and by so many bytes in any case.
+UNFOLDS, FREELY = 1100, 64 << 20
+
+
+def dataset(group: h5py.Group, name: str, kinds: str) -> h5py.Dataset | None:
+    """The dataset of this name (which may hold '/'), None where there is none.
+
+    kinds: numpy's letters for the dtypes that it may have; "U" for text. Raises BadInput where it is none of these,
+    lies elsewhere, or is larger than what the file holds of it or than this machine's memory.
+    """
+    node = member(group, name)
+    if not isinstance(node, h5py.Dataset):
+        return None
+    check(node, kinds)
+    return node
+
+
+def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+    """What has this name; BadInput where that is a link to elsewhere."""
+    node = group
+    for part in name.split("/"):
+        link = node.get(part, getlink=True) if isinstance(node, h5py.Group) else None
+        if link is None:
+            return None
+        if not isinstance(link, h5py.HardLink):
+            raise BadInput(f"{name} of {group.file.filename} is a link to elsewhere, which is not followed.")
+        node = node[part]
+    return node
+
+
+def check(found: h5py.Dataset, kinds: str) -> None:
+    """Raises BadInput as `dataset` does."""
+    what = f"{found.name} of {found.file.filename}"
+    properties = found.id.get_create_plist()
+    if found.is_virtual or properties.get_external_count():
+        raise BadInput(f"The values of {what} lie in other files, which are not read.")
+    if found.shape is None:
+        raise BadInput(f"{what} is empty; it should hold values.")
+    text = h5py.check_string_dtype(found.dtype) is not None
+    if not ("U" in kinds if text else _is_of(found.dtype, kinds)):
+        raise BadInput(f"{what} holds {'text' if text else found.dtype}, where {_named(kinds)} should be.")
+    held = found.id.get_storage_size()
+    most = held * UNFOLDS + FREELY if properties.get_nfilters() else held
+    if found.nbytes > most:
+        raise BadInput(f"{what} declares {size(found.nbytes)} and holds {size(held)}.")
+    import psutil
+
+    if found.nbytes > FREELY and found.nbytes > (free := psutil.virtual_memory().available):
+        raise BadInput(f"{what} takes {size(found.nbytes)}, and this machine has {size(free)} of memory free.")
+
+
+def _is_of(dtype: np.dtype, kinds: str) -> bool:
+    """Numbers of at most double precision."""
+    return dtype.kind in kinds and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+
+
+def _named(kinds: str) -> str:
+    names = {"c": "complex numbers", "f": "real numbers", "i": "integers", "U": "text"}
+    return " or ".join(name for letter, name in names.items() if letter in kinds)

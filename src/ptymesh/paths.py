@@ -1,0 +1,70 @@
+"""Paths as users write them: whatever the system has to say against one becomes a BadInput."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ptymesh.errors import BadInput
+
+
+def usable(path: Any, said: str) -> Path:
+    """The path with `~` expanded, there or not; from here on `exists`, `is_file` and `open` raise nothing odd.
+
+    said: what stands before the path in a message, such as `data.path`. Raises BadInput for what no path can be (not
+    text, empty, with NUL characters, with too long a name), and where the system cannot follow it (through a file, a
+    loop of links, a folder without permission).
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError as error:
+        raise BadInput(f"{said} is of type {type(path).__name__}; give a path.") from error
+    if not text:
+        raise BadInput(f"{said} is empty; give a path.")
+    if "\0" in text:
+        raise BadInput(f"{said} {short(text)} has a NUL character in it, as no path can; give another one.")
+    try:
+        found = Path(text).expanduser()
+    except RuntimeError as error:
+        raise BadInput(f"{said} {short(text)} names the home folder of a user who is not there; mend it.") from error
+    try:
+        found.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise BadInput(f"{said} {short(text)} leads nowhere ({error.strerror}); give another path.") from error
+    except ValueError as error:
+        raise BadInput(f"{said} {short(text)} has characters that no path can have; give another one.") from error
+    return found
+
+
+def regular(path: Any, said: str) -> Path:
+    """The path of a regular file that is there and may be read: no folder, pipe or device, which could be endless.
+
+    Raises BadInput, as `usable` does.
+    """
+    found = usable(path, said)
+    why = _unreadable(found)
+    if why:
+        raise BadInput(f"{said} {short(str(found))} cannot be read ({why}); give the path of a file.")
+    return found
+
+
+def _unreadable(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return str(error.strerror)
+    if stat.S_ISDIR(mode):
+        return "it is a folder"
+    if not stat.S_ISREG(mode):
+        return "it is a pipe, a socket or a device"
+    return "" if os.access(path, os.R_OK) else "permission denied"
+
+
+def short(text: str, most: int = 120) -> str:
+    """A path for a message: what cannot be printed escaped, the middle of a long one left out."""
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= most else f"{shown[: most - 40]}...{shown[-37:]}"

@@ -1,0 +1,65 @@
+"""What a checkpoint says beside its arrays: where the run stands, and on which frame. Checked when it is read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ptymesh.errors import BadInput
+from ptymesh.parallel.tiles import Rect
+
+#: No scan is larger in any direction.
+MOST = 2**40
+Count = Annotated[int, Field(ge=0, le=MOST, strict=True)]
+Side = Annotated[int, Field(ge=1, le=2**31, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Corners = tuple[Count, Count, Count, Count]
+
+
+class Counters(BaseModel):
+    """As `RunState.save` writes them.
+
+    Fields:
+        stage, epoch, batch, epoch_seconds: as in RunState.
+        origin, extent, slice_spacing_m, tilt_rad: as in Estimate.
+        layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: Count
+    epoch: Count
+    batch: Count
+    epoch_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    origin: tuple[Finite, Finite]
+    extent: tuple[Side, Side]
+    layout: Literal["replicated", "tiled"]
+    window: tuple[Side, Side]
+    parts: list[Corners]
+    slice_spacing_m: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tilt_rad: tuple[Finite, Finite]
+
+    @model_validator(mode="after")
+    def _within(self) -> Counters:
+        height, width = self.extent
+        if any(bottom > height or right > width for _, _, bottom, right in self.parts):
+            raise ValueError("a rank's part is no part of the object")
+        return self
+
+    @property
+    def rectangles(self) -> list[Rect]:
+        """The parts."""
+        return [Rect(*part) for part in self.parts]
+
+
+def counters_of(meta: dict[str, Any]) -> Counters:
+    """Those in a checkpoint's meta. Raises BadInput where they cannot be."""
+    try:
+        return Counters.model_validate(meta.get("run"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "run"
+        raise BadInput(
+            f"The checkpoint does not say where the run stands ({where}: {first['msg']}); copy the whole folder again."
+        ) from error

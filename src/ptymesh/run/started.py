@@ -1,0 +1,85 @@
+"""The recipe of a run that has begun and has no checkpoint yet, so that `ptymesh resume` can start it anew.
+
+    out/started.yaml     the recipe, after a line of comment that names the manifest that the run is going to replace
+
+It is there from the moment at which the command line was checked to the first checkpoint or the result. Where an
+earlier run's checkpoint lies in the folder, the digest of its manifest tells whether it is still that one: a kill may
+come between the first checkpoint and the removal of this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ptymesh.errors import BadInput
+from ptymesh.io.checkpoint import MANIFEST
+
+STARTED = "started.yaml"
+_HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
+
+
+def note(out: Path, recipe: str) -> None:
+    """A run with this recipe is about to start in this folder, which is made. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / (STARTED + ".new")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(f"{_HEAD}{_manifest(out)}\n{recipe}")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, out / STARTED)
+
+
+def pending(out: Path) -> str | None:
+    """The recipe of a run that has to start anew, None where there is none, or where its own checkpoint is there."""
+    try:
+        head, _, recipe = (out / STARTED).read_text(encoding="utf-8").partition("\n")
+    except (OSError, ValueError):
+        return None
+    found = _manifest(out)
+    replaced = head.removeprefix(_HEAD)
+    return recipe if head.startswith(_HEAD) and found in ("nothing", replaced) else None
+
+
+def forget(out: Path) -> None:
+    """The run has a checkpoint or a result, or will have none."""
+    (out / STARTED).unlink(missing_ok=True)
+
+
+@contextmanager
+def noted(out: Path, recipe: str) -> Iterator[None]:
+    """Around a run from its start: `note`, and where its input is refused (status 2) all of that is taken back."""
+    if pending(out) == recipe:  # started before
+        yield
+        return
+    made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    try:
+        note(out, recipe)
+    except OSError as error:
+        _take_back(out, made)
+        raise BadInput(f"{out} cannot be written to ({error.strerror}); choose another folder with --out.") from error
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "exit_status", getattr(error, "exit_code", 1)) == BadInput.exit_status:
+            _take_back(out, made)
+        raise
+
+
+def _take_back(out: Path, made: list[Path]) -> None:
+    """Nothing has been written: the file goes, and the folders that were made for it, innermost first."""
+    with suppress(OSError):
+        (out / (STARTED + ".new")).unlink(missing_ok=True)
+        forget(out)
+        for folder in made:  # up to one in which somebody else has put something
+            folder.rmdir()
+
+
+def _manifest(out: Path) -> str:
+    try:
+        return hashlib.sha256((out / "checkpoint" / MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return "nothing"

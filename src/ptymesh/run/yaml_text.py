@@ -1,0 +1,150 @@
+"""YAML that somebody else has written: plain values out of it, or one sentence.
+
+All YAML that ptymesh reads goes through `parsed`: numbers, text, truth values, lists and groups, and nothing else. YAML
+can say more than that (dates, binaries, objects that hold themselves, a few lines that stand for billions of values);
+none of it is of use in a recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from ptymesh.errors import BadInput
+from ptymesh.paths import regular, short
+
+#: Characters of a text, values in it (each time that an alias repeats them), and groups within groups.
+MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 50_000, 40
+
+_CORE = ("null", "bool", "int", "float", "str", "seq", "map")
+#: What the constructors raise of values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
+_REFUSED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader of plain values, which reads 3e5 as a number and a date as text.
+
+    It refuses what YAML would take silently: a key that is given twice, of which the last would count.
+    """
+
+    yaml_constructors = {
+        tag: made
+        for tag, made in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _CORE
+    }
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        #: Values below a node, and the groups within groups there, aliases written out.
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._values = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """A node, unless it goes too deep, is too large, or holds itself."""
+        mark = self.peek_event().start_mark
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise _refused(f"groups lie within each other more than {DEEPEST} deep", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if id(node) not in self._sizes:
+            self._values += 1
+            if isinstance(node, MappingNode | SequenceNode) and not node.end_mark:  # an alias to what is still open
+                raise _refused("a group holds itself", mark)
+            below = [self._sizes[id(one)] for one in _children(node)]
+            self._sizes[id(node)] = 1 + sum(n for n, _ in below), 1 + max((deep for _, deep in below), default=0)
+        values, deep = self._sizes[id(node)]
+        if max(values, self._values) > MOST_VALUES or deep > DEEPEST:
+            raise _refused(f"it says more than {MOST_VALUES} values, or groups more than {DEEPEST} deep", mark)
+        return node
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """The value of a node; what its constructor cannot read is named with its line."""
+        try:
+            return super().construct_object(node, deep)
+        except _REFUSED as error:
+            kind = node.tag.rpartition(":")[2]
+            said = short(str(node.value), 60) if isinstance(node, ScalarNode) else f"a {node.id}"
+            raise _refused(f"{said} is no {kind}", node.start_mark) from error
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A group, each of whose keys is text, a number or a truth value, given once."""
+        if not isinstance(node, MappingNode):
+            raise _refused(f"a {node.id} is no group of keys", node.start_mark)
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, ScalarNode):
+                raise _refused("a key is a group or a list", key.start_mark)
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise _refused(f"the key {key.value!r} is given twice", node.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _refused(problem: str, mark: yaml.Mark) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, SequenceNode) else []
+
+
+def parsed(text: str, what: str) -> Any:
+    """The value that a YAML text stands for. Raises BadInput with the line where it cannot be read.
+
+    what: the text in a message, at the beginning of a sentence.
+    """
+    if len(text) > MOST_TEXT:
+        raise BadInput(f"{what} has {len(text)} characters; {MOST_TEXT} are the most that is read.")
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        except _REFUSED as error:  # of the scanner, such as an escape beyond the last character
+            raise _refused(short(str(error), 80), loader.get_mark()) from error
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f" (line {mark.line + 1}); mend that line"
+        said = " ".join(str(error.problem or error.context).split())[:200]
+        raise BadInput(f"{what} is not valid YAML: {said}{line}.") from error
+    except yaml.YAMLError as error:
+        raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]}); mend it.") from error
+
+
+def text_of(path: Path, what: str) -> str:
+    """The text of a YAML file, UTF-8. Raises BadInput where there is none, UnicodeDecodeError where it is no text.
+
+    what: the file in a message, such as `recipe`.
+    """
+    file = regular(path, f"The {what}")
+    size = file.stat().st_size
+    if size > MOST_TEXT:
+        raise BadInput(
+            f"The {what} {path} has {size} bytes and a YAML file at most {MOST_TEXT}; if it is a data set, "
+            f"write a recipe with data: {{path: {path}}}."
+        )
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MOST_TEXT).decode("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"The {what} {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error

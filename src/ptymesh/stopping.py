@@ -1,0 +1,157 @@
+"""Leaving when a signal comes, at every moment of a run: with one sentence and status 75, or after a checkpoint.
+
+    at once      nothing would be lost (before the first batch, or once the result is written): the process leaves
+    held         a run is between its first batch and its result: it ends by itself, after a checkpoint (StopSignal)
+    over         the process is about to end with a status of its own, which must not change any more
+
+A signal finds the main thread anywhere, also in C: importing a library, joining other ranks, reading. Python then calls
+no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. Nothing here does
+anything in a process that has not called `watch`, which is the command line's. No heavy imports: `watch` comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from ptymesh.errors import Interrupted
+
+#: Ctrl-C, a scheduler's end, its warning that the end is near, and a terminal that goes (where the system has them).
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n))
+
+#: Seconds that what is to be tidied up may take.
+TIDY_S = 3.0
+
+BEFORE = "Stopped before the run had begun; start it again."
+
+_lock = threading.RLock()
+_watching = _requested = _at_once = False
+_sentence, _status, _speaks = BEFORE, Interrupted.exit_status, True
+_tidying: list[Callable[[], Any]] = []
+
+
+def watch(speaks: bool = True) -> None:
+    """From here on a signal ends this process, with a sentence where it `speaks`; to be called by the main thread.
+
+    Signals that are ignored (nohup) go on being ignored.
+    """
+    global _watching, _at_once, _speaks
+    if _watching or not hasattr(signal, "set_wakeup_fd"):
+        return
+    _watching, _at_once, _speaks = True, True, speaks
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    threading.Thread(target=_listen, args=(ours,), name="ptymesh-signals", daemon=True).start()
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _noted)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
+
+
+def wanted(arguments: list[str]) -> bool:
+    """Whether a command line starts a run."""
+    words = [word for word in arguments if not word.startswith("-")]
+    return bool(words) and words[0] in ("run", "resume", "demo")
+
+
+def requested() -> bool:
+    """Whether a signal has come since `watch`."""
+    return _requested
+
+
+def at_once(sentence: str, status: int = Interrupted.exit_status) -> None:
+    """A signal from here on, or one that came before, ends the process at once, with this sentence and status."""
+    _change(True, sentence, status)
+
+
+def held() -> None:
+    """A signal from here on is for the run to act on."""
+    if _at_once:
+        _change(False, _sentence)
+
+
+def over() -> None:
+    """No signal changes how this process ends."""
+    _change(False, _sentence)
+
+
+def sentence() -> str:
+    """What a process says that leaves at once, or because others have left."""
+    return _sentence
+
+
+def before_leaving(act: Callable[[], Any]) -> None:
+    """Who leaves at once does this first, on another thread."""
+    _tidying.append(act)
+
+
+@contextlib.contextmanager
+def tidying(act: Callable[[], Any]) -> Iterator[None]:
+    """Within it, who leaves at once does this first, on another thread."""
+    before_leaving(act)
+    try:
+        yield
+    finally:
+        _tidying.remove(act)
+
+
+def leave(sentence: str, status: int) -> None:
+    """Ends this process, from any thread; what is to be tidied up before is not waited for without bound."""
+    with _lock:
+        tidy = threading.Thread(target=_tidy, daemon=True)
+        tidy.start()
+        tidy.join(TIDY_S)
+        if _speaks:
+            with contextlib.suppress(OSError):
+                os.write(2, f"ptymesh: {sentence}\n".encode(errors="replace"))
+        os._exit(status)
+
+
+def _tidy() -> None:
+    for act in reversed(_tidying):
+        with contextlib.suppress(Exception):
+            act()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+
+
+def _change(now: bool, said: str, status: int = Interrupted.exit_status) -> None:
+    global _at_once, _sentence, _status
+    with _lock:  # who is leaving holds it to the end
+        _at_once, _sentence, _status = now and _watching, said, status
+        if _at_once and _requested:
+            leave(_sentence, _status)
+
+
+def _listen(pipe: int) -> None:
+    global _requested
+    while numbers := os.read(pipe, 64):
+        if not any(number in SIGNALS for number in numbers):
+            continue
+        with _lock:
+            _requested = True
+            if _at_once:
+                leave(_sentence, _status)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The other thread acts."""
+
+
+def _forget() -> None:
+    """In a fork, which shares the pipe: signals are as if nobody had asked for them."""
+    global _watching, _at_once, _requested
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) is _noted:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _watching = _at_once = _requested = False
+    _tidying.clear()
