@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,13 +302,18 @@ def test_forgotten_after_a_week(tmp_path: Path, tike: Any) -> None:
 
 def test_several_processes_stage_the_same_file(tmp_path: Path, tike: Any) -> None:
     np.savez_compressed(tmp_path / "a.npz", **tike)
-    program = (
-        "import sys, numpy as np; from ptymesh.io import load_measurement; from ptymesh.io.options import DataOptions;"
-        "print(load_measurement(DataOptions(path=sys.argv[1])).patterns.read(np.arange(6)).sum())"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "a.npz")]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [int(process.communicate()[0]) for process in started] == [int(tike["data"].sum())] * 3
+    fork = multiprocessing.get_context("fork")
+    answers: Any = fork.SimpleQueue()
+
+    def program() -> None:
+        answers.put(int(load(tmp_path / "a.npz").patterns.read(np.arange(6)).sum()))
+
+    started = [fork.Process(target=program) for _ in range(3)]
+    for process in started:
+        process.start()
+    assert [answers.get() for _ in started] == [int(tike["data"].sum())] * 3
+    for process in started:
+        process.join()
     left = [file.name for file in cache_folder().iterdir()]
     assert sorted(name.rpartition(".")[2] == "lock" for name in left) == [False, True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -134,3 +135,13 @@ def test_the_real_ones(data_dir: Path) -> None:
         assert sample.url.startswith("https://") and sample.owner
         assert hashlib.sha256((data_dir / sample.file).read_bytes()).hexdigest() == sample.sha256
     assert samples.located(Path("scan.cxi")) == Path("scan.cxi")
+
+
+def test_what_is_no_file_is_not_opened(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").mkdir()
+    os.mkfifo(tmp_path / "kept" / "tiny.npz")
+    with pytest.raises(BadInput, match=r"tiny\.npz, where tiny belongs, is not a file; remove it"):
+        fetch(tiny)
+    monkeypatch.setenv("PTYMESH_DATA", "~nosuchuser/x")
+    with pytest.raises(BadInput, match=r"PTYMESH_DATA is ~nosuchuser/x, which is no folder"):
+        fetch(tiny)

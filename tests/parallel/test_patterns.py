@@ -388,3 +388,43 @@ def test_systems_that_offer_less(system: str, tmp_path: Path, monkeypatch: pytes
     rows = np.random.default_rng(4).permutation(300)
     same(torch.cat(list(held.sweep(rows, 50))), data[rows])
     held.close()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/x", "x" * 300, "/dev/null", "loop", "a\0b"])
+def test_a_scratch_that_is_no_folder(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BadInput, match="which is not a folder; make it, or name another with --scratch"):
+        scratch.Scratch(tmp_path / folder, 10, FRAME)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/sys"])
+def test_a_scratch_that_cannot_be_written(folder: str) -> None:
+    with pytest.raises(BadInput, match=rf"cannot be staged in {folder} \(.*name a folder with room with --scratch"):
+        scratch.Scratch(Path(folder), 10, FRAME)
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", none)
+    with pytest.raises(BadInput, match=r"no folder for temporary files .* --scratch"):
+        scratch.Scratch(None, 10, FRAME)
+
+
+def test_more_than_any_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"cannot be staged in .*File too large.*; name a folder with room"):
+        scratch.Scratch(tmp_path, 1 << 60, FRAME)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fails_when_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(BadInput, match=r"cannot be staged in \S+ \(Input/output error; .* --scratch"):
+        store("staged", counts(), tmp_path)
+    assert list(tmp_path.iterdir()) == []

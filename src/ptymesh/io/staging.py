@@ -84,8 +84,6 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
         raise BadInput(f"{what} has shape {shape}; patterns have three axes (views, y, x), or four for a raster.")
     if dtype.kind not in "buif":
         raise BadInput(f"{what} holds {str(dtype)[:80]} values; patterns are counts.")
-    if dtype.itemsize > 8:
-        raise BadInput(f"{what} holds {dtype} values; save the patterns as float32 or as integers.")
     if 0 in shape:
         raise BadInput(f"{what} has shape {shape}; there is nothing in it.")
     if info.file_size < header.nbytes:
