@@ -21,6 +21,8 @@ HEAP, LOOKED_THROUGH = b"GCOL\1\0\0\0", 64 << 20
 BITSHUFFLE = 32008
 #: Bytes of a block that bitshuffle takes where nothing is said, and what its elements come in multiples of.
 BLOCK_BYTES, MULTIPLE = 8192, 8
+#: No writer makes larger blocks than this.
+MOST_BLOCK_BYTES = 1 << 24
 
 
 def check_heaps(path: Path) -> None:
@@ -96,7 +98,7 @@ class BitshuffleCheck:
         if len(content) < 12 or struct.unpack_from(">Q", content)[0] != expected:
             raise ValueError("a chunk of it says that it has another size")
         block = struct.unpack_from(">I", content, 8)[0] // element or BLOCK_BYTES // element
-        if block <= 0 or block % MULTIPLE:
+        if block <= 0 or block % MULTIPLE or block * element > max(expected, MOST_BLOCK_BYTES):
             raise ValueError("a chunk of it has blocks of an impossible size")
         count = expected // element
         blocks = count // block + (count % block >= MULTIPLE)

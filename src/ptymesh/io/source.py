@@ -158,7 +158,13 @@ class Hdf5Source:
         out = np.empty(shape, self._dtype)
         data = self._dataset()
         for line, start, stop, members in self._spans(views, order):
-            where = {"n": slice(start, stop), "r": line, "c": slice(start, stop), "y": rows, "x": columns}
+            where: dict[str, int | slice] = {
+                "n": slice(start, stop),
+                "r": line,
+                "c": slice(start, stop),
+                "y": rows,
+                "x": columns,
+            }
             part = tuple(where[a] for a in self._axes)
             try:
                 self._check.look(data, part)
