@@ -227,3 +227,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
         match=r"image\.yaml is not a recipe; if it is a data set, write a recipe \(a YAML file\) with data: {path: ",
     ):
         load_recipe(tmp_path / "image.yaml")
+
+
+def test_folders_to_follow_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("data: {path: scan.cxi, follow: [more, /absolute]}\n")
+    assert load_recipe(path).data.follow == (tmp_path / "more", Path("/absolute"))
+    path.write_text("data: {path: scan.cxi, follow: more}\n")
+    assert load_recipe(path).data.follow == (tmp_path / "more",)

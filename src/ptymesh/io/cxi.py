@@ -311,9 +311,9 @@ def _wavelength_m(file: Hdf5File, count: int) -> float | None:
 
 def _number(file: Hdf5File, name: str, units: dict[str, float], count: int) -> float:
     """A number in SI units; where there is one for each view, or more, the first."""
-    value = read_dataset(file, name, most=12 * count + 1000)
-    if value.size < 1 or value.dtype.kind not in "iuf":
-        raise BadInput(f"{name} in {file.filename} is {str(value)[:60]!r}; it must be a number.")
+    value = read_dataset(file, name, most=12 * count + 1000, kinds="iuf")
+    if value.size < 1:
+        raise BadInput(f"{name} in {file.filename} has shape {value.shape}; it must be a number.")
     return float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
 
 

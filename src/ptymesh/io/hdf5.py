@@ -21,6 +21,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.damage import BitshuffleCheck, check_heaps
 from ptymesh.io.limits import check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
@@ -149,8 +150,8 @@ def item_of(file: Hdf5File, name: str) -> Any:
     """The group or dataset of this name, or None; a dataset is not fit to be read yet."""
     with reading(f"{name} in {file.filename}"):
         _, found = _find(file, name)
-        wrapped = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset}
-        return wrapped[type(found)](found) if type(found) in wrapped else found
+        wrapped = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset, h5py.h5t.TypeID: h5py.Datatype}
+        return next((make(found) for kind, make in wrapped.items() if isinstance(found, kind)), None)
 
 
 def dataset_of(file: Hdf5File, name: str) -> h5py.Dataset:
@@ -173,7 +174,14 @@ def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str 
         check_room(
             needed, f"{what} of shape {data.shape}", "the file is damaged, or wants a larger machine", READ_SHARE
         )
+        if data.dtype.kind == "O":
+            check_heaps(Path(data.file.filename))
+        _look_at_chunks(data)
         return native(np.asarray(data[()]))
+
+
+def _look_at_chunks(data: h5py.Dataset) -> None:
+    BitshuffleCheck(data).look(data, tuple(slice(0, side) for side in data.shape))
 
 
 def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:
@@ -205,7 +213,10 @@ def attribute(item: Any, name: str) -> Any:
     with reading(f"Attribute {name} of {item.name} in {item.file.filename}"):
         if name not in item.attrs:
             return None
-        check_count(item.attrs.get_id(name).shape or (), ATTRIBUTE_VALUES, f"Attribute {name} of {item.name}")
+        found = item.attrs.get_id(name)
+        check_count(found.shape or (), ATTRIBUTE_VALUES, f"Attribute {name} of {item.name}")
+        if found.dtype.kind == "O":  # strings and the like, which lie in a heap
+            check_heaps(Path(item.file.filename))
         value = item.attrs[name]
         return None if isinstance(value, h5py.Empty) else value
 

@@ -28,6 +28,10 @@ from ptymesh.measurement import Measurement
 CENTRE_VIEWS = 256
 #: No view that was worth keeping had less of the mean incident intensity.
 LEAST_INTENSITY = 1e-9
+#: No unit makes numbers as large as this, nor can they be squared.
+MOST_INTENSITY = 1e150
+#: Of a probe whose square, summed over a window, single precision still holds.
+LEAST_AMPLITUDE, MOST_AMPLITUDE = 1e-18, 1e15
 _SINGLE = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
 #: Bytes that preparing a scan takes at least: for each view, and for each pixel of the detector.
 VIEW_BYTES, PIXEL_BYTES = 100, 50
@@ -341,7 +345,7 @@ def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray
         bad = int(np.flatnonzero(~(np.isfinite(values) & (values > 0)))[0])
         raise BadInput(f"The incident intensity of view {selected[bad]} is {values[bad]}; it must be positive.")
     mean = float(np.mean(values / values.max())) * float(values.max())
-    if not math.isfinite(mean) or float(values.min()) / mean < LEAST_INTENSITY:
+    if mean > MOST_INTENSITY or float(values.min()) / mean < LEAST_INTENSITY:
         raise BadInput(
             f"The incident intensities of {data.path} reach from {values.min():g} to {values.max():g}, which cannot "
             f"be: correct them, or give data.intensity."
@@ -357,6 +361,7 @@ def _probe(
         return None, ()
     if raw.probe.shape[1:] != shape:
         return None, (f"The file's probe is {raw.probe.shape[1:]} pixels, its patterns {shape}: it is left out.",)
-    if not np.isfinite(raw.probe).all() or not raw.probe.any():
-        return None, ("The file's probe is zero or not finite: it is left out.",)
+    most = float(np.abs(raw.probe).max(initial=0)) if np.isfinite(raw.probe).all() else math.inf
+    if not LEAST_AMPLITUDE < most < MOST_AMPLITUDE:
+        return None, ("The file's probe is zero, or not finite, or beyond single precision: it is left out.",)
     return resampled_probe(raw.probe, window, far=far, centred=raw.centred), ()

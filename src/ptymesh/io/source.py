@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.damage import BitshuffleCheck
 from ptymesh.io.hdf5 import (
     CACHE_BYTES,
     DAMAGE,
@@ -112,6 +113,7 @@ class Hdf5Source:
         self._pid: int = -1
         self._file: Hdf5File | None = None
         self._data: h5py.Dataset | None = None
+        self._check: BitshuffleCheck
         with open_hdf5(path, follow=follow) as file, reading(f"{dataset} in {path}"):
             data = dataset_of(file, dataset)
             if axes is None:
@@ -156,9 +158,17 @@ class Hdf5Source:
         out = np.empty(shape, self._dtype)
         data = self._dataset()
         for line, start, stop, members in self._spans(views, order):
-            where = {"n": slice(start, stop), "r": line, "c": slice(start, stop), "y": rows, "x": columns}
+            where: dict[str, int | slice] = {
+                "n": slice(start, stop),
+                "r": line,
+                "c": slice(start, stop),
+                "y": rows,
+                "x": columns,
+            }
+            part = tuple(where[a] for a in self._axes)
             try:
-                block = data[tuple(where[a] for a in self._axes)]
+                self._check.look(data, part)
+                block = data[part]
             except DAMAGE as error:
                 raise BadInput(
                     f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({first_line(error)}); "
@@ -191,11 +201,13 @@ class Hdf5Source:
             cache = CACHE_BYTES if self.frames_per_chunk > 1 else LEAST_CACHE_BYTES
             self._file, self._pid = open_hdf5(self._path, cache, self._follow), os.getpid()
             self._data = dataset_of(self._file, self.name)
+            with reading(f"{self.name} in {self._path}"):
+                self._check = BitshuffleCheck(self._data)
         assert self._data is not None
         return self._data
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pid": -1, "_file": None, "_data": None}
+        return self.__dict__ | {"_pid": -1, "_file": None, "_data": None, "_check": None}
 
 
 def _never_written(data: h5py.Dataset) -> bool:
