@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ptymesh as pm
+from ptymesh.cli import main as module
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint, digests
 from ptymesh.io.results import Result
@@ -20,6 +25,8 @@ from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
+
+Resume = Callable[..., tuple[int, str]]
 
 RECIPE = """
 data: {path: scan.cxi}
@@ -54,12 +61,32 @@ def here(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def resume(here: Path, ranks: int, *options: str) -> tuple[int, str]:
-    """Status and standard error."""
-    several = ["--ranks", str(ranks)] if ranks > 1 else []
-    done = python(["-m", "ptymesh", "resume", "out", *several, *options], here, spares=ranks if ranks > 1 else 0)
-    _, err = done.communicate(timeout=120)
-    return done.returncode, err
+@pytest.fixture
+def resume(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], here: Path) -> Iterator[Resume]:
+    """Status and standard error of `ptymesh resume out`: in this process on one rank, in others on several."""
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)
+
+    def call(ranks: int, *options: str) -> tuple[int, str]:
+        if ranks > 1:
+            arguments = ["-m", "ptymesh", "resume", "out", "--ranks", str(ranks), *options]
+            done = python(arguments, here, spares=ranks)
+            _, err = done.communicate(timeout=120)
+            return done.returncode, err
+        monkeypatch.chdir(here)
+        monkeypatch.setattr(sys, "argv", ["ptymesh", "resume", "out", *options])
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        return int(left.value.code or 0), capfd.readouterr().err
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
+
+
+def files(here: Path) -> list[str]:
+    """All that a run keeps; what ranks printed is not of it."""
+    return sorted(str(path) for path in (here / "out").rglob("*") if "ranks" not in path.parts)
 
 
 def flip(path: Path) -> None:
@@ -69,25 +96,25 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_other_data_are_refused_unless_allowed(here: Path, made: Path, ranks: int) -> None:
+def test_other_data_are_refused_unless_allowed(resume: Resume, here: Path, made: Path, ranks: int) -> None:
     shutil.copy(made / "other.cxi", here / "scan.cxi")
-    before = sorted(path.name for path in (here / "out").rglob("*"))
-    status, err = resume(here, ranks)
+    before = files(here)
+    status, err = resume(ranks)
     assert status == 2 and len(err.splitlines()) == 1, err
     assert f"it is of {made / 'scan.cxi'} (fingerprint " in err and f"{here / 'scan.cxi'} (fingerprint " in err
     assert "differ in file, patterns" in err and "--other-data" in err
-    assert sorted(path.name for path in (here / "out").rglob("*")) == before
-    assert resume(here, ranks, "--other-data") == (0, "")
+    assert files(here) == before
+    assert resume(ranks, "--other-data") == (0, "")
     assert Result.load(here / "out" / "result.h5").attrs["data_path"] == str(here / "scan.cxi")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_damaged_checkpoint_is_left_for_the_one_before(here: Path, made: Path, ranks: int) -> None:
+def test_a_damaged_checkpoint_is_left_for_the_one_before(resume: Resume, here: Path, made: Path, ranks: int) -> None:
     """The data have moved, and are the same."""
     folder = here / "out" / "checkpoint"
     newest = folder / f"{checkpoint.load(folder).generation:06d}"
     flip(newest / "rank00000.h5")
-    status, err = resume(here, ranks)
+    status, err = resume(ranks)
     said = f"The checkpoint's out/checkpoint/{newest.name}/rank00000.h5 is damaged: it does not hold what was written"
     assert status == 0 and err.startswith(f"ptymesh: {said}") and len(err.splitlines()) == 1, err
     assert said in (here / "out" / "log.txt").read_text()
@@ -97,10 +124,10 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(here: Path, made: Path,
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_where_none_is_sound_that_is_said(here: Path, ranks: int) -> None:
+def test_where_none_is_sound_that_is_said(resume: Resume, here: Path, ranks: int) -> None:
     for shard in (here / "out" / "checkpoint").glob("0*/rank00000.h5"):
         flip(shard)
-    status, err = resume(here, ranks)
+    status, err = resume(ranks)
     assert status == 2 and len(err.splitlines()) == 1 and "No generation in out/checkpoint is sound" in err
     assert not (here / "out" / "result.h5").exists()
 
@@ -166,7 +193,7 @@ def test_counters_that_cannot_be(here: Path, made: Path, edit: str) -> None:
 
 
 @pytest.mark.parametrize("edit", ["meta.pop('recipe')", "meta.update(recipe=3)"])
-def test_a_checkpoint_without_a_recipe(here: Path, edit: str) -> None:
+def test_a_checkpoint_without_a_recipe(resume: Resume, here: Path, edit: str) -> None:
     change(here, edit)
-    status, err = resume(here, 1)
+    status, err = resume(1)
     assert status == 2 and "holds no recipe" in err
