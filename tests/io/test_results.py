@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.results import Result
+from ptymesh.io import digests
+from ptymesh.io.results import ObjectTiles, Result
 
 
 def example(dtype: type = np.complex64) -> Result:
@@ -150,3 +153,143 @@ def test_truncated_files(tmp_path: Path) -> None:
 def test_wrong_shapes(change: dict[str, np.ndarray], sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         Result(**{**vars(example()), **change})
+
+
+def flipped(path: Path, bit: int, content: bytes) -> None:
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(bytes(damaged))
+
+
+def fields(result: Result) -> dict[str, bytes]:
+    """All that a result says, as bytes."""
+    said: dict[str, Any] = {**vars(result), **{f"history/{name}": column for name, column in result.history.items()}}
+    said |= {f"attribute {name}": value for name, value in result.attrs.items()}
+    return {
+        name: value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+        for name, value in said.items()
+        if name not in ("history", "attrs")
+    }
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, tiled: bool) -> None:
+    """At random places of the file, and at some of every dataset; HDF5 has bytes that nothing depends on."""
+    path, written = tmp_path / "result.h5", example()
+    pieces = (((top, 0), written.object[:, top : top + 10]) for top in range(0, 40, 10))
+    written.save(path, ObjectTiles((40, 48), pieces) if tiled else None)
+    content, expected = path.read_bytes(), fields(Result.load(path))
+    with h5py.File(path) as file:
+        names = ("object", "probe", "positions_px", "positions_m", "background", "opr/weights", "history/loss")
+        starts = [file[name].id.get_offset() for name in names]
+    rng, noticed = np.random.default_rng(7), 0
+    bits = [*rng.integers(0, 8 * len(content), 30), *(8 * (start + 5) + rng.integers(0, 8) for start in starts)]
+    for bit in bits:
+        flipped(path, int(bit), content)
+        try:
+            found = fields(Result.load(path))
+        except BadInput as error:
+            assert "\n" not in str(error)
+            noticed += 1
+        else:
+            assert found == expected
+    assert noticed >= 20 + len(starts)
+
+
+def test_a_changed_attribute_is_noticed(tmp_path: Path) -> None:
+    example().save(tmp_path / "result.h5")
+    with h5py.File(tmp_path / "result.h5", "r+") as file:
+        file.attrs["final_residual"] = 0.0001
+    with pytest.raises(BadInput, match="is damaged: what it says of its datasets is not what was written"):
+        Result.load(tmp_path / "result.h5")
+
+
+def test_a_file_that_was_changed_on_purpose(tmp_path: Path) -> None:
+    """The message says which attributes to delete; a file without any is accepted."""
+    path = tmp_path / "result.h5"
+    example().save(path)
+    with h5py.File(path, "r+") as file:
+        file["object"][...] = 2
+    with pytest.raises(BadInput, match="delete the attribute xxh3_128 of the file, and that of /object"):
+        Result.load(path)
+    with h5py.File(path, "r+") as file:
+        del file.attrs["xxh3_128"], file["object"].attrs["xxh3_128"]
+    assert (Result.load(path).object == 2).all() and "xxh3_128" not in Result.load(path).attrs
+    with h5py.File(path, "r+") as file:
+        file["probe"][...] = 2
+    with pytest.raises(BadInput, match="delete the attribute xxh3_128 of the file, and that of /probe"):
+        Result.load(path)
+
+
+def test_digests_do_not_depend_on_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example().save(tmp_path / "whole.h5")
+    for size in (1, 100, 1000):
+        monkeypatch.setattr(digests, "SLAB_BYTES", size)
+        assert fields(Result.load(tmp_path / "whole.h5")) == fields(Result.load(tmp_path / "whole.h5"))
+
+
+def put(name: str, value: Any, **how: Any) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        if name in file:
+            del file[name]
+        if isinstance(value, h5py.SoftLink | h5py.ExternalLink):
+            file[name] = value
+        elif isinstance(value, tuple):
+            file.create_dataset(name, *value, **how)
+        else:
+            file.create_dataset(name, data=value, **how)
+
+    return change
+
+
+def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
+    return lambda file: file["object"].attrs.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (put("object", np.full((1, 4, 4), np.nan + 0j)), "The object of .* not finite"),
+        (put("probe", np.full((1, 16, 12), np.inf + 0j)), "The probe of .* not finite"),
+        (put("positions_px", np.full((7, 2), np.nan)), "The positions_px of .* not finite"),
+        (put("opr/weights", np.full((7, 1), np.nan)), "The weights of .* not finite"),
+        (put("opr/weights", np.ones((7, 3))), r"weights of .* has shape \(7, 3\); it should be \(7, 1\)"),
+        (put("background", np.ones((3, 3))), r"background of .* has shape \(3, 3\)"),
+        (put("object", np.ones((1, 4, 4), np.clongdouble)), "where complex numbers should be"),
+        (put("object", "text"), "holds text, where complex numbers should be"),
+        (put("positions_px", np.ones((7, 2), complex)), "where real numbers or integers should be"),
+        (put("recipe", 3.0), "holds float64, where text should be"),
+        (put("history/loss", np.ones(4, complex)), "holds complex128, where real numbers"),
+        (put("history", 3), "/history of .* is a dataset"),
+        (put("history", h5py.ExternalLink("other.h5", "/")), "history of .* is a link to elsewhere"),
+        (put("probe", h5py.SoftLink("/object")), "probe of .* is a link to elsewhere"),
+        (put("object", ((1, 1 << 20, 1 << 20), "c8")), "declares 8.8 TB and holds 0 bytes"),
+        (put("object", ((1, 1 << 20, 1 << 20), "c8"), chunks=(1, 256, 256), compression="gzip"), "declares 8.8 TB"),
+        (put("probe", ((1, 16, 12), "c8"), external=[("elsewhere", 0, 9999)]), "lie in other files"),
+        (put("probe", h5py.Empty("c8")), "probe of .* is empty"),
+        (attribute("pixel_size_m", (-1e-8, 1e-8)), "pixel_size_m of .* should be 2 positive numbers"),
+        (attribute("pixel_size_m", 1e-8), "pixel_size_m of"),
+        (attribute("pixel_size_m", "small"), "pixel_size_m of .* is small; it should be 2 positive numbers"),
+        (attribute("slice_spacing_m", np.nan), "slice_spacing_m of .* is nan; it should be a number"),
+        (attribute("tilt_rad", (1.0, np.inf)), "tilt_rad of .* should be 2 numbers"),
+    ],
+)
+def test_contents_that_cannot_be(tmp_path: Path, change: Callable[[h5py.File], None], sentence: str) -> None:
+    """In a file without digests, as another program may have written it."""
+    path = tmp_path / "result.h5"
+    example().save(path)
+    with h5py.File(path, "r+") as file:
+        change(file)
+        del file.attrs["xxh3_128"]
+    with pytest.raises(BadInput, match=sentence) as error:
+        Result.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "long", "zero"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    path = {"fifo": tmp_path / "fifo.h5", "long": tmp_path / ("x" * 300), "zero": tmp_path / "zero\0.h5"}[kind]
+    if kind == "fifo":
+        os.mkfifo(path)
+    with pytest.raises(BadInput, match=r"not a regular file|cannot be read|no file"):
+        Result.load(path)
