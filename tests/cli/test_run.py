@@ -393,7 +393,7 @@ def test_the_log_of_an_earlier_run_is_kept(
     ("out", "sentence"),
     [
         ("/proc/ptymesh/out", "/proc/ptymesh/out cannot be written to"),
-        ("x" * 256, "cannot be a folder (File name too long); choose another one with --out."),
+        ("x" * 256, "cannot be a folder (File name too long); choose another with --out."),
         ("~nosuch/x", "~nosuch/x begins with ~, which stands for no folder here; write it in full, from / on."),
         ("a\0b", "holds a NUL character"),
         ("", "--out is empty; give the name of a folder."),

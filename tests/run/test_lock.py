@@ -90,9 +90,7 @@ def test_who_holds_it_may_hold_it_again(tmp_path: Path) -> None:
 def test_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     with process(HOLD, tmp_path) as holder:
         assert holder.stdout.readline() == "held\n"
-        said = (
-            rf"is in use: process {holder.pid} on \S+ has been writing there since \d+-\d+-\d+ .*; wait until"
-        )
+        said = rf"is in use: process {holder.pid} on \S+ has been writing there since \d+-\d+-\d+ .*; wait until"
         with pytest.raises(BadInput, match=said), hold(tmp_path):
             pass
         holder.send_signal(signal.SIGSTOP)
