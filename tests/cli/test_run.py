@@ -188,6 +188,9 @@ def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monk
 
     def launch(arguments: list[str], ranks: int, *, log_dir: Path, **options: Any) -> int:
         wanted = {"PTYMESH_BATCH_TIMEOUT": "9.0", "PTYMESH_BACKEND": "gloo", "PTYMESH_INTERFACE": "lo"}
+        assert (
+            Path("out/.lock").exists() and options["environment"].pop("PTYMESH_LOCK") in Path("out/.lock").read_text()
+        )
         assert options == {"max_restarts": 2, "environment": wanted, "bind": False}
         calls.append((arguments, ranks, log_dir))
         return 3
@@ -345,11 +348,108 @@ def test_demo_leaves_other_folders_alone(run: Run, tmp_path: Path) -> None:
     )
 
 
-def test_names_that_are_taken(run: Run, made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("checkpoint", "file", "out holds a file named checkpoint; move it away"),
+        ("ranks", "file", "out holds a file named ranks; move it away"),
+        ("result.h5", "folder", "out/result.h5 is not a plain file; move it away"),
+        ("log.txt", "pipe", "out/log.txt is not a plain file; move it away"),
+        ("metrics.jsonl", "link", "out/metrics.jsonl is a link to nothing; move it away"),
+        ("object.png", "pipe", "out/object.png is not a plain file; move it away"),
+        ("result.h5", "device", "out/result.h5 is not a plain file; move it away"),
+    ],
+)
+def test_names_that_are_taken(run: Run, made: Path, tmp_path: Path, name: str, kind: str, sentence: str) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "checkpoint").write_text("mine")
+    path = tmp_path / "out" / name
+    make: dict[str, Callable[[], Any]] = {
+        "file": lambda: path.write_text("mine"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to("nowhere"),
+        "device": lambda: path.symlink_to("/dev/full"),
+    }
+    make[kind]()
     status, _, err = run("run", made / "recipe.yaml", "--force")
-    assert status == 2 and "holds a file named checkpoint" in err and files(tmp_path / "out") == {"checkpoint"}
+    assert status == 2 and sentence in err and len(err.splitlines()) == 1 and files(tmp_path / "out") == {name}
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl"])
+def test_the_log_of_an_earlier_run_is_kept(
+    run: Run, made: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("precious")
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 2 and f"out/{name} is of an earlier run; choose another folder with --out" in err
+    assert (tmp_path / "out" / name).read_text() == "precious" and files(tmp_path / "out") == {name}
+    running.refuse_to_overwrite(tmp_path / "out", force=True)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    running.refuse_to_overwrite(tmp_path / "out", force=False)
+
+
+@pytest.mark.parametrize(
+    ("out", "sentence"),
+    [
+        ("/proc/ptymesh/out", "/proc/ptymesh/out cannot be written to"),
+        ("x" * 256, "cannot be a folder (File name too long); choose another with --out."),
+        ("~nosuch/x", "~nosuch/x begins with ~, which stands for no folder here; write it in full, from / on."),
+        ("a\0b", "holds a NUL character"),
+        ("", "--out is empty; give the name of a folder."),
+    ],
+)
+def test_folders_that_cannot_be(run: Run, made: Path, tmp_path: Path, out: str, sentence: str) -> None:
+    status, _, err = run("run", made / "recipe.yaml", "--out", out)
+    assert status == 2 and sentence in " ".join(err.split()) and files(tmp_path) == set()
+
+
+def test_two_runs_in_one_folder(made: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused, forced or not, on one rank or two, and so is a resumption; once the first is killed, it
+    is not."""
+    settings = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=1"]
+    first = python(["-m", "ptymesh", "run", str(made / "recipe.yaml"), *settings], tmp_path)
+    out, end = tmp_path / "out", time.monotonic() + 60
+    while not checkpoint.exists(out / "checkpoint"):
+        assert first.poll() is None and time.monotonic() < end, first.communicate()
+        time.sleep(0.02)
+    for others in (["run", made / "recipe.yaml"], ["run", made / "recipe.yaml", "--force"], ["resume", "out"]):
+        for ranks in ([], ["--ranks", 2]):
+            status, said, err = run(*others, *ranks)
+            assert (status, said) == (2, "") and len(err.splitlines()) == 1
+            assert f"out is in use: process {first.pid} on " in err and "has been writing there since 2" in err
+    assert first.poll() is None
+    first.kill()
+    first.communicate(timeout=60)
+    assert (out / ".lock").exists() and not (out / "result.h5").exists()
+    with monkeypatch.context() as patch:
+        stop_after(patch, len(epochs(out)) + 2)
+        status, _, err = run("resume", "out")
+    assert (status, err) == (75, "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n")
+    assert files(out) == {"checkpoint", "log.txt", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("gone", ["closed", "full", "pipe"])
+def test_nobody_reads_what_it_says(made: Path, tmp_path: Path, gone: str, ranks: int) -> None:
+    """Standard output and error go away in all the ways they can; the run ends with status 0, and its result."""
+    where = {"closed": "os.close({n})", "full": "os.dup2(os.open('/dev/full', 1), {n})", "pipe": "os.dup2(w, {n})"}[
+        gone
+    ]
+    command = ["ptymesh", "run", str(made / "recipe.yaml"), "--ranks", str(ranks), "--device", "cpu"]
+    code = "\n".join(
+        [
+            f"import os, sys; r, w = os.pipe(); os.close(r); sys.argv = {command}",
+            *(where.format(n=number) for number in (1, 2)),
+            *(["sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None"] if gone == "closed" else []),
+            "from ptymesh.cli.main import main; main()",
+        ]
+    )
+    done = python(["-c", code], tmp_path, spares=ranks if ranks > 1 else 0)
+    done.communicate(timeout=120)
+    assert done.returncode == 0 and epochs(tmp_path / "out") == [1, 2, 3, 4]
+    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
+    Result.load(tmp_path / "out" / "result.h5")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,13 @@ import io
 import json
 import math
 import re
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
+from ptymesh.errors import BadInput
 from ptymesh.run import callbacks
 from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, plan, summary, watchers
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
@@ -196,3 +198,30 @@ def test_a_fresh_start_removes_an_earlier_run_and_a_resumed_one_does_not(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2
     FreshStart().start(info(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing may grow beyond a size, which is how a full disk looks; the files end with whole lines."""
+    log, metrics, run = LogFile(), MetricsFile(), info(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log.start(run)
+    metrics.start(run)
+    play(metrics, run, last=2)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        for watching in (log, metrics):
+            play(watching, run, first=2)
+            watching.finish("done")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(rows(tmp_path / "metrics.jsonl")) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 2 and all("cannot be written any more (File too large); the run goes on" in line for line in err)
+
+
+def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    for watching, name in ((LogFile(), "log.txt"), (MetricsFile(), "metrics.jsonl")):
+        (tmp_path / name).mkdir()
+        with pytest.raises(BadInput, match=f"{name} is not a plain file"):
+            watching.start(info(tmp_path))

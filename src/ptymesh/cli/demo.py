@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh.cli.launching import folder
+
 if TYPE_CHECKING:
     from ptymesh.compare import Comparison
 
@@ -26,7 +28,9 @@ VIEWS, WINDOW = 200, 64
 
 def command(
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes to start on this machine.")] = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for everything that is made.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Folder for everything that is made.")] = Path(
+        "demo"
+    ),
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
     from ptymesh.cli.launching import Launching

@@ -25,6 +25,13 @@ Settings = Annotated[
 ]
 
 
+def folder(name: str | Path) -> Path:
+    """Of an option; an empty name would be the working folder."""
+    if not str(name):
+        raise typer.BadParameter("--out is empty; give the name of a folder.")
+    return Path(name)
+
+
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each field of the dataclasses among its parameters."""
     hints = get_type_hints(command, include_extras=True)

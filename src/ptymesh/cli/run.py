@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, spread
+from ptymesh.cli.launching import Holding, Launching, Settings, folder, spread
 
 
 @spread
@@ -16,7 +16,9 @@ def command(
     how: Launching,
     room: Holding,
     set_: Settings = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder, instead of the recipe's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder, instead of the recipe's.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
