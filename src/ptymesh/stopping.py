@@ -83,6 +83,11 @@ def over() -> None:
     _change(False, _sentence)
 
 
+def speaks() -> bool:
+    """Whether this process says that it stops; one of the ranks does."""
+    return _speaks
+
+
 def sentence() -> str:
     """What a process says that leaves at once, or because others have left."""
     return _sentence
