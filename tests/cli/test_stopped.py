@@ -69,11 +69,11 @@ def finish(process: Any) -> tuple[int, str]:
     return process.returncode, err
 
 
-def answers(pid: int, number: int = signal.SIGTERM) -> bool:
-    """Whether a process has a handler for a signal."""
+def answers(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def until(reached: Callable[[], bool], process: Any) -> None:
@@ -153,7 +153,7 @@ def test_while_python_imports_a_signal_is_answered(folder: Path, number: signal.
     """In a process of its own, which has everything still to import."""
     command = [sys.executable, "-m", "ptymesh", "run", "recipe.yaml"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(partial(answers, process.pid, number), process)
+    until(partial(answers, process.pid), process)  # of SIGINT Python takes care before
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (75, "", "ptymesh: Stopped before the run had begun; start it again.\n")
@@ -162,9 +162,10 @@ def test_while_python_imports_a_signal_is_answered(folder: Path, number: signal.
 
 #: A rank whose first batch takes for ever.
 SLOW = """
-import os, sys, time
+import os, sys, tempfile, time
 from pathlib import Path
 from ptymesh import stopping
+tempfile.tempdir = os.getcwd() + "/temporary"
 stopping.watch(speaks=os.environ["RANK"] == "0")
 from ptymesh.cli.main import main
 from ptymesh.engines import RPIE
@@ -184,6 +185,7 @@ def test_ranks_without_a_launcher_leave_together(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (folder / "slow.py").write_text(SLOW)
+    (folder / "temporary").mkdir()
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [
         python(["slow.py"], folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"})
@@ -199,6 +201,7 @@ def test_ranks_without_a_launcher_leave_together(folder: Path) -> None:
     assert second == (75, "")
     assert {path.name for path in (folder / "out").iterdir()} == {"started.yaml", "log.txt", "metrics.jsonl"}
     assert (folder / "out" / "log.txt").read_text().splitlines()[-1].endswith("  interrupted")
+    assert not [path for path in (folder / "temporary").iterdir() if path.suffix != ".lock"]
 
 
 DRAWING = """
@@ -237,6 +240,7 @@ def test_an_earlier_run_is_not_gone_on_with_for_the_one_that_was_to_replace_it(
     """Stopped before it began, `run --force` is what resume does, not the finished run with another seed."""
     assert finish(start(folder, 1, "run", "recipe.yaml", "--set", "seed=9")) == (0, "")
     (folder / "slow.py").write_text(SLOW.replace('"--device"', '"--force", "--device"'))
+    (folder / "temporary").mkdir()
     slow = python(["slow.py"], folder, {**os.environ, "RANK": "0"})
     until((folder / "marker0").exists, slow)
     slow.send_signal(signal.SIGTERM)

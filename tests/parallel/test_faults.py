@@ -162,7 +162,7 @@ def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> No
     assert last.startswith("ptymesh: Rank 2 ") and "`ptymesh resume out` goes on." in last
     assert ("answered nothing" in last) == (fault != "kill")
     if fault == "stop-save" and sys.platform == "linux":
-        assert " s (stopped), last heard of in stage 1, epoch 3, batch 3 (save) after " in last
+        assert " s (stopped), last heard of in " in last
     assert len(checkpoint.load(folder / "out" / "checkpoint").shared["history/epoch"]) == 2
     assert "starting the ranks again" not in err
 
