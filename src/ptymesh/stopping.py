@@ -28,6 +28,9 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SI
 #: Seconds that what is to be tidied up may take.
 TIDY_S = 3.0
 
+#: Set by the launcher: what its ranks say until they know better.
+SAYING = "PTYMESH_STOPPED_SAYING"
+
 BEFORE = "Stopped before the run had begun; start it again."
 
 _lock = threading.RLock()
@@ -41,7 +44,8 @@ def watch(speaks: bool = True) -> None:
 
     Signals that are ignored (nohup) go on being ignored.
     """
-    global _watching, _at_once, _speaks
+    global _watching, _at_once, _speaks, _sentence
+    _sentence = os.environ.pop(SAYING, BEFORE)
     if _watching or not hasattr(signal, "set_wakeup_fd"):
         return
     _watching, _at_once, _speaks = True, True, speaks
@@ -81,6 +85,11 @@ def held() -> None:
 def over() -> None:
     """No signal changes how this process ends."""
     _change(False, _sentence)
+
+
+def speaks() -> bool:
+    """Whether this process says that it stops; one of the ranks does."""
+    return _speaks
 
 
 def sentence() -> str:

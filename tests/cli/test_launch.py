@@ -152,7 +152,7 @@ def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
         (["gone.py"], "There is no program gone.py; check the path."),
         (["-n", "0", "there.py"], "--ranks is 0; give 1 or more."),
         (["-n", "2", "--backend", "mpi", "there.py"], "Backend 'mpi' is unknown"),
-        (["-n", "2", "--batch-timeout", "-1", "there.py"], "--batch-timeout is -1.0"),
+        (["-n", "2", "--batch-timeout", "-1", "there.py"], "--timeout is -1.0"),
         (["--max-restarts", "2", "there.py"], "--max-restarts starts failed ranks again"),
     ],
 )
@@ -175,12 +175,12 @@ def test_options_reach_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "show.py").write_text(
         "import os, sys; from pathlib import Path\n"
-        "names = 'PTYMESH_DEVICE PTYMESH_BACKEND PTYMESH_INTERFACE PTYMESH_BATCH_TIMEOUT TORCHELASTIC_RESTART_COUNT'\n"
+        "names = 'PTYMESH_DEVICE PTYMESH_BACKEND PTYMESH_INTERFACE PTYMESH_TIMEOUT TORCHELASTIC_RESTART_COUNT'\n"
         "said = ' '.join(os.environ.get(name, '-') for name in names.split())\n"
         "Path('said.txt').write_text(said)\n"
         "sys.exit(1 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1' else 0)\n"
     )
-    options = ["-n", "2", "--device", "cpu", "--backend", "gloo", "--interface", "lo", "--batch-timeout", "7"]
+    options = ["-n", "2", "--device", "cpu", "--backend", "gloo", "--interface", "lo", "--timeout", "7"]
     monkeypatch.setattr(sys, "argv", ["ptymesh", "launch", *options, "--max-restarts", "1", "show.py"])
     with pytest.raises(SystemExit) as left:
         main()

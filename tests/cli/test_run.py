@@ -187,7 +187,7 @@ def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monk
     calls = []
 
     def launch(arguments: list[str], ranks: int, *, log_dir: Path, **options: Any) -> int:
-        wanted = {"PTYMESH_BATCH_TIMEOUT": "9.0", "PTYMESH_BACKEND": "gloo", "PTYMESH_INTERFACE": "lo"}
+        wanted = {"PTYMESH_TIMEOUT": "9.0", "PTYMESH_BACKEND": "gloo", "PTYMESH_INTERFACE": "lo"}
         assert (
             Path("out/.lock").exists() and options["environment"].pop("PTYMESH_LOCK") in Path("out/.lock").read_text()
         )
@@ -208,7 +208,7 @@ def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monk
     [
         (["--ranks", "0"], "--ranks is 0; give 1 or more."),
         (["--ranks", "2", "--device", "cuda:0"], "names one GPU"),
-        (["--ranks", "2", "--batch-timeout", "0"], "--batch-timeout is 0.0; give a number of seconds above 0."),
+        (["--ranks", "2", "--batch-timeout", "0"], "--timeout is 0.0; give a number of seconds above 0."),
         (["--ranks", "2", "--max-restarts", "-1"], "--max-restarts is -1; give 0 or more."),
     ],
 )

@@ -9,6 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from ptymesh.cli import slurm
 from ptymesh.cli.main import main
@@ -71,6 +73,14 @@ def test_every_option_is_in_the_script(script) -> None:  # type: ignore[no-untyp
         (["--time", "soon"], "--time is 'soon'; give it as HH:MM:SS"),
         (["--time", "00:09:00"], "give more than 10 minutes"),
         (["--cpus-per-task", "0"], "--cpus-per-task is 0"),
+        (["--time", "٣٠"], "--time is '٣٠'; give it as HH:MM:SS"),
+        (["--partition", "gpu\ntouch injected"], "--partition is 'gpu\\ntouch injected'; give a name of letters"),
+        (["--account", "lab --wrap=x"], "--account is 'lab --wrap=x'; give a name of letters"),
+        (["--partition", "-x"], "--partition is '-x'; give"),
+        (["--interface", "ib0\n"], "--interface is 'ib0\\n'; give one without line breaks"),
+        (["--out", "a\rb"], "The output folder is 'a\\rb/checkpoint/manifest.json'; give one without line breaks"),
+        (["--container", "say 'hello"], '--container is "say \'hello" (No closing quotation); close every quotation'),
+        (["--container", "a\x1b.sif"], "--container is 'a\\x1b.sif'; give one without"),
     ],
 )
 def test_refused(script, options: list[str], sentence: str) -> None:  # type: ignore[no-untyped-def]
@@ -135,3 +145,117 @@ def test_it_checkpoints_requeues_and_resumes(script, tmp_path: Path) -> None:  #
     # a step that has ended before anybody looks
     early = (tmp_path / "job.sh").read_text().replace("step=$!\n", "step=$!\nsleep 0.5\n")
     assert subprocess.run(["bash", "-c", early], env=environ, timeout=30).returncode == 3
+
+
+#: What may do harm in a script, and what names are made of.
+PIECES = [
+    "\n",
+    "\r",
+    "touch injected",
+    ";",
+    "&",
+    "|",
+    "$(touch injected)",
+    "`touch injected`",
+    "'",
+    '"',
+    "\\",
+    "#",
+    " ",
+]
+PIECES += [
+    "${PATH}",
+    ">injected",
+    "<(touch injected)",
+    "!",
+    "*",
+    "~",
+    "-",
+    "--wrap=x",
+    "é",
+    "a",
+    "7",
+    ".",
+    "/",
+    "\u2028",
+    "%",
+]
+ANY = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+PLACES = ("recipe", "out", "partition", "account", "interface", "container")
+#: Stand for srun and whatever is put before ptymesh: the words that they got, one a line, after the number of words.
+TELL = '#!/bin/bash\necho "$#" >> said\nprintf "%s\\n" "$@" >> said\n'
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("turns")
+    (folder / "bin").mkdir()
+    for name in ("srun", "scontrol", "ptymesh", "apptainer"):
+        (folder / "bin" / name).write_text(TELL)
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.fixed_dictionaries(dict.fromkeys(PLACES, ANY)))
+@example(dict(zip(PLACES, ("my recipe", "my out", "p100", "lab", "ib0", "podman run img"), strict=True)))
+@example(dict(zip(PLACES, ("-x", "-y", "a,b", "l@b", "$(touch injected)", "podman; touch injected"), strict=True)))
+@example(
+    dict(zip(PLACES, ("$(touch injected)", "`touch injected`", "p", "l", "';touch injected;'", "a b.sif"), strict=True))
+)
+def test_nothing_that_is_given_is_executed(turns: Path, given: dict[str, str]) -> None:
+    """With words of all kinds in every place: refused in one sentence, or handed on as they are."""
+    folder, environ = turns, {"PATH": f"{turns / 'bin'}:/usr/bin:/bin"}
+    name = (given["recipe"].replace("/", "_") or "recipe") + ".yaml"
+    (folder / name).write_text(RECIPE)
+    out = given["out"] or "out"
+    options = {name: given[name] or "x" for name in ("partition", "account", "interface", "container")}
+    try:
+        text = written(folder, name, out, options)
+    except BadInput as error:
+        assert "\n" not in str(error)
+        return
+    finally:
+        (folder / name).unlink()
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    (folder / "said").unlink(missing_ok=True)
+    before = sorted(folder.iterdir())
+    ran = subprocess.run(["bash", "-c", text], cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", "")
+    assert sorted(folder.iterdir()) == sorted([*before, folder / "said"]), "nothing else was done"
+    count, *words = (folder / "said").read_text().split("\n")[:-1]
+    assert int(count) == len(words)
+    plain = [str(Path(out)), "--device", "cuda", "--interface", options["interface"]]
+    plain[0] = f"./{plain[0]}" if plain[0].startswith("-") else plain[0]
+    assert words[-5:] == plain and words[-6] == "--out"
+    assert words[-7] == (f"./{name}" if name.startswith("-") else name) and words[-9:-7] == ["ptymesh", "run"]
+    own = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert len(own) == 11 and own[-2:] == [f"#SBATCH --{key}={options[key]}" for key in ("partition", "account")]
+
+
+def written(folder: Path, recipe: str, out: str, options: dict[str, str]) -> str:
+    """The script, of the command itself."""
+    import contextlib
+    import io
+
+    said, before = io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(said):
+            slurm.command(Path(recipe), out=Path(out), **options)  # type: ignore[arg-type]
+    finally:
+        os.chdir(before)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("there", ["my out/checkpoint/manifest.json", "my out/started.yaml"])
+def test_what_was_interrupted_is_resumed(script, tmp_path: Path, there: str) -> None:  # type: ignore[no-untyped-def]
+    _, text, _ = script("--gpus-per-node", "0")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN.replace('exec "$@"', "exit 0"))
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    (tmp_path / there).parent.mkdir(parents=True)
+    (tmp_path / there).touch()
+    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", "-c", text], env=environ, timeout=30).returncode == 0
+    assert (tmp_path / "calls").read_text().startswith("srun --kill-on-bad-exit=0 ptymesh resume my out --device cpu")

@@ -18,6 +18,7 @@ settle()
 from ptymesh.cli import main as module  # noqa: E402
 from ptymesh.engines import RPIE  # noqa: E402
 from ptymesh.parallel import watchdog  # noqa: E402
+from ptymesh.run.state import RunState  # noqa: E402
 
 # half as long, or less; but not the grace in which a rank that fails says why
 watchdog.TICK_S, watchdog.SILENT_S, watchdog.LOOK_S = 0.2, 2.0, 2.0
@@ -44,12 +45,22 @@ def pause() -> None:
         time.sleep(0.01)
 
 
+def stop_when_saving() -> None:
+    """The next checkpoint finds this process stopped."""
+
+    def save(self: RunState, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    RunState.save = save  # type: ignore[method-assign]
+
+
 FAULTS = {
     "raise": lambda: 1 / 0,
     "kill": lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL)),  # two pulses more
     "hang": lambda: time.sleep(600),
     "pause": pause,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop-save": stop_when_saving,
     "full": full_disk,
     "memory": memory,
 }

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
-from ptymesh.parallel.watchdog import Post, judge
+from ptymesh.parallel import pulse, watchdog
+from ptymesh.parallel.watchdog import Post, judge, stilled
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
@@ -46,7 +48,7 @@ sys.exit(
         log_dir=Path("logs"),
         program=(faulty,),
         max_restarts=int(restarts),
-        environment={"PTYMESH_BATCH_TIMEOUT": timeout},
+        environment={"PTYMESH_TIMEOUT": timeout},
     )
 )
 """
@@ -60,7 +62,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 def start(folder: Path, ranks: int, fault: str, rank: int, epoch: int = 3, restarts: int = 0) -> Any:
     """`ptymesh run` on `ranks` ranks, of which one has a fault."""
     faults = [fault, str(rank), str(epoch), str(folder / "marker")]
-    timeout = BATCH_TIMEOUT_S if fault in ("hang", "stop") else 60.0
+    timeout = BATCH_TIMEOUT_S if fault in ("hang", "stop", "stop-save") else 60.0
     launcher = ["-c", LAUNCHER, str(ranks), str(restarts), str(timeout), str(FAULTY)]
     spares = ranks * (1 + (restarts > 0))
     return python([*launcher, *faults, "run", "recipe.yaml", "--device", "cpu"], folder, spares=spares)
@@ -148,17 +150,19 @@ def test_a_lost_rank_is_named_and_the_restarted_run_ends_as_if_nothing_had_been(
     assert_same(folder, undisturbed[ranks])
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize("fault", ["kill", "stop", "stop-save"])
 def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
     process = start(folder, 3, fault, 2)
     until_marked(folder, process)
     began = time.monotonic()
     status, err = finish(process)
-    stated = (BATCH_TIMEOUT_S if fault == "stop" else 0) + 45  # 25 and more on a busy machine
+    stated = (0 if fault == "kill" else BATCH_TIMEOUT_S) + 45  # 25 and more on a busy machine
     assert status == 1 and time.monotonic() - began < stated, err
     last = err.splitlines()[-1]
     assert last.startswith("ptymesh: Rank 2 ") and "`ptymesh resume out` goes on." in last
-    assert ("answered nothing" in last) == (fault == "stop")
+    assert ("answered nothing" in last) == (fault != "kill")
+    if fault == "stop-save" and sys.platform == "linux":
+        assert " s (stopped), last heard of in " in last
     assert len(checkpoint.load(folder / "out" / "checkpoint").shared["history/epoch"]) == 2
     assert "starting the ranks again" not in err
 
@@ -273,3 +277,62 @@ def test_ranks_that_left_or_never_came() -> None:
     assert found and found[0] == 1 and "has ended while others wait" in found[1]
     found = judged(post(6, True, 61), None)
     assert found and found[0] == 1 and "never been heard of" in found[1]
+
+
+def test_a_stopped_process_is_told_from_one_that_is_busy() -> None:
+    """In any phase; by what this machine says of the process, or where it cannot say, by a longer silence."""
+    space = watchdog.pid_space()
+    if not space:
+        pytest.skip("finds processes in /proc")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        there = replace(post(5, False, 1, "save", 600), pid=process.pid, space=space)
+        silent = {0: 0.0, 1: 7.0}
+        assert stilled({0: post(), 1: there}, silent, 5, space) is None, "it lives, so it is busy"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert stilled({0: post(), 1: there}, silent, 8, space) is None, "not for long enough"
+        found = stilled({0: post(), 1: there}, silent, 5, space)
+        assert found and found[0] == 1 and "has answered nothing for 7 s (stopped)" in found[1]
+        assert stilled({0: post(), 1: replace(there, space="")}, silent, 5, space) is None
+        assert stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, space)
+        assert stilled({0: post(), 1: replace(there, phase="left")}, silent, 5, space) is None
+    finally:
+        process.kill()
+        process.communicate()
+    found = stilled({0: post(), 1: there}, silent, 5, space)
+    assert found and "(gone)" in found[1]
+
+
+def test_a_job_that_was_suspended_as_a_whole_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    dogs = [watchdog.Watchdog(store, pulse.Pulse(phase="batch", waiting=rank == 0), rank, 2) for rank in range(2)]
+    now = time.monotonic()
+    for dog in dogs:
+        dog._forgive()
+        assert dog._tick() is None
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1000)  # both stood still; the first to wake looks at the other
+    dogs[0]._forgive()
+    assert dogs[0]._tick() is None and dogs[0]._posts()[1] == {0: 0.0, 1: 0.0}
+
+
+@pytest.mark.parametrize("name", ["PTYMESH_TIMEOUT", "PTYMESH_BATCH_TIMEOUT"])
+def test_one_number_bounds_every_phase(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PTYMESH_TIMEOUT", raising=False)
+    assert pulse.budgets() == pulse.BUDGETS_S
+    expected = {
+        "5": (5, 300, 300, 300, 3600),
+        "40": (40, 1200, 400, 300, 3600),
+        "60": (60, 1800, 600, 300, 3600),
+        "700": (700, 1800, 700, 700, 3600),
+        "5000": (5000, 5000, 5000, 5000, 5000),
+    }
+    for given, seconds in expected.items():
+        monkeypatch.setenv(name, given)
+        found = pulse.budgets()
+        assert tuple(found[phase] for phase in ("batch", "read", "save", "join", "script")) == seconds
+        assert found["save"] == found["compile"] == found["report"]
+    for odd in ("0", "-1", "nan", "inf", "soon"):
+        monkeypatch.setenv(name, odd)
+        with pytest.raises(BadInput, match=name):
+            pulse.budgets()

@@ -40,7 +40,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_stops_between_batches(number: signal.Signals) -> None:
     process = start()
     process.send_signal(number)

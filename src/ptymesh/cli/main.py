@@ -99,7 +99,8 @@ def main() -> None:
     except PtymeshError as error:
         if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _report(error, str(error))
+        if stopping.speaks() or not isinstance(error, Interrupted):  # of which all ranks know
+            _report(error, str(error))
         sys.exit(error.exit_status)
     except Exception as error:
         where = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."

@@ -24,14 +24,16 @@ def command(
     """Reconstruct what a recipe says, on any number of ranks."""
     from ptymesh.cli.running import execute, owned, refuse_to_overwrite, restarted
     from ptymesh.io import checkpoint
+    from ptymesh.run import started
     from ptymesh.run.recipe import load_recipe
 
     settings = [*(set_ or ()), *room.settings]
     loaded = load_recipe(recipe, settings, out)
     again = restarted()
-    with owned(loaded.output.dir):
-        refuse_to_overwrite(loaded.output.dir, force=force or again)
-        arguments = ["run", str(recipe), "--device", how.device, "--out", str(loaded.output.dir)]
+    folder = loaded.output.dir
+    with owned(folder):
+        refuse_to_overwrite(folder, force=force or again)
+        arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
-        resume = again and checkpoint.exists(loaded.output.dir / "checkpoint")
+        resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None
         execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)

@@ -217,7 +217,7 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
         typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
     elif recipe.output.figures:
         # what is written is safe, and figures can be drawn again
-        stopping.at_once(f"Stopped while figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
+        stopping.at_once(f"Stopped before all figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
         from ptymesh.io import load_measurement
         from ptymesh.io.results import Result
         from ptymesh.run.figures import compared_patterns, write_figures

@@ -155,6 +155,7 @@ def _environment(
         "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
         "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
         LAUNCHER: os.getpid(),
+        stopping.SAYING: stopping.sentence(),
         OUTPUT: logs / f"rank{rank}.txt" if rank or not terminal else "",
         CORES: ",".join(map(str, cpus)),
     }

@@ -52,6 +52,7 @@ def enter(place: Place, watchdog: Watchdog) -> None:
         _hush(place)
         _previous_hook, sys.excepthook = sys.excepthook, _hook
         atexit.register(_leave)
+        stopping.before_leaving(_forget_heard)
     _watchdog = watchdog
 
 
@@ -64,7 +65,7 @@ def account_for(error: BaseException) -> str | None:
     global _failed
     if _watchdog is None:
         return None
-    _failed = True
+    _failed = not isinstance(error, Interrupted)
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         found = _watchdog.explain()
         said = found.sentence if found else f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
