@@ -46,7 +46,7 @@ def fetch(name: str) -> Path:
     """
     import pooch
 
-    if name not in SAMPLES:
+    if not isinstance(name, str) or name not in SAMPLES:
         raise BadInput(f"There is no sample {name!r}; known are {', '.join(SAMPLES)}.")
     sample, folder = SAMPLES[name], sample_folder()
     try:

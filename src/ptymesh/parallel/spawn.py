@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from ptymesh.errors import PtymeshError
-from ptymesh.parallel.launch import launch
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.launch import MOST_RANKS, launch
 from ptymesh.parallel.place import world
 from ptymesh.parallel.spawned import ADDRESS, KEY
 
@@ -32,9 +32,18 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
     """
     if world().size > 1:
         raise PtymeshError("spawn was called on a rank; call it once, from a process that is alone.")
+    if not callable(function):
+        raise BadInput(f"The function is of type {type(function).__name__}; give one that can be called.")
+    for name, number in (("ranks", ranks), ("threads_per_rank", threads_per_rank)):
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if (number is not None or name == "ranks") and not (whole and 1 <= number <= MOST_RANKS):  # type: ignore[operator]
+            raise BadInput(f"{name} is of type {type(number).__name__}, or out of range; give a whole number from 1 to {MOST_RANKS}.")
     from numba import cloudpickle
 
-    call = cloudpickle.dumps((function, arguments, list(sys.path)))
+    try:
+        call = cloudpickle.dumps((function, arguments, list(sys.path)))
+    except Exception as error:  # whatever an object says that cannot travel
+        raise BadInput(f"The function or its arguments cannot be sent to other processes: {error}.") from error
     key = os.urandom(32)
     answers: dict[int, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="ptymesh-spawn-") as folder:
