@@ -42,7 +42,7 @@ def _one_line(value: Any) -> str:
     return " ".join(str(value).split())[:80]
 
 
-def _sides(shape: Any) -> list[int]:
+def _sides(shape: Any) -> list[Any]:
     """Those of a window's sides that are whole numbers above zero."""
     sides = shape if isinstance(shape, tuple | list) else ()
     return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]

@@ -106,7 +106,9 @@ def made(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "huge", "bytes", "utf16", "device", "home", "long", "through"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "pipe", "loop", "huge", "bytes", "utf16", "device", "home", "long", "through"]
+)
 def test_files_that_are_no_recipes(tmp_path: Path, kind: str) -> None:
     there = made(tmp_path / "r.yaml", "bytes") if kind == "through" else tmp_path
     special = {"device": Path("/dev/zero"), "home": Path("~nosuch/x"), "long": Path("a" * 300), "through": there / "x"}
@@ -125,8 +127,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "seed=!!int abc", "seed=0b_", "seed=" + "9" * 5000, "data=!!map [a, b]", "data=" + "[" * 3000, "seed=2020-13-45",
-        "a.b.c.d=1", "stages.999999999.epochs=1", "stages.-1.epochs=1", "stages.0x1.epochs=1", "seed.x=1", "seed=\0",
+        "seed=!!int abc", "seed=0b_", "seed=" + "9" * 5000, "data=!!map [a, b]", "data=" + "[" * 3000,
+        "seed=2020-13-45",
+        "a.b.c.d=1", "stages.999999999.epochs=1", "stages.-1.epochs=1", "stages.0x1.epochs=1", "seed.x=1",
+        "seed=\0",
         "stages." + "9" * 5000 + ".epochs=1", ".".join(["a"] * 3000) + "=1", "=1", "a..b=1", "seed", "", "\0=1", "\n=1",
         "stages=[]", "stages=5", "stages=[5]", "stages.0=5", "stages.0.engine=[1]", "data.path=\x07", "data.path=",
         "data.path=~nosuch/x", "data.mask=~nosuch/x", "object.initial=~nosuch/x.h5", "scratch=~nosuch/x",
@@ -169,7 +173,23 @@ def names(*models: type[BaseModel]) -> list[str]:
 
 
 NAMES = names(Recipe, DataOptions, *ENGINES.values())
-ODD = ["~nosuch/x", "a" * 300, "ones", "auto", "find", "\0", "x.h5", "1e-8", 10**30, 0, 1, -1, "kb", "electron", "poisson"]
+ODD = [
+    "~nosuch/x",
+    "a" * 300,
+    "ones",
+    "auto",
+    "find",
+    "\0",
+    "x.h5",
+    "1e-8",
+    10**30,
+    0,
+    1,
+    -1,
+    "kb",
+    "electron",
+    "poisson",
+]
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(ODD))
 KEYS = st.one_of(st.sampled_from(NAMES), st.integers(-2, 3).map(str), st.text(max_size=3))
 TREES = st.recursive(
@@ -209,5 +229,3 @@ def test_any_text_is_yaml_or_one_sentence(text: str) -> None:
         parsed(text, "It")
     except BadInput as refused:
         assert str(refused).startswith("It is not valid YAML") and "\n" not in str(refused)
-
-

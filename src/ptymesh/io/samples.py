@@ -47,7 +47,7 @@ def fetch(name: str) -> Path:
     import pooch
 
     if not isinstance(name, str) or name not in SAMPLES:
-        raise BadInput(f"There is no sample {name!r}; known are {', '.join(SAMPLES)}.")
+        raise BadInput(f"There is no sample {' '.join(repr(name).split())[:80]}; known are {', '.join(SAMPLES)}.")
     sample, folder = SAMPLES[name], sample_folder()
     try:
         return Path(pooch.retrieve(sample.url, f"sha256:{sample.sha256}", sample.file, folder))

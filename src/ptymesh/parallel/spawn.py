@@ -34,10 +34,9 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
         raise PtymeshError("spawn was called on a rank; call it once, from a process that is alone.")
     if not callable(function):
         raise BadInput(f"The function is of type {type(function).__name__}; give one that can be called.")
-    for name, number in (("ranks", ranks), ("threads_per_rank", threads_per_rank)):
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if (number is not None or name == "ranks") and not (whole and 1 <= number <= MOST_RANKS):  # type: ignore[operator]
-            raise BadInput(f"{name} is of type {type(number).__name__}, or out of range; give a whole number from 1 to {MOST_RANKS}.")
+    for name, number in (("ranks", ranks), ("threads_per_rank", 1 if threads_per_rank is None else threads_per_rank)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MOST_RANKS:
+            raise BadInput(f"{name} is {' '.join(str(number).split())[:60]}; give a whole number, 1 to {MOST_RANKS}.")
     from numba import cloudpickle
 
     try:

@@ -32,8 +32,8 @@ from pydantic import (
 )
 
 from ptymesh.engines import REFUSED, Engine, offered
-from ptymesh.errors import BadInput
 from ptymesh.engines.base import Count
+from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.options import FilePath

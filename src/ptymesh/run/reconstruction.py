@@ -40,8 +40,8 @@ from ptymesh.problem import Problem
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.plan import ALONE, decide, scan_of
-from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.recipe import engine_of
+from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.sentences import sentence, shown
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
@@ -106,7 +106,9 @@ class Reconstruction:
         if probe_modes is not None:
             probe_options = _options(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
         if not isinstance(device, str | World):
-            raise BadInput(f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
+            raise BadInput(
+                f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
+            )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
         room = _room(memory_budget, scratch)

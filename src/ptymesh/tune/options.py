@@ -266,7 +266,9 @@ def inline_recipe(recipe: dict[str, Any], folder: Path, overrides: Sequence[str]
     try:
         text = yaml.safe_dump(plain(recipe))
     except (yaml.YAMLError, RecursionError) as error:
-        raise BadInput(f"recipe holds what no recipe can say ({' '.join(str(error).split())[:120]}); mend it.") from error
+        raise BadInput(
+            f"recipe holds what no recipe can say ({' '.join(str(error).split())[:120]}); mend it."
+        ) from error
     made: dict[str, Any] = parsed(text, "The recipe")
     unknown = [key for key in made if key not in Recipe.model_fields]
     if unknown:
