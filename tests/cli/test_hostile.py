@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ptymesh.cli import main as module
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
 
 Run = Callable[..., tuple[int, str]]
 
@@ -35,12 +37,19 @@ PATHS = {
 HOSTILE = {"home": "~nosuch/x", "long": "a" * 300, "through": "r.yaml/x", "loop": "loop/x", "empty": ""}
 
 
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scan, so that what is refused is not refused for want of one."""
+    path, _ = write(checked(views=30, window=32), tmp_path_factory.mktemp("scan") / "scan.cxi")
+    return path
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scan: Path) -> Run:
     """The command line in this process, in a folder with a recipe: status and the last line of standard error."""
     monkeypatch.delenv(module.DEBUG, raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("r.yaml").write_text("data: {path: scan.cxi}\n")
+    Path("r.yaml").write_text(f"data: {{path: {scan}}}\n")
     Path("loop").symlink_to("loop")
 
     def call(*arguments: str) -> tuple[int, str]:

@@ -36,10 +36,6 @@ class _Loader(yaml.SafeLoader):
         for tag, made in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _CORE
     }
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -92,6 +88,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
