@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
 from scipy import constants
 
 from ptymesh.errors import BadInput
@@ -37,9 +38,20 @@ def electron_wavelength_m(energy_eV: float) -> float:
     return constants.h * constants.c / math.sqrt(energy * (energy + 2 * rest))
 
 
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).split())[:80]
+
+
+def _sides(shape: Any) -> list[Any]:
+    """Those of a window's sides that are whole numbers above zero."""
+    sides = shape if isinstance(shape, tuple | list) else ()
+    return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]
+
+
 def _positive(name: str, value: float | None, unit: str) -> None:
-    if value is None or not math.isfinite(value) or value <= 0:
-        raise BadInput(f"The {name} is {value} {unit}; give a positive number.")
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise BadInput(f"The {name} is {_one_line(value)} {unit}; give a positive number.")
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,17 @@ class Geometry:
     object_pixel_m: Pair | None = None
 
     def __post_init__(self) -> None:
+        if len(_sides(self.shape)) != 2:
+            raise BadInput(f"The window's shape is {_one_line(self.shape)}; give two whole numbers of pixels, (h, w).")
+        for name, word, known in (
+            ("propagation", self.propagation, get_args(Propagation)),
+            ("radiation", self.radiation, (*get_args(Radiation), None)),
+        ):
+            if not isinstance(word, str | None) or word not in known:
+                raise BadInput(f"The {name} is {_one_line(word)}; give {', '.join(map(str, known))}.")
+        for name, pair in (("detector pixel", self.detector_pixel_m), ("object pixel", self.object_pixel_m)):
+            if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
+                raise BadInput(f"The {name} is {_one_line(pair)}; give a pair of metres, (y, x).")
         for name, value in (("wavelength", self.wavelength_m), ("sample-detector distance", self.distance_m)):
             if value is not None:
                 _positive(name, value, "m")

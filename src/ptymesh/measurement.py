@@ -87,6 +87,7 @@ class Measurement:
     stored_positions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        self._arrays()
         n, h, w = self.patterns.shape
         if n == 0:
             raise BadInput(f"{self.name} has no views; check the path of the patterns in the file.")
@@ -108,6 +109,31 @@ class Measurement:
             raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
         if self.intensity is not None and self.intensity.shape != (n,):
             raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
+
+    def _arrays(self) -> None:
+        """Arrays and lists in the place of a source and of arrays. Raises BadInput for what is neither."""
+        if isinstance(self.patterns, np.ndarray):
+            if self.patterns.ndim != 3 or self.patterns.dtype.kind not in "buif":
+                raise BadInput(
+                    f"The patterns are {self.patterns.dtype} {self.patterns.shape}; give real numbers, (N, h, w)."
+                )
+            object.__setattr__(self, "patterns", ArraySource(self.patterns))
+        if not hasattr(self.patterns, "read") or not hasattr(self.patterns, "shape"):
+            raise BadInput(f"The patterns are of type {type(self.patterns).__name__}; give an array (N, h, w).")
+        if not isinstance(self.geometry, Geometry):
+            raise BadInput(f"The geometry is of type {type(self.geometry).__name__}; give a ptymesh.Geometry.")
+        for name, kinds in (("positions", "iuf"), ("mask", "b"), ("background", "iuf"), ("intensity", "iuf")):
+            given = getattr(self, name)
+            if given is None and name in ("background", "intensity"):
+                continue
+            try:
+                array = np.asarray(given)
+            except ValueError as error:
+                raise BadInput(f"The {name} of {self.name} is no array ({error}); give one.") from error
+            if array.dtype.kind not in kinds:
+                what = "truth values" if kinds == "b" else "real numbers"
+                raise BadInput(f"The {name} of {self.name} holds {array.dtype}; it must be an array of {what}.")
+            object.__setattr__(self, name, array)
 
     @property
     def views(self) -> int:

@@ -127,8 +127,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "seed=!!int abc", "seed=0b_", "seed=" + "9" * 5000, "data=!!map [a, b]", "data=" + "[" * 3000, "seed=2020-13-45",
-        "a.b.c.d=1", "stages.999999999.epochs=1", "stages.-1.epochs=1", "stages.0x1.epochs=1", "seed.x=1", "seed=\0",
+        "seed=!!int abc", "seed=0b_", "seed=" + "9" * 5000, "data=!!map [a, b]", "data=" + "[" * 3000,
+        "seed=2020-13-45",
+        "a.b.c.d=1", "stages.999999999.epochs=1", "stages.-1.epochs=1", "stages.0x1.epochs=1", "seed.x=1",
+        "seed=\0",
         "stages." + "9" * 5000 + ".epochs=1", ".".join(["a"] * 3000) + "=1", "=1", "a..b=1", "seed", "", "\0=1", "\n=1",
         "stages=[]", "stages=5", "stages=[5]", "stages.0=5", "stages.0.engine=[1]", "data.path=\x07", "data.path=",
         "data.path=~nosuch/x", "data.mask=~nosuch/x", "object.initial=~nosuch/x.h5", "scratch=~nosuch/x",

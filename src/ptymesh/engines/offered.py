@@ -31,7 +31,8 @@ def find(name: str) -> type[Engine] | None:
             engine = point.load()
         except Exception as error:  # whatever somebody else's package raises
             raise BadInput(
-                f"The engine {name} = {point.value} cannot be imported ({type(error).__name__}: {error}); mend its package."
+                f"The engine {name} = {point.value} cannot be imported ({type(error).__name__}: {error}); "
+                "mend its package."
             ) from error
         if not (isinstance(engine, type) and issubclass(engine, Engine)):
             raise BadInput(f"The entry point {name} = {point.value} is not an Engine; make it a subclass of one.")

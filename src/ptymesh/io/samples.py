@@ -46,8 +46,8 @@ def fetch(name: str) -> Path:
     """
     import pooch
 
-    if name not in SAMPLES:
-        raise BadInput(f"There is no sample {name!r}; known are {', '.join(SAMPLES)}.")
+    if not isinstance(name, str) or name not in SAMPLES:
+        raise BadInput(f"There is no sample {' '.join(repr(name).split())[:80]}; known are {', '.join(SAMPLES)}.")
     sample, folder = SAMPLES[name], sample_folder()
     kept = folder / sample.file
     if os.path.exists(kept) and not os.path.isfile(kept):

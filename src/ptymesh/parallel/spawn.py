@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from ptymesh.errors import PtymeshError
-from ptymesh.parallel.launch import launch
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.launch import MOST_RANKS, launch
 from ptymesh.parallel.place import world
 from ptymesh.parallel.spawned import ADDRESS, KEY
 
@@ -32,9 +32,17 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
     """
     if world().size > 1:
         raise PtymeshError("spawn was called on a rank; call it once, from a process that is alone.")
+    if not callable(function):
+        raise BadInput(f"The function is of type {type(function).__name__}; give one that can be called.")
+    for name, number in (("ranks", ranks), ("threads_per_rank", 1 if threads_per_rank is None else threads_per_rank)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MOST_RANKS:
+            raise BadInput(f"{name} is {' '.join(str(number).split())[:60]}; give a whole number, 1 to {MOST_RANKS}.")
     from numba import cloudpickle
 
-    call = cloudpickle.dumps((function, arguments, list(sys.path)))
+    try:
+        call = cloudpickle.dumps((function, arguments, list(sys.path)))
+    except Exception as error:  # whatever an object says that cannot travel
+        raise BadInput(f"The function or its arguments cannot be sent to other processes: {error}.") from error
     key = os.urandom(32)
     answers: dict[int, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="ptymesh-spawn-") as folder:

@@ -96,17 +96,22 @@ class Reconstruction:
         saved: Checkpoint | None = None,
         other_data: bool = False,
     ) -> None:
-        if precision not in ("single", "double"):
-            raise BadInput(f"precision is {precision!r}; give single or double.")
+        for name, word, known in (
+            ("precision", precision, ("single", "double")),
+            ("subpixel", subpixel, get_args(Subpixel)),
+            ("layout", layout, ("auto", "replicated", "tiled")),
+        ):
+            if not isinstance(word, str) or word not in known:
+                raise BadInput(f"{name} is {shown(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
         scan, seed = _scan(scan), _seed(seed)
         object_options = object if isinstance(object, ObjectOptions) else _options(ObjectOptions, object, "object")
         probe_options = probe if isinstance(probe, ProbeOptions) else _options(ProbeOptions, probe, "probe")
         if probe_modes is not None:
             probe_options = _options(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
-        if subpixel not in get_args(Subpixel):
-            raise BadInput(f"subpixel is {subpixel!r}; give {' or '.join(get_args(Subpixel))}.")
         if not isinstance(device, str | World):
-            raise BadInput(f"device is {device!r}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
+            raise BadInput(
+                f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
+            )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
         room = _room(memory_budget, scratch)
@@ -162,8 +167,6 @@ class Reconstruction:
 
     def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
         scan = self.scan
-        if name not in ("replicated", "tiled"):
-            raise BadInput(f"layout is {name!r}; give auto, replicated or tiled.")
         if name == "replicated":
             return Replicated(self.world, scan.positions)
         made = Tiled(self.world, scan.positions, scan.window)
@@ -243,6 +246,7 @@ class Reconstruction:
         attrs: more of them. Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on
         every rank where the disk refuses.
         """
+        path = usable(path, "The result")
         estimate = self.state.estimate
         found = self._result(estimate.object.cpu().numpy(), recipe)
         found.attrs |= attrs or {}
@@ -331,9 +335,9 @@ def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
     try:
         found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
     except (ValidationError, OverflowError) as error:
-        raise BadInput(f"memory_budget is {budget!r}; give a size, such as 500MB or 4GB.") from error
+        raise BadInput(f"memory_budget is {shown(budget)}; give a size, such as 500MB or 4GB.") from error
     if isinstance(budget, bool) or (found is not None and found <= 0):
-        raise BadInput(f"memory_budget is {budget!r}; give a size above 0, such as 500MB or 4GB.")
+        raise BadInput(f"memory_budget is {shown(budget)}; give a size above 0, such as 500MB or 4GB.")
     return Room(found, None if scratch is None else usable(scratch, "scratch"))
 
 

@@ -84,7 +84,7 @@ def shown(value: Any) -> str:
     """A value as a user wrote it, shortened."""
     if value is None:
         return "empty"
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -31,14 +31,10 @@ class _Loader(yaml.SafeLoader):
     It refuses what YAML would take silently: a key that is given twice, of which the last would count.
     """
 
-    yaml_constructors = {
+    yaml_constructors: ClassVar = {
         tag: made
         for tag, made in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _CORE
-    }
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def __init__(self, text: str) -> None:
@@ -75,7 +71,7 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except _REFUSED as error:
             kind = node.tag.rpartition(":")[2]
-            said = short(str(node.value), 60) if isinstance(node, ScalarNode) else f"a {node.id}"
+            said = short(str(node.value), 60) if isinstance(node, ScalarNode) else "a list or a group"
             raise _refused(f"{said} is no {kind}", node.start_mark) from error
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -92,6 +88,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

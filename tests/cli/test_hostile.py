@@ -1,0 +1,128 @@
+"""Every command with paths and numbers that cannot be: status 2 and one sentence, before anything is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ptymesh.cli import main as module
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+Run = Callable[..., tuple[int, str]]
+
+#: Commands with FILE where a path belongs, and their options that are paths.
+PATHS = {
+    "inspect": (["FILE"], ["--figure"]),
+    "convert": (["FILE", "out.cxi"], []),
+    "view": (["FILE"], ["--out"]),
+    "compare": (["FILE", "r.yaml"], ["--figure"]),
+    "resume": (["FILE"], ["--scratch"]),
+    "simulate": (["FILE"], []),
+    "plan": (["FILE"], []),
+    "tune": (["FILE"], ["--out"]),
+    "orient": (["FILE"], ["--out"]),
+    "bench": (["FILE"], ["--out"]),
+    "slurm": (["FILE"], ["--out"]),
+    "launch": (["FILE"], []),
+    "run": (["FILE"], ["--out", "--scratch"]),
+    "scaling": (["FILE"], ["--out"]),
+    "demo": ([], ["--out"]),
+    "doctor": ([], ["--dir"]),
+}
+HOSTILE = {"home": "~nosuch/x", "long": "a" * 300, "through": "r.yaml/x", "loop": "loop/x", "empty": ""}
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scan, so that what is refused is not refused for want of one."""
+    path, _ = write(checked(views=30, window=32), tmp_path_factory.mktemp("scan") / "scan.cxi")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scan: Path) -> Run:
+    """The command line in this process, in a folder with a recipe: status and the last line of standard error."""
+    monkeypatch.delenv(module.DEBUG, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(f"data: {{path: {scan}}}\n")
+    Path("loop").symlink_to("loop")
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["ptymesh", *arguments])
+        with pytest.raises(SystemExit) as left:
+            module.main()
+        return int(left.value.code or 0), (capfd.readouterr().err.strip().splitlines() or [""])[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("command", PATHS)
+def test_paths_that_cannot_be(run: Run, command: str, hostile: str) -> None:
+    arguments, options = PATHS[command]
+    before = sorted(os.listdir())
+    tries = [[HOSTILE[hostile] if one == "FILE" else one for one in arguments]] if arguments else []
+    there = ["r.yaml" if one == "FILE" else one for one in arguments]
+    tries += [[*there, option, HOSTILE[hostile]] for option in options]
+    for given in tries:
+        status, said = run(command, *given)
+        assert status == 2 and said.startswith("ptymesh: ") and said.endswith((".", "?")), said
+        assert "unexpected" not in said and len(said) < 400
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("command", ["inspect", "view", "compare", "plan", "tune", "orient", "slurm", "run", "bench"])
+def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
+    os.mkfifo("pipe")
+    status, said = run(command, *["pipe" if one == "FILE" else one for one in PATHS[command][0]])
+    assert status == 2 and said.endswith(".") and "unexpected" not in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"simulate new.cxi --{name} {value}" for name, value in (
+            ("views", 0), ("views", -1), ("views", 10**9), ("views", 10**30), ("window", 0), ("window", 10**9),
+            ("modes", 0), ("modes", 10**9), ("slices", 10**9), ("slices", -1), ("overlap", "nan"), ("overlap", 1),
+            ("object-size", -1), ("object-size", 10**9), ("density-ratio", 0), ("density-ratio", "1e308"),
+            ("photons", -1), ("photons", "nan"), ("photons", "1e308"), ("position-error", "inf"),
+            ("position-error", "1e30"), ("position-error", 10**9), ("background", "1e308"), ("background", -1),
+            ("tilt", "nan 0"), ("tilt", "1 1"), ("focus-distance", 0), ("seed", -1), ("seed", 10**30),
+            ("modes", 9999), ("views", "many"), ("compression", "zip"), ("kind", "''"),
+        )),
+        *(f"plan r.yaml --{name} {value}" for name, value in (
+            ("ranks", 0), ("ranks", "''"), ("ranks", 10**9), ("ranks", "1,,2"), ("stage", 0), ("stage", -1),
+            ("stage", 10**30), ("rate", 0), ("rate", "nan"), ("rate", -1), ("link", "0GB/s"), ("link", "nanGB/s"),
+            ("link", "1e400GB/s"), ("latency", "-1us"), ("latency", "''"), ("device-memory", "infGB"),
+        )),
+        *(f"orient r.yaml --{name} {value}" for name, value in (
+            ("views", 0), ("views", -1), ("epochs", 0), ("epochs", 10**30), ("crop", 0), ("crop", -1),
+            ("workers", 0), ("workers", 10**9), ("rotation-step", "nan"), ("c10", "''"), ("c10", "nan"), ("phase", "x"),
+        )),
+        *(f"{command} --ranks {value}" for command in ("run r.yaml", "doctor", "demo", "scaling r.yaml")
+          for value in (0, -1, 10**9, 10**30)),
+        *(f"launch --ranks {value} r.yaml" for value in (0, -1, 10**9)),
+        *(f"run r.yaml --{name} {value}" for name, value in (
+            ("batch-timeout", 0), ("batch-timeout", "nan"), ("batch-timeout", "inf"), ("max-restarts", -1),
+            ("memory-budget", 0), ("memory-budget", "''"), ("memory-budget", "nanGB"), ("device", "''"),
+        )),
+        *(f"bench --{name} {value}" for name, value in (
+            ("epochs", 0), ("views", -1), ("modes", 0), ("modes", "''"), ("batches", "1,,2"), ("windows", -1),
+            ("threads", 0), ("engines", "''"), ("objects", 0), ("precision", "half"), ("epochs", 10**30),
+        )),
+        *(f"tune r.yaml --{name} {value}" for name, value in (("trials", 0), ("workers", 0), ("trials", 10**30))),
+        *(f"slurm r.yaml --{name} {value}" for name, value in (
+            ("nodes", 0), ("gpus-per-node", -1), ("ranks-per-node", 0), ("cpus-per-task", 0), ("time", "''"),
+        )),
+        "doctor --timeout nan", "doctor --timeout 0", "scaling r.yaml --trials 0", "scaling r.yaml --threads 0",
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be(run: Run, line: str) -> None:
+    status, said = run(*["" if word == "''" else word for word in line.split()])
+    assert status == 2 and "unexpected" not in said and "Traceback" not in said, said
+    assert said.startswith(("ptymesh: ", "Error: "))
