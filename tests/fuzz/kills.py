@@ -27,7 +27,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import judged  # noqa: E402
 from judged import Scene  # noqa: E402
+from numba.core.caching import _CacheLocator  # noqa: E402
 from programs import Programs  # noqa: E402
+
+from ptymesh import kernels  # noqa: E402
 
 EPOCHS = 8
 RECIPE = f"""
@@ -92,7 +95,7 @@ def draw(rng: random.Random, number: int, phases: tuple[str, ...] = PHASES) -> K
 class Ground:
     """Where runs are killed: servers of programs, and the small problem with figures and without.
 
-    compiling: whether there are kernels to compile, in a cache of their own; that takes a minute to make ready.
+    compiling: whether there are kernels to compile, in a cache of their own.
     """
 
     def __init__(self, folder: Path, compiling: bool = False) -> None:
@@ -105,7 +108,7 @@ class Ground:
         self.compiling = Programs(variables={"NUMBA_CACHE_DIR": str(self.cache)}) if compiling else None
         self._lengths: dict[tuple[int, str], float] = {}
         if self.compiling:
-            self.scenes[False].learn(self.compiling, 1)  # all kernels are in the cache
+            self._fill_cache(self.compiling)
 
     def close(self) -> None:
         """The servers end."""
@@ -239,6 +242,17 @@ class Ground:
         except ProcessLookupError:
             return
 
+    def _fill_cache(self, compiling: Programs) -> None:
+        """What is compiled already is copied from where numba keeps it, so that the rest is soon done."""
+        self.scenes[False].learn(self.programs, 1)
+        kept = Path(kernels.__file__).parent
+        there = self.cache / _CacheLocator.get_suitable_cache_subpath(str(kept / "cpu.py"))
+        there.mkdir(parents=True, exist_ok=True)
+        for path in (kept / "__pycache__").glob("*.nb[ic]"):
+            shutil.copy(path, there)
+        ended = judged.run(compiling, self.scenes[False].fresh(), 1, "run", "recipe.yaml", seconds=judged.COMPILING_S)
+        assert ended.status == 0, ended
+
     def _forget_a_kernel(self, part: float) -> None:
         indices = sorted(self.cache.rglob("*.nbi"))
         indices[int(part * len(indices))].unlink()
@@ -260,7 +274,10 @@ def main() -> int:
         for number in range(given.tries):
             outcome = ground.attempt(draw(rng, number, phases))
             outcomes.append(outcome)
-            print(f"{number + 1} {outcome.kill}: {outcome.outcome}, status {outcome.status}, {outcome.seconds:.1f} s")
+            print(
+                f"{number + 1} {outcome.kill}: {outcome.outcome}, status {outcome.status}, {outcome.seconds:.1f} s",
+                flush=True,
+            )
             if outcome.wrong:
                 print(f"VIOLATION {'; '.join(outcome.wrong)} | {outcome.said}", flush=True)
         ground.close()
