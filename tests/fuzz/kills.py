@@ -43,6 +43,8 @@ output: {{figures: FIGURES, checkpoint_every: 1}}
 PHASES = ("start", "batch", "save", "plot", "end", "compile", "import")
 #: STOP: it is stopped and killed a little later.
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL", "STOP")
+#: Seconds that one kernel takes, about.
+COMPILING_S = 1.5
 #: Seconds in which a run ends after any of them, all its processes included; on a machine that others use.
 ENDS_S = 30.0
 #: Seconds after which Python's own beginning, in which nobody can handle a signal, is over.
@@ -142,9 +144,11 @@ class Ground:
             judged.judge_litter(programs)  # what is killed cannot tidy; the next run need not either
             outcome = "too late"
             if ended.status == 0:
-                wrong += judged.judge_result(folder, scene, kill.ranks)
+                exact = kill.phase != "compile"  # ranks then have something to say
+                wrong += judged.judge_result(folder, scene, kill.ranks, exact)
             else:
-                outcome, more = judged.go_on(programs, folder, scene, kill.then, exact=kill.then == kill.ranks)
+                exact = kill.then == kill.ranks and kill.phase != "compile"
+                outcome, more = judged.go_on(programs, folder, scene, kill.then, exact)
                 wrong += more
             said = ended.err[-1500:]
             return Outcome(kill, "violation" if wrong else outcome, ended.status, ended.seconds, wrong, said)
@@ -160,7 +164,7 @@ class Ground:
         key = kill.ranks, kill.phase
         if key not in self._lengths:
             if kill.phase == "compile":
-                return 4.0  # of one kernel
+                return COMPILING_S
             folder = scene.fresh()
             self._start(self.programs, folder, kill)
             self._wait_for(self.programs, folder, kill.phase, 0.0)
