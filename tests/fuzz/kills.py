@@ -27,7 +27,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import judged  # noqa: E402
 from judged import Scene  # noqa: E402
+from numba.core.caching import _CacheLocator  # noqa: E402
 from programs import Programs  # noqa: E402
+
+from ptymesh import kernels  # noqa: E402
 
 EPOCHS = 8
 RECIPE = f"""
@@ -40,6 +43,8 @@ output: {{figures: FIGURES, checkpoint_every: 1}}
 PHASES = ("start", "batch", "save", "plot", "end", "compile", "import")
 #: STOP: it is stopped and killed a little later.
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL", "STOP")
+#: Seconds that one kernel takes, about.
+COMPILING_S = 1.5
 #: Seconds in which a run ends after any of them, all its processes included; on a machine that others use.
 ENDS_S = 30.0
 #: Seconds after which Python's own beginning, in which nobody can handle a signal, is over.
@@ -92,7 +97,7 @@ def draw(rng: random.Random, number: int, phases: tuple[str, ...] = PHASES) -> K
 class Ground:
     """Where runs are killed: servers of programs, and the small problem with figures and without.
 
-    compiling: whether there are kernels to compile, in a cache of their own; that takes a minute to make ready.
+    compiling: whether there are kernels to compile, in a cache of their own.
     """
 
     def __init__(self, folder: Path, compiling: bool = False) -> None:
@@ -105,7 +110,7 @@ class Ground:
         self.compiling = Programs(variables={"NUMBA_CACHE_DIR": str(self.cache)}) if compiling else None
         self._lengths: dict[tuple[int, str], float] = {}
         if self.compiling:
-            self.scenes[False].learn(self.compiling, 1)  # all kernels are in the cache
+            self._fill_cache(self.compiling)
 
     def close(self) -> None:
         """The servers end."""
@@ -139,9 +144,11 @@ class Ground:
             judged.judge_litter(programs)  # what is killed cannot tidy; the next run need not either
             outcome = "too late"
             if ended.status == 0:
-                wrong += judged.judge_result(folder, scene, kill.ranks)
+                exact = kill.phase != "compile"  # ranks then have something to say
+                wrong += judged.judge_result(folder, scene, kill.ranks, exact)
             else:
-                outcome, more = judged.go_on(programs, folder, scene, kill.then, exact=kill.then == kill.ranks)
+                exact = kill.then == kill.ranks and kill.phase != "compile"
+                outcome, more = judged.go_on(programs, folder, scene, kill.then, exact)
                 wrong += more
             said = ended.err[-1500:]
             return Outcome(kill, "violation" if wrong else outcome, ended.status, ended.seconds, wrong, said)
@@ -157,7 +164,7 @@ class Ground:
         key = kill.ranks, kill.phase
         if key not in self._lengths:
             if kill.phase == "compile":
-                return 4.0  # of one kernel
+                return COMPILING_S
             folder = scene.fresh()
             self._start(self.programs, folder, kill)
             self._wait_for(self.programs, folder, kill.phase, 0.0)
@@ -239,6 +246,17 @@ class Ground:
         except ProcessLookupError:
             return
 
+    def _fill_cache(self, compiling: Programs) -> None:
+        """What is compiled already is copied from where numba keeps it, so that the rest is soon done."""
+        self.scenes[False].learn(self.programs, 1)
+        kept = Path(kernels.__file__).parent
+        there = self.cache / _CacheLocator.get_suitable_cache_subpath(str(kept / "cpu.py"))
+        there.mkdir(parents=True, exist_ok=True)
+        for path in (kept / "__pycache__").glob("*.nb[ic]"):
+            shutil.copy(path, there)
+        ended = judged.run(compiling, self.scenes[False].fresh(), 1, "run", "recipe.yaml", seconds=judged.COMPILING_S)
+        assert ended.status == 0, ended
+
     def _forget_a_kernel(self, part: float) -> None:
         indices = sorted(self.cache.rglob("*.nbi"))
         indices[int(part * len(indices))].unlink()
@@ -260,7 +278,10 @@ def main() -> int:
         for number in range(given.tries):
             outcome = ground.attempt(draw(rng, number, phases))
             outcomes.append(outcome)
-            print(f"{number + 1} {outcome.kill}: {outcome.outcome}, status {outcome.status}, {outcome.seconds:.1f} s")
+            print(
+                f"{number + 1} {outcome.kill}: {outcome.outcome}, status {outcome.status}, {outcome.seconds:.1f} s",
+                flush=True,
+            )
             if outcome.wrong:
                 print(f"VIOLATION {'; '.join(outcome.wrong)} | {outcome.said}", flush=True)
         ground.close()

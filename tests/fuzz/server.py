@@ -20,6 +20,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -156,4 +157,6 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     warm._become = become
     serve(socket.socket(fileno=int(number)))
+    for folder in (Path(shared), Path(temporary).parent):  # also where who asked was killed
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # an interpreter that has torch takes seconds to end

@@ -120,4 +120,4 @@ def test_a_sample_of_the_fault_points(bench: Bench) -> None:
         if tried >= LEAST and time.monotonic() - began > SAMPLE_S:
             break
         outcome = bench.attempt(replace(first, at=rng.randint(1, calls[first.ranks, first.who][first.kind])))
-        assert not outcome.wrong, outcome
+        assert not outcome.wrong, f"{outcome.point} ({outcome.what}): {outcome.wrong}\n{outcome.said}"

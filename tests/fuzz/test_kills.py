@@ -25,4 +25,4 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bits(ground: Ground) ->
     rng = random.Random(seed)
     for number in random.Random(seed).sample(range(18), 4):
         outcome = ground.attempt(draw(rng, number, ("start", "batch", "save")))
-        assert not outcome.wrong, outcome
+        assert not outcome.wrong, f"{outcome.kill}: {outcome.wrong}\n{outcome.said}"
