@@ -7,12 +7,14 @@ tries by format, command and status; of each violation the first cases are kept 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing.connection
 import os
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,11 +36,16 @@ KEPT = 3
 #: One that has done nothing at all waits for something.
 PATIENT = Limits(seconds=25.0)
 
+#: Compiles the kernels, should they not be on disk yet: a try has no time for it.
+READY = "import torch, ptymesh.kernels.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
+
 
 class Sources:
     """The originals, made in a folder of this process in memory where there is such a place; and a folder for cases."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, compiled: bool = False) -> None:
+        """compiled: some runs are to use the compiled kernels, which are on disk."""
+        self.compiled = compiled
         shared = Path("/dev/shm")
         self.root = folder or Path(tempfile.mkdtemp(prefix="ptymesh-fuzz-", dir=shared if shared.is_dir() else None))
         self.originals = self.root / "originals"
@@ -51,7 +58,9 @@ class Sources:
         """A case in the folder, where the one before is removed."""
         folder = self.root / "case"
         shutil.rmtree(folder, ignore_errors=True)
-        return cases.draw(dice, folder, self.originals)
+        case = cases.draw(dice, folder, self.originals)
+        case.compiled &= self.compiled
+        return case
 
 
 def dice_of(seed: int, number: int) -> random.Random:
@@ -105,7 +114,7 @@ def _work(pipe: Connection, seed: int, numbers: list[int], until: float) -> None
     folder: Path | None = None
     try:
         with tries._quiet():
-            sources = Sources()
+            sources = Sources(compiled=True)
         folder = sources.root
         for number in numbers:
             if time.time() > until:
@@ -120,9 +129,10 @@ def _work(pipe: Connection, seed: int, numbers: list[int], until: float) -> None
                 pipe.recv()  # the inputs have been looked at
                 shutil.rmtree(told["inputs"], ignore_errors=True)
     finally:
-        pipe.send(None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # who started this may be gone
+            pipe.send(None)
 
 
 def _no_pipes(folder: str, names: list[str]) -> list[str]:
@@ -205,6 +215,7 @@ class Report:
 def campaign(seed: int, count: int, processes: int, out: Path, minutes: float, first: int = 0) -> Report:
     """Plays cases first to first + count of a seed on so many processes."""
     report = Report(out, seed)
+    subprocess.run([sys.executable, "-c", READY], check=True)
     until = time.time() + 60 * minutes
     pipes = {}
     for part in range(processes):
