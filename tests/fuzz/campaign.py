@@ -109,12 +109,12 @@ def status_of(ended: Ended) -> str:
     return "unsound" if ended.note else str(ended.status)
 
 
-def _work(pipe: Connection, seed: int, numbers: list[int], until: float) -> None:
+def _work(pipe: Connection, seed: int, numbers: list[int], until: float, compiled: bool) -> None:
     """A process of the campaign: plays, and tells."""
     folder: Path | None = None
     try:
         with tries._quiet():
-            sources = Sources(compiled=True)
+            sources = Sources(compiled=compiled)
         folder = sources.root
         for number in numbers:
             if time.time() > until:
@@ -212,16 +212,19 @@ class Report:
         return path
 
 
-def campaign(seed: int, count: int, processes: int, out: Path, minutes: float, first: int = 0) -> Report:
-    """Plays cases first to first + count of a seed on so many processes."""
+def campaign(
+    seed: int, count: int, processes: int, out: Path, minutes: float, first: int = 0, compiled: bool = True
+) -> Report:
+    """Plays cases first to first + count of a seed on so many processes. compiled: some with the compiled kernels."""
     report = Report(out, seed)
-    subprocess.run([sys.executable, "-c", READY], check=True)
+    if compiled:
+        subprocess.run([sys.executable, "-c", READY], check=True)
     until = time.time() + 60 * minutes
     pipes = {}
     for part in range(processes):
         ours, theirs = multiprocessing.connection.Pipe()
         numbers = list(range(first + part, first + count, processes))
-        process = context().Process(target=_work, args=(theirs, seed, numbers, until))
+        process = context().Process(target=_work, args=(theirs, seed, numbers, until, compiled))
         process.start()
         theirs.close()
         pipes[ours] = process
@@ -254,11 +257,12 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="play this number alone, and say all")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--torch", action="store_true", help="with torch's passes alone, as nothing is compiled")
     parser.add_argument("--out", type=Path, default=Path("fuzz"))
     given = parser.parse_args()
     if given.only is not None:
         given.first, given.tries, given.processes = given.only, 1, 1
-    report = campaign(given.seed, given.tries, given.processes, given.out, given.minutes, given.first)
+    report = campaign(given.seed, given.tries, given.processes, given.out, given.minutes, given.first, not given.torch)
     path = report.write()
     content = json.loads(path.read_text())
     print(json.dumps({key: content[key] for key in list(content)[:9]}, indent=1))
