@@ -1,4 +1,4 @@
-"""The short part of the campaign: some hundred cases that Hypothesis draws from one seed; and all that was once found.
+"""The short part of the campaign: sixty cases that Hypothesis draws from one seed; and all that was once found.
 
 Where one fails, PHASES with Phase.shrink makes Hypothesis look for a simpler one.
 """
@@ -20,7 +20,7 @@ from fuzz import cases, judge, regressions
 from warm import context
 
 #: Cases; the long part (`make fuzz`) plays 20,000.
-CASES = 120
+CASES = 60
 PHASES = [Phase.generate]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks and their handles are Linux's")
