@@ -33,7 +33,6 @@ from warm import context  # noqa: E402
 #: Cases of one signature that are kept.
 KEPT = 3
 #: A case that takes too long is tried again with so much more time: others may have kept the processor busy.
-#: One that has done nothing at all waits for something.
 PATIENT = Limits(seconds=25.0)
 
 #: Compiles the kernels, should they not be on disk yet: a try has no time for it.
@@ -73,7 +72,7 @@ def play(sources: Sources, seed: int, number: int) -> dict[str, Any]:
     began = _processor_seconds()
     case = sources.case(dice_of(seed, number))
     ended, found = tries.attempt(case)
-    if ended.late and not ended.stopped and ended.busy > 0.5:
+    if ended.late and not ended.stopped:
         case = sources.case(dice_of(seed, number))
         ended, found = tries.attempt(case, PATIENT)
     if any(violation.kind in ("status", "traceback") for violation in found):
