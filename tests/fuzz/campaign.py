@@ -7,12 +7,14 @@ tries by format, command and status; of each violation the first cases are kept 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing.connection
 import os
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,14 +33,18 @@ from warm import context  # noqa: E402
 #: Cases of one signature that are kept.
 KEPT = 3
 #: A case that takes too long is tried again with so much more time: others may have kept the processor busy.
-#: One that has done nothing at all waits for something.
 PATIENT = Limits(seconds=25.0)
+
+#: Compiles the kernels, should they not be on disk yet: a try has no time for it.
+READY = "import torch, ptymesh.kernels.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
 
 
 class Sources:
     """The originals, made in a folder of this process in memory where there is such a place; and a folder for cases."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, compiled: bool = False) -> None:
+        """compiled: some runs are to use the compiled kernels, which are on disk."""
+        self.compiled = compiled
         shared = Path("/dev/shm")
         self.root = folder or Path(tempfile.mkdtemp(prefix="ptymesh-fuzz-", dir=shared if shared.is_dir() else None))
         self.originals = self.root / "originals"
@@ -51,7 +57,9 @@ class Sources:
         """A case in the folder, where the one before is removed."""
         folder = self.root / "case"
         shutil.rmtree(folder, ignore_errors=True)
-        return cases.draw(dice, folder, self.originals)
+        case = cases.draw(dice, folder, self.originals)
+        case.compiled &= self.compiled
+        return case
 
 
 def dice_of(seed: int, number: int) -> random.Random:
@@ -64,7 +72,7 @@ def play(sources: Sources, seed: int, number: int) -> dict[str, Any]:
     began = _processor_seconds()
     case = sources.case(dice_of(seed, number))
     ended, found = tries.attempt(case)
-    if ended.late and not ended.stopped and ended.busy > 0.5:
+    if ended.late and not ended.stopped:
         case = sources.case(dice_of(seed, number))
         ended, found = tries.attempt(case, PATIENT)
     if any(violation.kind in ("status", "traceback") for violation in found):
@@ -100,12 +108,12 @@ def status_of(ended: Ended) -> str:
     return "unsound" if ended.note else str(ended.status)
 
 
-def _work(pipe: Connection, seed: int, numbers: list[int], until: float) -> None:
+def _work(pipe: Connection, seed: int, numbers: list[int], until: float, compiled: bool) -> None:
     """A process of the campaign: plays, and tells."""
     folder: Path | None = None
     try:
         with tries._quiet():
-            sources = Sources()
+            sources = Sources(compiled=compiled)
         folder = sources.root
         for number in numbers:
             if time.time() > until:
@@ -120,9 +128,10 @@ def _work(pipe: Connection, seed: int, numbers: list[int], until: float) -> None
                 pipe.recv()  # the inputs have been looked at
                 shutil.rmtree(told["inputs"], ignore_errors=True)
     finally:
-        pipe.send(None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # who started this may be gone
+            pipe.send(None)
 
 
 def _no_pipes(folder: str, names: list[str]) -> list[str]:
@@ -202,15 +211,19 @@ class Report:
         return path
 
 
-def campaign(seed: int, count: int, processes: int, out: Path, minutes: float, first: int = 0) -> Report:
-    """Plays cases first to first + count of a seed on so many processes."""
+def campaign(
+    seed: int, count: int, processes: int, out: Path, minutes: float, first: int = 0, compiled: bool = True
+) -> Report:
+    """Plays cases first to first + count of a seed on so many processes. compiled: some with the compiled kernels."""
     report = Report(out, seed)
+    if compiled:
+        subprocess.run([sys.executable, "-c", READY], check=True)
     until = time.time() + 60 * minutes
     pipes = {}
     for part in range(processes):
         ours, theirs = multiprocessing.connection.Pipe()
         numbers = list(range(first + part, first + count, processes))
-        process = context().Process(target=_work, args=(theirs, seed, numbers, until))
+        process = context().Process(target=_work, args=(theirs, seed, numbers, until, compiled))
         process.start()
         theirs.close()
         pipes[ours] = process
@@ -243,11 +256,12 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="play this number alone, and say all")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--torch", action="store_true", help="with torch's passes alone, as nothing is compiled")
     parser.add_argument("--out", type=Path, default=Path("fuzz"))
     given = parser.parse_args()
     if given.only is not None:
         given.first, given.tries, given.processes = given.only, 1, 1
-    report = campaign(given.seed, given.tries, given.processes, given.out, given.minutes, given.first)
+    report = campaign(given.seed, given.tries, given.processes, given.out, given.minutes, given.first, not given.torch)
     path = report.write()
     content = json.loads(path.read_text())
     print(json.dumps({key: content[key] for key in list(content)[:9]}, indent=1))

@@ -98,6 +98,7 @@ def last_line(text: str) -> str:
 def place(stack: str, last: bool = False) -> str:
     """Of a traceback: the innermost function of the package, or of whatever there is. last: it stands at the end, as
     Python writes it; faulthandler writes it first."""
+    stack = stack.rpartition("Current thread")[2]
     frames = re.findall(r'File "(.*)", line (\d+),? in (\S+)', stack)
     own = [frame for frame in frames if "/ptymesh/" in frame[0]]
     file, _, function = (own or frames or [("nowhere", "", "?")])[-1 if last else 0]
