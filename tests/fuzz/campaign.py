@@ -14,6 +14,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ KEPT = 3
 #: A case that takes too long is tried again with so much more time: others may have kept the processor busy.
 PATIENT = Limits(seconds=25.0)
 
+#: Nothing takes longer to make; what does ends the process, and the case is lost.
+MAKING_S = 30
 #: Compiles the kernels, should they not be on disk yet: a try has no time for it.
 READY = "import torch, ptymesh.kernels.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
 
@@ -57,7 +60,9 @@ class Sources:
         """A case in the folder, where the one before is removed."""
         folder = self.root / "case"
         shutil.rmtree(folder, ignore_errors=True)
+        signal.alarm(MAKING_S)
         case = cases.draw(dice, folder, self.originals)
+        signal.alarm(0)
         case.compiled &= self.compiled
         return case
 
