@@ -54,6 +54,7 @@ def shard(checkpoint: Path, changed: Path) -> str:
 
 def manifest(path: Path, tree: Any) -> None:
     """Writes a manifest with its digest, where it can have one."""
+    tree = json.loads(json.dumps(tree))  # whose keys are texts
     if DIGESTS and isinstance(tree, dict):
         from ptymesh.io import digests
 
