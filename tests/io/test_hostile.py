@@ -365,3 +365,24 @@ def test_chunks_at_which_bitshuffle_would_die(metres: Path, patterns: np.ndarray
         damaged = metres.with_name("damaged.cxi")
         damaged.write_bytes(content)
         refused(damaged, "a chunk of it")
+
+
+@pytest.mark.parametrize(
+    "filters", [{"fletcher32": True}, {"compression": "gzip", "fletcher32": True}, {"shuffle": True}]
+)
+def test_chunks_shorter_than_what_they_hold(metres: Path, filters: dict[str, Any]) -> None:
+    """HDF5 would read beyond their ends."""
+
+    def change(file: h5py.File) -> None:
+        made = file.create_dataset(f"{DETECTOR}/dark", (16, 20), "f4", chunks=(16, 20), **filters)
+        made.id.write_direct_chunk((0, 0), b"\1")
+
+    refused(changed(metres, change), "shorter than what it should hold")
+
+
+def test_lengths_that_cannot_be(metres: Path) -> None:
+    def change(file: h5py.File) -> None:
+        for axis in "yx":
+            file.require_dataset(f"{DETECTOR}/{axis}_pixel_size", (), "f8")[()] = 9.2e18
+
+    refused(changed(metres, change), "9.2e+18 m, which cannot be")

@@ -2,7 +2,7 @@
 
     checkpoint/
       manifest.json            names the current generation; renamed into place last
-      000012/manifest.json     ranks, meta, files with their sizes and digests
+      000012/manifest.json     ranks, meta, files with their sizes, digests and arrays
       000012/rank00000.h5      one shard per rank
         /views                 (n,) int64, the global indices of this rank's views
         /per_view/<name>       (n, ...) one row per own view
@@ -17,6 +17,7 @@ be damaged, the one before it is taken (manifests.py).
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ __all__ = ["Checkpoint", "exists", "load", "read_meta", "save", "settle"]
 #: Numbers of every kind that a shard may hold.
 NUMBERS = "biufc"
 
+#: Groups of arrays in a shard.
+GROUPS = ("shared", "per_view", "tiles")
 #: Rows of a shard that are read at a time.
 SLAB = 256
 
@@ -195,18 +198,16 @@ def save(
         with writing(shard, needed):
             generation.mkdir(parents=True, exist_ok=True)
             _write_shard(shard, arrays, views, per_view, tiles or {}, corner)
-            described = f"{shard.stat().st_size} {digests.of_file(shard)}"
+            entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": _inventory(shard)}
+            described = json.dumps({**entry, digests.NAME: digests.of_file(shard)})
     except Exception as error:
         problem = error
     _all_well(world, problem, directory, number)
 
-    said = [words.split() for words in world.words(described)]
+    said = world.words(described)
     if world.rank == 0:
         try:
-            files = [
-                {"name": manifests.shard(rank), "bytes": int(size), digests.NAME: digest}
-                for rank, (size, digest) in enumerate(said)
-            ]
+            files = [json.loads(words) for words in said]
             manifests.write(directory, number, {"ranks": world.size, "files": files, "meta": dict(meta)})
         except Exception as error:
             problem = error
@@ -221,12 +222,14 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
     """
     manifest, note = manifests.choose(directory, world or World())
     generation = directory / manifests.folder(manifest["generation"])
-    paths = [generation / entry["name"] for entry in manifest["files"]]
+    paths = {generation / entry["name"]: entry.get("arrays") for entry in manifest["files"]}
     shared: dict[str, np.ndarray] = {}
     shards: list[tuple[Path, np.ndarray]] = []
     names: list[set[str]] = []
     tiles: dict[str, list[Path]] = {}
-    for path in paths:
+    for path, arrays in paths.items():
+        if _inventory(path) != arrays:
+            raise BadInput(f"The checkpoint's {path} does not hold the arrays that its manifest names; {COPY}.")
         with _shard_of(path) as file:
             shared |= {name: np.asarray(_held(file, f"shared/{name}")[()]) for name in _names(file, "shared")}
             shards.append((path, _views(file)))
@@ -262,6 +265,14 @@ def _held(file: h5py.File, name: str) -> h5py.Dataset:
     if found is None:
         raise BadInput(f"The checkpoint's {file.filename} has no {name}; {COPY}.")
     return found
+
+
+def _inventory(path: Path) -> dict[str, str]:
+    """Type and shape of every array in a shard, by name."""
+    with _shard_of(path) as file:
+        names = ["views", *(f"{group}/{name}" for group in GROUPS for name in sorted(_names(file, group)))]
+        held = {name: _held(file, name) for name in names}
+        return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
 
 
 def _views(file: h5py.File) -> np.ndarray:

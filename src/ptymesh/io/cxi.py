@@ -53,6 +53,8 @@ LENGTH_M |= {"meter": 1.0, "metre": 1.0, "meters": 1.0, "metres": 1.0, "angstrom
 #: Photons used for imaging lie well inside these bounds (eV, m); anything else is a mistake of units.
 PLAUSIBLE_EV = (1.0, 1e7)
 PLAUSIBLE_M = (1e-14, 1e-2)
+#: Pixels, distances and waves are longer and shorter than this.
+LENGTHS_M = (1e-15, 1e6)
 #: Probe modes, and dark frames of a scan of few views, that a file can reasonably hold.
 MODES, DARKS = 4096, 10_000
 #: What ptymesh's own group may say, in words.
@@ -149,7 +151,7 @@ def _basis(file: Hdf5File) -> tuple[np.ndarray, np.ndarray]:
     if basis.shape == (2, 3):
         basis = basis.T
     lengths = np.hypot.reduce(basis, axis=0) if basis.shape == (3, 2) else np.zeros(2)
-    if not ((lengths > 1e-12) & (lengths < 1e6)).all():  # False on NaN too
+    if not ((lengths > LENGTHS_M[0]) & (lengths < LENGTHS_M[1])).all():  # False on NaN too
         raise BadInput(
             f"{name} in {file.filename} is {basis.tolist()}; it must hold two pixel vectors, (3, 2) or (2, 3)."
         )
@@ -314,7 +316,12 @@ def _number(file: Hdf5File, name: str, units: dict[str, float], count: int) -> f
     value = read_dataset(file, name, most=12 * count + 1000, kinds="iuf")
     if value.size < 1:
         raise BadInput(f"{name} in {file.filename} has shape {value.shape}; it must be a number.")
-    return float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
+    found = float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
+    if units is LENGTH_M and not LENGTHS_M[0] < found < LENGTHS_M[1]:  # True on NaN too
+        raise BadInput(
+            f"{name} in {file.filename} is {found:g} m, which cannot be; correct it, or set it in the recipe."
+        )
+    return found
 
 
 def _unit(file: Hdf5File, name: str, table: dict[str, float], default: float) -> float:

@@ -1,12 +1,14 @@
 """Damage that HDF5 does not notice, and at which it hangs or the process dies: looked for before HDF5 comes upon it.
 
 Global heaps, in which strings lie: an object of length zero there is stepped over for ever.
+Chunks: what is shorter than its pixels, or than the checksum behind them, is read beyond its end.
 Bitshuffle's chunks: lengths in them are believed, and bytes beyond the chunk read or written.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ from ptymesh.errors import BadInput
 
 #: A heap begins so; how much of a file's ends is looked through for them.
 HEAP, LOOKED_THROUGH = b"GCOL\1\0\0\0", 64 << 20
-BITSHUFFLE = 32008
+#: HDF5's numbers of filters that leave a chunk as long as it was, and of one that puts 4 bytes behind it.
+SHUFFLE, FLETCHER32, CHECKSUM_BYTES, BITSHUFFLE = 2, 3, 4, 32008
 #: Bytes of a block that bitshuffle takes where nothing is said, and what its elements come in multiples of.
 BLOCK_BYTES, MULTIPLE = 8192, 8
 #: No writer makes larger blocks than this.
@@ -65,15 +68,17 @@ def _heap_is_sound(content: mmap.mmap, at: int, size: int) -> bool:
     return True
 
 
-class BitshuffleCheck:
+class ChunkCheck:
     """Looks through chunks of a dataset before they are unpacked; once each."""
 
     def __init__(self, data: h5py.Dataset) -> None:
         plan = data.id.get_create_plist()
         filters = [plan.get_filter(index) for index in range(plan.get_nfilters())]
-        packed = bool(filters) and filters[-1][0] == BITSHUFFLE and len(filters[-1][2]) > 4 and filters[-1][2][4] != 0
-        self.needed = packed and data.chunks is not None
-        self._last = len(filters) - 1
+        self._kinds = [kind for kind, *_ in filters]
+        self._packed = bool(filters) and filters[-1][0] == BITSHUFFLE and len(filters[-1][2]) > 4
+        self._packed = self._packed and filters[-1][2][4] != 0
+        self.needed = data.chunks is not None and (self._packed or not set(self._kinds) - {SHUFFLE, FLETCHER32})
+        self.needed |= data.chunks is not None and FLETCHER32 in self._kinds
         self._seen: set[tuple[int, ...]] = set()
 
     def look(self, data: h5py.Dataset, where: tuple[int | slice, ...]) -> None:
@@ -87,14 +92,22 @@ class BitshuffleCheck:
                 self._look(data, corner)
 
     def _look(self, data: h5py.Dataset, corner: tuple[int, ...]) -> None:
-        if data.id.get_chunk_info_by_coord(corner).byte_offset is None:
+        stored = data.id.get_chunk_info_by_coord(corner)
+        if stored.byte_offset is None:
             return
-        skipped, content = data.id.read_direct_chunk(corner)
-        if skipped >> self._last & 1:
-            return
-        element, expected = data.dtype.itemsize, data.dtype.itemsize
-        for side in data.chunks:
-            expected *= side
+        element, expected = data.dtype.itemsize, math.prod(data.chunks) * data.dtype.itemsize
+        done = [kind for place, kind in enumerate(self._kinds) if not stored.filter_mask >> place & 1]
+        least = CHECKSUM_BYTES * done.count(FLETCHER32)
+        if not set(done) - {SHUFFLE, FLETCHER32}:
+            least += expected
+        if stored.size < least:
+            raise ValueError("a chunk of it is shorter than what it should hold")
+        if self._packed and BITSHUFFLE in done:
+            self._look_within(data.id.read_direct_chunk(corner)[1], element, expected)
+
+    @staticmethod
+    def _look_within(content: bytes, element: int, expected: int) -> None:
+        """A chunk of bitshuffle's with a compression."""
         if len(content) < 12 or struct.unpack_from(">Q", content)[0] != expected:
             raise ValueError("a chunk of it says that it has another size")
         block = struct.unpack_from(">I", content, 8)[0] // element or BLOCK_BYTES // element

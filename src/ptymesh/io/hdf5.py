@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.damage import BitshuffleCheck, check_heaps
+from ptymesh.io.damage import ChunkCheck, check_heaps
 from ptymesh.io.limits import check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
@@ -181,7 +181,7 @@ def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str 
 
 
 def _look_at_chunks(data: h5py.Dataset) -> None:
-    BitshuffleCheck(data).look(data, tuple(slice(0, side) for side in data.shape))
+    ChunkCheck(data).look(data, tuple(slice(0, side) for side in data.shape))
 
 
 def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.damage import BitshuffleCheck
+from ptymesh.io.damage import ChunkCheck
 from ptymesh.io.hdf5 import (
     CACHE_BYTES,
     DAMAGE,
@@ -113,7 +113,7 @@ class Hdf5Source:
         self._pid: int = -1
         self._file: Hdf5File | None = None
         self._data: h5py.Dataset | None = None
-        self._check: BitshuffleCheck
+        self._check: ChunkCheck
         with open_hdf5(path, follow=follow) as file, reading(f"{dataset} in {path}"):
             data = dataset_of(file, dataset)
             if axes is None:
@@ -202,7 +202,7 @@ class Hdf5Source:
             self._file, self._pid = open_hdf5(self._path, cache, self._follow), os.getpid()
             self._data = dataset_of(self._file, self.name)
             with reading(f"{self.name} in {self._path}"):
-                self._check = BitshuffleCheck(self._data)
+                self._check = ChunkCheck(self._data)
         assert self._data is not None
         return self._data
 

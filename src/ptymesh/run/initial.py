@@ -41,6 +41,8 @@ from ptymesh.run.starts import (
 
 #: Relative difference of pixel sizes below which two grids are the same.
 SAME_PIXEL = 1e-6
+#: Of no object or probe: single precision could not hold the squares' sums.
+LARGEST = 1e15
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
 SAME_SCAN_PX = 20.0
 
@@ -349,4 +351,7 @@ def _complex_array(reference: str, option: str) -> np.ndarray:
     found = load_array(reference, option, ANY)
     if found.ndim not in (2, 3) or 0 in found.shape:
         raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
+    largest = float(np.abs(found).max())
+    if not largest <= LARGEST:  # True on NaN too
+        raise BadInput(f"{option}: {reference} holds values of {largest:.3g}, which cannot be; start from another one.")
     return found.reshape(-1, *found.shape[-2:]).astype(np.complex128)

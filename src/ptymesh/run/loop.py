@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from ptymesh import stopping
 from ptymesh.engines import Engine, constraints, positions, variable
@@ -88,6 +89,7 @@ class Loop:
                 with self.problem.arithmetic():
                     state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
                 self.problem = self._fine
+            self._check_estimate(engine)
             state.stage, state.epoch = state.stage + 1, 0
 
     def _choose_resolution(self, engine: Engine) -> None:
@@ -241,6 +243,16 @@ class Loop:
             f"Stage {self.state.stage + 1} ({engine.name}) diverged: {what} in epoch {self.state.epoch}; "
             "try smaller steps (gamma_object, gamma_probe, a larger alpha), a smaller batch, or a better initial probe."
         )
+
+    def _check_estimate(self, engine: Engine) -> None:
+        """Diverged where object or probe are no numbers, if only where no view looks. Collective."""
+        estimate, world = self.state.estimate, self.problem.world
+        odd = torch.stack([(~array.isfinite()).any() for array in (estimate.object, estimate.probe)])
+        if bool(world.max(odd.to(torch.int64))[0].any()):
+            raise Diverged(
+                f"Stage {self.state.stage + 1} ({engine.name}) diverged: object or probe hold values that are not "
+                "finite; try smaller steps, or a better start."
+            )
 
     def _save(self) -> None:
         assert self.save is not None

@@ -84,7 +84,10 @@ def shown(value: Any) -> str:
     """A value as a user wrote it, shortened."""
     if value is None:
         return "empty"
-    text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
+    try:
+        text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
+    except ValueError:  # Python's limit
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
