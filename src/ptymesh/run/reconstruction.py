@@ -135,7 +135,8 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
-        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX))
+        modes = (probe_options.modes or 1) + probe_options.opr_modes
+        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX, modes))
         if layout == "auto" and saved is not None and self.world.size > 1:
             layout, self.layout_why = counters_of(saved.meta).layout, "as before"
         if layout == "auto" and self.world.size == 1:
