@@ -223,5 +223,5 @@ def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytes
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     for watching, name in ((LogFile(), "log.txt"), (MetricsFile(), "metrics.jsonl")):
         (tmp_path / name).mkdir()
-        with pytest.raises(BadInput, match=f"{name} is not a plain file"):
+        with pytest.raises(BadInput, match=f"{name} is a folder"):
             watching.start(info(tmp_path))

@@ -117,8 +117,8 @@ class Result:
         for name in ("positions_px", *_ARRAYS):
             array = getattr(self, name)
             if array is not None and array.dtype.kind not in ("c" if name == "opr" else REAL):
-                kind = "complex" if name == "opr" else "real"
-                raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {kind} numbers.")
+                wanted = "complex" if name == "opr" else "real"
+                raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted} numbers.")
         if self.positions_px.ndim != 2:
             raise BadInput(f"positions_px has shape {self.positions_px.shape}; it must have one (y, x) per view.")
         views = len(self.positions_px)
