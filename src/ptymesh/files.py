@@ -118,14 +118,11 @@ def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) 
 
 
 def size(count: float) -> str:
-    """Bytes for people: 12 bytes, 3.4 kB, 5.6 GB."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1000:.3g} TB"
+    """Bytes as people read them: 12 bytes, 640 MB."""
+    unit = 0
+    while count >= 999.5 and unit < 5:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[unit]}"
 
 
 def to_disk(path: Path) -> None:

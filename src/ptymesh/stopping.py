@@ -112,6 +112,11 @@ def tidying(act: Callable[[], Any]) -> Iterator[None]:
         _tidying.remove(act)
 
 
+def undisturbed() -> contextlib.AbstractContextManager[Any]:
+    """Within it, which must not take long, the process does not leave."""
+    return _lock
+
+
 def leave(sentence: str, status: int) -> None:
     """Ends this process, from any thread; what is to be tidied up before is not waited for without bound."""
     with _lock:

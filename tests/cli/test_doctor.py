@@ -73,7 +73,7 @@ def test_devices_and_copies_between_them(gloo: dict[str, Any], tmp_path: Path) -
     ("arguments", "sentence"),
     [
         (["--timeout", "0"], "--timeout is 0.0; give a number of seconds above 0."),
-        (["--ranks", "1"], "--ranks is 1; give 2 or more"),
+        (["--ranks", "1"], "--ranks is 1; give 2 to 4096"),
         (["--dir", "nowhere"], "There is no folder nowhere"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["gone.py"], "There is no program gone.py; check the path."),
-        (["-n", "0", "there.py"], "--ranks is 0; give 1 or more."),
+        (["-n", "0", "there.py"], "--ranks is 0; give 1 to 4096 on one machine."),
         (["-n", "2", "--backend", "mpi", "there.py"], "Backend 'mpi' is unknown"),
         (["-n", "2", "--batch-timeout", "-1", "there.py"], "--timeout is -1.0"),
         (["--max-restarts", "2", "there.py"], "--max-restarts starts failed ranks again"),

@@ -23,6 +23,7 @@ from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.parallel import launch as launcher
 from ptymesh.parallel import program
+from ptymesh.parallel.watchdog import Verdict
 from ptymesh.run import session
 from ptymesh.run.callbacks import MetricsFile
 from ptymesh.run.reports import EpochReport
@@ -206,7 +207,7 @@ def test_ranks_get_the_same_arguments(run: Run, made: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--ranks", "0"], "--ranks is 0; give 1 or more."),
+        (["--ranks", "0"], "--ranks is 0; give 1 to 4096 on one machine."),
         (["--ranks", "2", "--device", "cuda:0"], "names one GPU"),
         (["--ranks", "2", "--batch-timeout", "0"], "--timeout is 0.0; give a number of seconds above 0."),
         (["--ranks", "2", "--max-restarts", "-1"], "--max-restarts is -1; give 0 or more."),
@@ -248,8 +249,8 @@ def test_a_rank_that_lost_another_says_so(
     class Knows:
         rank = 1
 
-        def explain(self) -> str:
-            return "Rank 0 was killed."
+        def explain(self) -> Verdict:
+            return Verdict(0, "Rank 0 was killed.")
 
     monkeypatch.setattr(program, "_watchdog", Knows())
     monkeypatch.setattr(session, "run_recipe", lose)
@@ -353,11 +354,11 @@ def test_demo_leaves_other_folders_alone(run: Run, tmp_path: Path) -> None:
     [
         ("checkpoint", "file", "out holds a file named checkpoint; move it away"),
         ("ranks", "file", "out holds a file named ranks; move it away"),
-        ("result.h5", "folder", "out/result.h5 is not a plain file; move it away"),
-        ("log.txt", "pipe", "out/log.txt is not a plain file; move it away"),
-        ("metrics.jsonl", "link", "out/metrics.jsonl is a link to nothing; move it away"),
-        ("object.png", "pipe", "out/object.png is not a plain file; move it away"),
-        ("result.h5", "device", "out/result.h5 is not a plain file; move it away"),
+        ("result.h5", "folder", "out/result.h5 is a folder; give the name of a file."),
+        ("log.txt", "pipe", "out/log.txt is a FIFO, not a regular file, and is left alone"),
+        ("metrics.jsonl", "link", "out/metrics.jsonl is a link that leads nowhere; remove it"),
+        ("object.png", "pipe", "out/object.png is a FIFO, not a regular file, and is left alone"),
+        ("result.h5", "device", "out/result.h5 is a device, not a regular file, and is left alone"),
     ],
 )
 def test_names_that_are_taken(run: Run, made: Path, tmp_path: Path, name: str, kind: str, sentence: str) -> None:
@@ -393,9 +394,9 @@ def test_the_log_of_an_earlier_run_is_kept(
     ("out", "sentence"),
     [
         ("/proc/ptymesh/out", "/proc/ptymesh/out cannot be written to"),
-        ("x" * 256, "cannot be a folder (File name too long); choose another with --out."),
-        ("~nosuch/x", "~nosuch/x begins with ~, which stands for no folder here; write it in full, from / on."),
-        ("a\0b", "holds a NUL character"),
+        ("x" * 256, "leads nowhere (File name too long); give another path."),
+        ("~nosuch/x", "~nosuch/x names the home folder of a user who is not there; mend it."),
+        ("a\0b", "has a NUL character in it"),
         ("", "--out is empty; give the name of a folder."),
     ],
 )

@@ -70,7 +70,7 @@ def test_mistakes(run: Run) -> None:
         (["report", "nowhere"], "nowhere holds no study"),
         (["nothing.yaml"], "The tune file nothing.yaml cannot be read"),
         (["tune.yaml", "--join"], "tune holds no study to join"),
-        (["tune.yaml", "--workers", "0"], "--workers is 0; give 1 or more."),
+        (["tune.yaml", "--workers", "0"], "--workers is 0; give 1 to 4096."),
         (["tune.yaml", "--device", "cdua"], "Device 'cdua' is unknown"),
     ):
         status, out, err = run(*arguments)

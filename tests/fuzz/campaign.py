@@ -14,6 +14,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ KEPT = 3
 #: A case that takes too long is tried again with so much more time: others may have kept the processor busy.
 PATIENT = Limits(seconds=25.0)
 
+#: Nothing takes longer to make; what does ends the process, and the case is lost.
+MAKING_S = 30
 #: Compiles the kernels, should they not be on disk yet: a try has no time for it.
 READY = "import torch, ptymesh.kernels.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
 
@@ -57,7 +60,9 @@ class Sources:
         """A case in the folder, where the one before is removed."""
         folder = self.root / "case"
         shutil.rmtree(folder, ignore_errors=True)
+        signal.alarm(MAKING_S)
         case = cases.draw(dice, folder, self.originals)
+        signal.alarm(0)
         case.compiled &= self.compiled
         return case
 
@@ -151,6 +156,7 @@ class Report:
         self.found: dict[str, dict[str, Any]] = {}
         self.tries = self.warned = 0
         self.processor_seconds = 0.0
+        self.lost: list[int] = []
         self.slowest: list[tuple[float, int]] = []
         self.began = time.monotonic()
         out.mkdir(parents=True, exist_ok=True)
@@ -205,6 +211,7 @@ class Report:
             "statuses": dict(sum((c for by in self.counts.values() for c in by.values()), Counter())),
             "counts": {f: {c: dict(n) for c, n in sorted(by.items())} for f, by in sorted(self.counts.items())},
             "slowest": self.slowest,
+            "cases_that_could_not_be_made": self.lost,
             "found": dict(sorted(self.found.items(), key=lambda item: -item[1]["count"])),
         }
         path.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -219,24 +226,24 @@ def campaign(
     if compiled:
         subprocess.run([sys.executable, "-c", READY], check=True)
     until = time.time() + 60 * minutes
-    pipes = {}
-    for part in range(processes):
-        ours, theirs = multiprocessing.connection.Pipe()
-        numbers = list(range(first + part, first + count, processes))
-        process = context().Process(target=_work, args=(theirs, seed, numbers, until, compiled))
-        process.start()
-        theirs.close()
-        pipes[ours] = process
+    left = [list(range(first + part, first + count, processes)) for part in range(processes)]
+    pipes = {_start(seed, numbers, until, compiled): numbers for numbers in left}
     shown = time.monotonic()
     while pipes:
         for pipe in multiprocessing.connection.wait(list(pipes)):
+            numbers = pipes[pipe]
             try:
                 told = pipe.recv()
-            except EOFError:
-                told = None
-            if told is None:
-                pipes.pop(pipe).join()
+            except EOFError:  # a library crashed under it, while it made a case
+                pipes.pop(pipe)
+                report.lost += numbers[:1]
+                if numbers[1:]:
+                    pipes[_start(seed, numbers[1:], until, compiled)] = numbers[1:]
                 continue
+            if told is None:
+                pipes.pop(pipe)
+                continue
+            del numbers[0]
             report.add(told)
             if told["violations"]:
                 pipe.send("looked at")
@@ -245,6 +252,14 @@ def campaign(
             report.write()
             print(f"{report.tries} tries, {len(report.found)} kinds of violations", flush=True)
     return report
+
+
+def _start(seed: int, numbers: list[int], until: float, compiled: bool) -> Connection:
+    """A process that plays these cases, and what it tells comes from."""
+    ours, theirs = multiprocessing.connection.Pipe()
+    context().Process(target=_work, args=(theirs, seed, list(numbers), until, compiled), daemon=True).start()
+    theirs.close()
+    return ours
 
 
 def main() -> int:
@@ -268,7 +283,7 @@ def main() -> int:
     for signature, entry in content["found"].items():
         print(f"{entry['count']:5d}  {signature}  (cases {entry['cases']})")
     print(path)
-    return int(bool(report.found) or not report.tries)
+    return int(bool(report.found or report.lost) or not report.tries)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import json
 import logging
 import shutil
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,16 +92,7 @@ def _structured(path: Path, dice: Dice, structure: Callable[[Path, Dice], str]) 
         warnings.simplefilter("ignore")
         try:
             return structure(path, dice)
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            OSError,
-            EOFError,
-            IndexError,
-            MemoryError,
-            zipfile.BadZipFile,
-        ) as error:
+        except Exception as error:  # of h5py, numpy, zipfile, tifffile: what was done before is what is tried
             return f"and no further ({type(error).__name__})"
 
 

@@ -39,16 +39,23 @@ def mutate(path: Path, dice: Dice) -> str:
             return f"{deed.__name__} could not be done ({type(error).__name__})"
 
 
-def _names(file: h5py.File, kind: type | tuple[type, ...] = (h5py.Dataset, h5py.Group)) -> list[str]:
+def names(file: h5py.File, kind: type | tuple[type, ...] = (h5py.Dataset, h5py.Group)) -> list[str]:
+    """Of all datasets and groups."""
     found: list[str] = []
     file.visititems(lambda name, item: found.append(name) if isinstance(item, kind) else None)
     return sorted(found)
 
 
 def _dataset(file: h5py.File, dice: Dice) -> tuple[str, Any]:
-    """The name of one, and what it holds."""
-    name = dice.choice(_names(file, h5py.Dataset))
+    """The name of one, and what it holds: of those that this process can read without harm after earlier changes."""
+    name = dice.choice([name for name in names(file, h5py.Dataset) if harmless(file[name])])
     return name, file[name][()]
+
+
+def harmless(data: h5py.Dataset) -> bool:
+    """Whether what it holds lies in the file, and is little."""
+    elsewhere = data.is_virtual or data.id.get_create_plist().get_external_count() > 0
+    return not elsewhere and (data.size or 0) < 1 << 20
 
 
 def _replace(file: h5py.File, name: str, *what: Any, **how: Any) -> None:
@@ -61,7 +68,7 @@ def _replace(file: h5py.File, name: str, *what: Any, **how: Any) -> None:
 
 
 def attribute(file: h5py.File, dice: Dice) -> str:
-    with_any = [name for name in ["/", *_names(file)] if len(file[name].attrs)]
+    with_any = [name for name in ["/", *names(file)] if len(file[name].attrs)]
     if with_any and dice.random() < 0.8:
         item = file[dice.choice(with_any)]
         key = dice.choice(sorted(item.attrs))
@@ -69,7 +76,7 @@ def attribute(file: h5py.File, dice: Dice) -> str:
             del item.attrs[key]
             return f"attribute {key} of {item.name} removed"
     else:
-        item = file[dice.choice(["/", *_names(file)])]
+        item = file[dice.choice(["/", *names(file)])]
         key = dice.choice(("units", "axes", "propagation", "corner", "pixel_size_m", "notes", "name", "radiation"))
     value = _attribute_value(item.attrs.get(key), dice)
     item.attrs[key] = value
@@ -139,22 +146,22 @@ def huge(file: h5py.File, dice: Dice) -> str:
 
 
 def remove(file: h5py.File, dice: Dice) -> str:
-    name = dice.choice(_names(file))
+    name = dice.choice(names(file))
     del file[name]
     return f"{name} removed"
 
 
 def rename(file: h5py.File, dice: Dice) -> str:
-    names = _names(file)
-    old = dice.choice(names)
-    new = dice.choice([f"{old}_", *(f"{name}_2" for name in names[:3]), "entry_1/odd\nname", "a" * 300, "é"])
+    known = names(file)
+    old = dice.choice(known)
+    new = dice.choice([f"{old}_", *(f"{name}_2" for name in known[:3]), "entry_1/odd\nname", "a" * 300, "é"])
     file.move(old, new)
     return f"{old} renamed to {new[:40]!r}"
 
 
 def exchange(file: h5py.File, dice: Dice) -> str:
-    names = _names(file)
-    one, other = dice.choice(names), dice.choice(names)
+    known = names(file)
+    one, other = dice.choice(known), dice.choice(known)
     file.move(one, "in-between")
     file.move(other, one)
     file.move("in-between", other)
@@ -163,8 +170,8 @@ def exchange(file: h5py.File, dice: Dice) -> str:
 
 def relink(file: h5py.File, dice: Dice) -> str:
     """A link in place of a group or dataset."""
-    names = _names(file)
-    name = dice.choice(names)
+    known = names(file)
+    name = dice.choice(known)
     folder = Path(file.filename).parent
     if not (folder / "pipe").exists():
         os.mkfifo(folder / "pipe")
@@ -172,7 +179,7 @@ def relink(file: h5py.File, dice: Dice) -> str:
         "soft to nowhere": h5py.SoftLink("/nowhere/at/all"),
         "soft to itself": h5py.SoftLink("/" + name),
         "soft to the root": h5py.SoftLink("/"),
-        "soft to another": h5py.SoftLink("/" + dice.choice(names)),
+        "soft to another": h5py.SoftLink("/" + dice.choice(known)),
         "soft, empty": h5py.SoftLink(""),
         "external, missing": h5py.ExternalLink("nowhere.h5", "/" + name),
         "external to itself": h5py.ExternalLink(Path(file.filename).name, "/" + name),
@@ -189,7 +196,7 @@ def relink(file: h5py.File, dice: Dice) -> str:
 
 def cycle(file: h5py.File, dice: Dice) -> str:
     """A group that is in itself, by a hard link."""
-    groups = ["/", *_names(file, h5py.Group)]
+    groups = ["/", *names(file, h5py.Group)]
     inner, outer = dice.choice(groups), dice.choice(groups)
     name = dice.choice(("again", "data_1", "data", "object", "per_view"))
     if name in file[inner]:
@@ -199,14 +206,14 @@ def cycle(file: h5py.File, dice: Dice) -> str:
 
 
 def to_group(file: h5py.File, dice: Dice) -> str:
-    name = dice.choice(_names(file, h5py.Dataset))
+    name = dice.choice(names(file, h5py.Dataset))
     del file[name]
     file.create_group(name)["inside"] = 1.0
     return f"{name}: a group"
 
 
 def to_dataset(file: h5py.File, dice: Dice) -> str:
-    name = dice.choice(_names(file, h5py.Group) or ["new"])
+    name = dice.choice(names(file, h5py.Group) or ["new"])
     if name in file:
         del file[name]
     file[name] = dice.choice((1.0, "text", 7))
@@ -214,7 +221,7 @@ def to_dataset(file: h5py.File, dice: Dice) -> str:
 
 
 def to_type(file: h5py.File, dice: Dice) -> str:
-    name = dice.choice(_names(file))
+    name = dice.choice(names(file))
     del file[name]
     file[name] = np.dtype("<f8")
     return f"{name}: a named type"
@@ -238,7 +245,7 @@ def virtual(file: h5py.File, dice: Dice) -> str:
     old = np.asarray(old)
     source = dice.choice((".", "missing.h5", Path(file.filename).name, "/dev/zero"))
     layout = h5py.VirtualLayout(old.shape, dtype=old.dtype)
-    layout[...] = h5py.VirtualSource(source, dice.choice(_names(file, h5py.Dataset)), shape=old.shape)
+    layout[...] = h5py.VirtualSource(source, dice.choice(names(file, h5py.Dataset)), shape=old.shape)
     del file[name]
     file.create_virtual_dataset(name, layout)
     return f"{name}: virtual, from {source}"

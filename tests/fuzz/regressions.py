@@ -28,7 +28,7 @@ class Entry:
     """names: originals that are copied; change: of the working folder; arguments; statuses: that are allowed."""
 
     names: tuple[str, ...]
-    change: Callable[[Path], None]
+    change: Callable[[Path], Any]
     arguments: tuple[str, ...]
     statuses: tuple[str, ...] = REFUSED
 
@@ -134,6 +134,20 @@ def nothing(folder: Path) -> None:
     """The inputs as they are."""
 
 
+def of_itself(file: h5py.File) -> None:
+    """Makes the patterns of a generic file a virtual dataset of themselves, upon which HDF5 recurses without end."""
+    shape, dtype = file["frames"].shape, file["frames"].dtype
+    del file["frames"]
+    layout = h5py.VirtualLayout(shape, dtype=dtype)
+    layout[...] = h5py.VirtualSource(".", "frames", shape=shape)
+    file.create_virtual_dataset("frames", layout)
+
+
+def generic(folder: Path) -> None:
+    """recipe.yaml for scan.h5."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(originals.recipe("hdf5"), sort_keys=False), encoding="utf-8")
+
+
 BEAM, DETECTOR = "entry_1/instrument_1/beam_1", "entry_1/instrument_1/detector_1"
 INSPECT = ("inspect", "own.cxi", "--json")
 OTHERS = ("inspect", "others.cxi", "--json")
@@ -152,6 +166,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "a propagation that is none": Entry(
         ("own.cxi",), hdf5("own.cxi", attribute("entry_1/ptymesh", "propagation", "sideways")), INSPECT
+    ),
+    "patterns that are a virtual dataset of themselves": Entry(
+        ("scan.h5",), lambda folder: (generic(folder), hdf5("scan.h5", of_itself)(folder)), RUN
     ),
     "a mask that is a group": Entry(
         ("others.cxi",),

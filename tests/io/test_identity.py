@@ -27,9 +27,7 @@ def made(folder: Path, seed: int = 0) -> None:
     folder.mkdir(exist_ok=True)
     rng.integers(0, 99, (VIEWS, 16, 16)).astype("<u2").tofile(folder / "patterns.raw")
     with h5py.File(folder / "scan.h5", "w") as file:
-        file.create_dataset(
-            "patterns", (VIEWS, 16, 16), "<u2", external=[(folder / "patterns.raw", 0, h5py.h5f.UNLIMITED)]
-        )
+        file.create_dataset("patterns", (VIEWS, 16, 16), "<u2", external=[("patterns.raw", 0, h5py.h5f.UNLIMITED)])
         file["positions"] = np.random.default_rng(0).uniform(0, 1e-5, (VIEWS, 2))
     for name, array in {
         "mask": np.ones((16, 16), np.uint8),

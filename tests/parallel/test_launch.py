@@ -151,7 +151,7 @@ def test_ranks_are_bound_to_the_cores_of_a_memory_node(tmp_path: Path, monkeypat
 
 
 def test_no_ranks_are_refused() -> None:
-    with pytest.raises(BadInput, match="--ranks is 0; give 1 or more"):
+    with pytest.raises(BadInput, match="--ranks is 0; give 1 to 4096"):
         launch([], 0)
 
 

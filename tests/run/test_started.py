@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ptymesh.errors import BadInput, Diverged
+from ptymesh.io import manifests
 from ptymesh.run import started
 
 
 def manifest(out: Path, text: str) -> None:
-    (out / "checkpoint").mkdir(exist_ok=True)
-    (out / "checkpoint" / "manifest.json").write_text(text)
+    """A first generation, as every run's is, that says this."""
+    (out / "checkpoint" / manifests.folder(1)).mkdir(parents=True, exist_ok=True)
+    manifests.write(out / "checkpoint", 1, {"meta": {"said": text}})
 
 
 def test_it_counts_until_there_is_a_checkpoint_of_its_own(tmp_path: Path) -> None:
@@ -31,7 +34,7 @@ def test_an_earlier_runs_checkpoint_is_not_its_own(tmp_path: Path) -> None:
     manifest(tmp_path, "an earlier run's")
     started.note(tmp_path, "seed: 1\n")
     assert started.pending(tmp_path) == "seed: 1\n"
-    (tmp_path / "checkpoint" / "manifest.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoint")
     assert started.pending(tmp_path) == "seed: 1\n"
     manifest(tmp_path, "its own")
     assert started.pending(tmp_path) is None

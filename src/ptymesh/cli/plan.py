@@ -109,7 +109,7 @@ def _print(rows: list[Cost], machine: Machine) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ptymesh.parallel.patterns import size
+    from ptymesh.files import size
 
     table = Table("ranks", "object", "memory", "patterns", "a batch", "messages", "s/epoch", "used", box=SIMPLE)
     for column in table.columns[2:]:

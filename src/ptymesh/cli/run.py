@@ -24,6 +24,7 @@ def command(
     """Reconstruct what a recipe says, on any number of ranks."""
     from ptymesh.cli.running import execute, owned, refuse_to_overwrite, restarted
     from ptymesh.io import checkpoint
+    from ptymesh.parallel.child import launched
     from ptymesh.run import started
     from ptymesh.run.recipe import load_recipe
 
@@ -32,7 +33,8 @@ def command(
     again = restarted()
     folder = loaded.output.dir
     with owned(folder):
-        refuse_to_overwrite(folder, force=force or again)
+        if not launched():  # else the launcher has looked; a rank that failed may have begun a log since
+            refuse_to_overwrite(folder, force=force or again)
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None

@@ -43,26 +43,12 @@ def owned(out: Path) -> Iterator[None]:
 def check_folder(out: Path) -> None:
     """Raises BadInput where `out` cannot be a folder that is written to."""
     from ptymesh.errors import BadInput
+    from ptymesh.paths import usable
 
-    if "\0" in str(out):
-        raise BadInput(f"{str(out)!r} holds a NUL character; choose another folder with --out.")
-    if out.parts[:1] and out.parts[0].startswith("~"):
-        raise BadInput(f"{out} begins with ~, which stands for no folder here; write it in full, from / on.")
-    try:
-        os.lstat(out)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise BadInput(
-            f"{_short(str(out))} cannot be a folder ({error.strerror}); choose another with --out."
-        ) from error
+    usable(out, "The output folder")
     first = next((folder for folder in (out, *out.absolute().parents) if os.path.lexists(folder)), out)
     if not first.is_dir() or not os.access(first, os.W_OK):
         raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
-
-
-def _short(path: str) -> str:
-    return path if len(path) <= 100 else f"{path[:60]}...{path[-30:]}"
 
 
 def refuse_to_overwrite(out: Path, *, force: bool) -> None:
@@ -210,7 +196,7 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     attributes = outcome.result.attrs
     typer.echo(f"Final residual {attributes['final_residual']:.6f}, R {attributes['final_r']:.4f}: {outcome.path}")
     if "bytes_per_batch" in attributes:
-        from ptymesh.parallel.patterns import size
+        from ptymesh.files import size
 
         sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
         typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.hdf5 import DAMAGE, dataset_of, first_line, open_hdf5, read_dataset, reading
-from ptymesh.io.npy import MOST_VALUES, numbers, plain, read_header, read_values
+from ptymesh.io.hdf5 import DAMAGE, dataset_of, first_line, is_hdf5, native, open_hdf5, read_dataset, reading
+from ptymesh.io.npy import MOST_VALUES, numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
 
 #: Numbers, real ones, and what they are called.
@@ -71,7 +70,7 @@ def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) ->
     numbers(stored.dtype, f"{option}: {reference}", kinds)
     if math.prod(stored.shape) > most:
         raise BadInput(f"{option}: {reference} has shape {stored.shape}, more than {option} can use; check the name.")
-    return plain(np.asarray(stored.read()))
+    return native(np.asarray(stored.read()))
 
 
 @contextlib.contextmanager
@@ -94,7 +93,7 @@ def _opened(reference: str, option: str) -> Iterator[Stored]:
         opened = _npy(path, what)
     elif start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         opened = _tiff(path, what)
-    elif h5py.is_hdf5(path):
+    elif is_hdf5(path):
         if not inside:
             raise BadInput(f"{option}: {path} is HDF5; say which dataset, as {path}:/path.")
         opened = _hdf5(path, inside)

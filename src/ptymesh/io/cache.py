@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from ptymesh.errors import BadInput
-from ptymesh.parallel.patterns import size
+from ptymesh.files import size
 
 WEEK_S = 7 * 24 * 3600
 #: Names of files that are made here; no other file of the folder is ever removed.

@@ -268,7 +268,7 @@ def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
             return file, None
         kind = item.links.get_info(part).type
         if kind == h5py.h5l.TYPE_HARD:
-            item = h5py.h5o.open(item, part)
+            item = _opened_object(item, part)
             continue
         hops += 1
         if hops > HOPS:
@@ -316,23 +316,33 @@ def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> 
         return h5py.Dataset(found)
 
 
+def _opened_object(group: Any, part: bytes) -> Any:
+    try:
+        return h5py.h5o.open(group, part)
+    except KeyError:
+        if group.links.exists(part) and h5py.h5o.get_info(group, part).type == h5py.h5o.TYPE_DATASET:
+            return h5py.h5d.open(group, part, _beside())  # somebody in this process has it open in that way
+        raise
+
+
+def _beside() -> Any:
+    """Raw storage with a relative name lies beside the file; HDF5 itself would look in the working folder."""
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_efile_prefix(b"${ORIGIN}")
+    return access
+
+
 def _with_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
-    """The dataset, its values in the files that lie where they were checked. HDF5 itself would look for relative names
-    in the working folder first."""
-    places = set()
+    """The dataset, its values in the files that lie where they were checked."""
     for index in range(plan.get_external_count()):
-        name = plan.get_external(index)[0]
-        path = home.named(name)
-        if not Path(os.fsdecode(name)).is_absolute():
-            places.add(str(path.absolute()).removesuffix(os.fsdecode(name)))
-        elif path != Path(os.fsdecode(name)):
-            raise BadInput(f"{home.path} refers to {os.fsdecode(name)!r}, which is not there: copy it there.")
-    if len(places) > 1:
-        raise BadInput(f"The files that {home.path} refers to lie in different folders: copy them beside it.")
-    access, name = h5py.h5p.create(h5py.h5p.DATASET_ACCESS), h5py.h5i.get_name(found)
-    access.set_efile_prefix(os.fsencode(places.pop() if places else "/"))
-    found._close()  # the prefix is taken from the first that opens it
-    return h5py.h5d.open(home.id, name, access)
+        said = os.fsdecode(plan.get_external(index)[0])
+        if home.named(said) != home.path.absolute().parent / said:  # of an absolute name, that name
+            raise BadInput(
+                f"{home.path} refers to {said!r}, which is not there: copy it to {home.path.absolute().parent}."
+            )
+    name = h5py.h5i.get_name(found)
+    found._close()  # where raw storage lies is settled by the first that opens the dataset
+    return h5py.h5d.open(home.id, name, _beside())
 
 
 def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> None:

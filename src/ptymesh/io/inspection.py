@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ptymesh.io.limits import amount, free_memory
+from ptymesh.files import size
+from ptymesh.io.limits import free_memory
 from ptymesh.io.preprocess import centroid
 from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
 from ptymesh.measurement import Measurement
@@ -206,7 +207,7 @@ def _about_scan(s: Summary) -> Iterator[str]:
     if needed > free:
         yield (
             f"The scan spans {s.extent_px[0]:.3g} x {s.extent_px[1]:.3g} object pixels, and one slice of the object "
-            f"needs {amount(needed)} ({amount(free)} are free here): check the unit of the positions (positions.unit)."
+            f"needs {size(needed)} ({size(free)} are free here): check the unit of the positions (positions.unit)."
         )
     if s.duplicates:
         yield f"{s.duplicates} of {s.views} positions repeat another one; check that the scan was not read twice."

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from ptymesh.errors import BadInput
+from ptymesh.files import size
 
 #: Where Linux tells the limits of a job or container.
 CGROUPS = Path("/sys/fs/cgroup")
@@ -23,16 +24,7 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
     """Raises BadInput, "WHAT needs ... of memory, and ... are free: REMEDY.", where that share does not hold it."""
     free = free_memory()
     if needed > share * free:
-        raise BadInput(f"{what} needs {amount(needed)} of memory, and {amount(free)} are free: {remedy}.")
-
-
-def amount(count: float) -> str:
-    """12345678 -> '12.3 MB'."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PB"
+        raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
 
 
 def _of_process() -> int:

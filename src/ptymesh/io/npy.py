@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import DAMAGE, first_line
+from ptymesh.io.hdf5 import DAMAGE, first_line, native
 
 #: Values of the largest array that is read into memory without knowing what it is for: an object of 16384 squared.
 MOST_VALUES = 1 << 28
@@ -79,7 +79,7 @@ def numbers(dtype: np.dtype, what: str, kinds: str = "buifc") -> None:
 
 
 def read_values(stream: BinaryIO, header: Header, what: str) -> np.ndarray:
-    """The numbers that follow a header, as `plain`; BadInput where there are fewer, or no room for them."""
+    """The numbers that follow a header, as `native`; BadInput where there are fewer, or no room for them."""
     try:
         flat = np.empty(header.nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
@@ -94,16 +94,7 @@ def read_values(stream: BinaryIO, header: Header, what: str) -> np.ndarray:
     if header.dtype.kind == "b":  # bytes other than 0 and 1 would be neither true nor false
         flat = (flat != 0).view(np.uint8)
     array: np.ndarray = flat.view(header.dtype) if len(flat) else np.empty(0, header.dtype)
-    return plain(array.reshape(header.shape, order="F" if header.fortran else "C"))
-
-
-def plain(array: np.ndarray) -> np.ndarray:
-    """In this machine's byte order and a type that everything here computes with: no half, no extended precision."""
-    wanted = {("f", 2): np.float32, ("f", 16): np.float64, ("f", 12): np.float64, ("c", 32): np.complex128}.get(
-        (array.dtype.kind, array.dtype.itemsize)
-    )
-    with np.errstate(over="ignore"):  # what is beyond float64 becomes infinite, and is refused as that
-        return array.astype(wanted or array.dtype.newbyteorder("="), copy=False)
+    return native(array.reshape(header.shape, order="F" if header.fortran else "C"))
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.files import size
 from ptymesh.parallel.devices import sent
 from ptymesh.physics.resample import corner_crop
 
@@ -243,14 +244,6 @@ def slabs(count: int, frame: int) -> Iterator[slice]:
     step = _views(frame)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
-
-
-def size(count: float) -> str:
-    """Bytes as people read them: 640 MB."""
-    unit = 0
-    while count >= 999.5 and unit < 5:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[unit]}"
 
 
 def _views(frame: int) -> int:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ptymesh.errors import BadInput
+from ptymesh.files import size
 from ptymesh.measurement import PatternSource
 from ptymesh.parallel.devices import free_bytes
 from ptymesh.parallel.fetched import Hosted, Staged
-from ptymesh.parallel.patterns import Kind, Patterns, Resident, Slotted, size, slabs
+from ptymesh.parallel.patterns import Kind, Patterns, Resident, Slotted, slabs
 
 #: Share of a device's free memory that patterns may take; the rest is for the object, waves and FFT plans.
 DEVICE_SHARE = 0.7

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -190,14 +190,14 @@ def hold(folder: Path) -> Iterator[Lock]:
     if where in _held.get():
         yield _held.get()[where]
         return
-    lock = share(where) or take(where, folder)
-    before = _held.set({**_held.get(), where: lock})
-    try:
-        with stopping.tidying(lock.close):
+    with ExitStack() as tidying:
+        lock = share(where) or take(where, folder, tidying)
+        before = _held.set({**_held.get(), where: lock})
+        try:
             yield lock
-    finally:
-        _held.reset(before)
-        lock.close()
+        finally:
+            _held.reset(before)
+            lock.close()
 
 
 def _resolved(folder: Path) -> Path:
@@ -220,19 +220,25 @@ def share(folder: Path) -> Lock | None:
     return Lock(found.path, found.file, found.holder.token, share=True)
 
 
-def take(folder: Path, said: Path | None = None) -> Lock:
-    """The lock of a folder, which is made if need be. said: what the user calls it. Raises BadInput."""
-    said = said or folder
+def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> Lock:
+    """The lock of a folder, which is made if need be. said: what the user calls it. Raises BadInput.
+
+    tidying: until it ends, who leaves because of a signal lets go of the lock.
+    """
+    said, tidying = said or folder, tidying or ExitStack()
     for again in (True, True, False):
         made: list[Path] = []
         try:
-            for path in reversed((folder, *folder.parents)):
-                if not path.exists():
-                    path.mkdir(exist_ok=True)
-                    made.insert(0, path)
             holder = Holder.here()
+            with stopping.undisturbed():
+                for path in reversed((folder, *folder.parents)):
+                    if not path.exists():
+                        path.mkdir(exist_ok=True)
+                        made.insert(0, path)
+                if (file := _create(folder / NAME, holder)) is not None:
+                    return _tidied(Lock(folder / NAME, file, holder.token, tuple(made)), tidying)
             file = _win(folder / NAME, holder, said)
-            return Lock(folder / NAME, file, holder.token, tuple(made))
+            return _tidied(Lock(folder / NAME, file, holder.token, tuple(made)), tidying)
         except BaseException as error:
             with suppress(OSError):
                 for path in made:
@@ -243,6 +249,11 @@ def take(folder: Path, said: Path | None = None) -> Lock:
                 raise BadInput(f"{said} cannot be written to ({error.strerror}); choose another folder.") from error
             raise
     raise AssertionError
+
+
+def _tidied(lock: Lock, tidying: ExitStack) -> Lock:
+    tidying.enter_context(stopping.tidying(lock.close))
+    return lock
 
 
 def _win(path: Path, holder: Holder, said: Path) -> int:

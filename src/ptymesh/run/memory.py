@@ -17,10 +17,10 @@ from torch import Tensor
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.estimate import REACH, Estimate
+from ptymesh.files import size
 from ptymesh.io.limits import free_memory
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import free_bytes
-from ptymesh.parallel.patterns import size
 from ptymesh.parallel.world import Record, World
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame

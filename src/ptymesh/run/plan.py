@@ -28,10 +28,10 @@ from ptymesh.engines import Engine
 from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.files import size
 from ptymesh.io.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Replicated
-from ptymesh.parallel.patterns import size
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World

@@ -159,13 +159,14 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         raise BadInput(
             f"The checkpoint of {saved.ranks} ranks names parts of {len(run.parts)}; copy the whole folder again."
         )
-    coarser = {whole / part for whole, part in zip(problem.window, run.window, strict=True)}
-    if len(coarser) != 1 or not coarser.pop().is_integer():
+    window = saved.shared["probe"].shape[1:]  # in a coarse stage, smaller than the data's
+    coarser = {whole / max(1, part) for whole, part in zip(problem.window, (*window, 0, 0), strict=False)}
+    if len(window) != 2 or len(coarser) != 1 or not coarser.pop().is_integer():
         raise BadInput(
-            f"The checkpoint is of windows of {run.window}, this data set has {tuple(problem.window)}; "
+            f"The checkpoint is of windows of {window}, this data set has {tuple(problem.window)}; "
             "check data.path and how its patterns are prepared."
         )
-    height, width = run.window
+    height, width = window
     shared = saved.shared
     opr = len(shared["opr"])
     shapes = {
@@ -189,12 +190,12 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
             raise BadInput(
                 f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
             )
-    _check_anchors(shared["anchors"], run)
+    _check_anchors(shared["anchors"], run, (height, width))
 
 
-def _check_anchors(anchors: np.ndarray, run: Counters) -> None:
+def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) -> None:
     """Kernels read and write the object at these places unchecked."""
-    highest = np.array(run.extent) - np.array(run.window)
+    highest = np.array(run.extent) - np.array(window)
     if anchors.dtype != np.int64 or (anchors < 0).any() or (anchors > highest).any():
         raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
