@@ -1,26 +1,67 @@
-"""The base of every group of options: what a recipe, an engine, a simulation and a tune file have in common."""
+"""The base of every group of options: what a recipe, an engine, a simulation and a tune file have in common.
+
+Whatever cannot be used is refused in the same words, whether it stands in a recipe or in a call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails
 
+from ptymesh.errors import BadInput
 from ptymesh.paths import usable
+from ptymesh.sentences import sentence
 
 
 class Options(BaseModel):
     """Unknown keys are refused; so are truth values and infinities where a number belongs. numpy's numbers are numbers.
 
-    A subclass may override the configuration.
+    Making them and setting one raise BadInput with one sentence; only pydantic's own functions, such as
+    `model_validate`, raise its ValidationError. A subclass may override the configuration.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
+
+    if not TYPE_CHECKING:  # which is to see each class's own fields
+
+        def __init__(self, /, **values: Any) -> None:
+            """Raises BadInput."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise BadInput(sentence(error, values, type(self))) from error
+
+        # of options within others pydantic is to know where they are
+        __init__.__pydantic_base_init__ = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises BadInput, and then leaves everything as it was."""
+        before = dict(self.__dict__)
+        try:
+            if name in type(self).model_fields:
+                value = plain(value)
+                _refuse_truths(type(self), {name: value})
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            self.__dict__.update(before)
+            raise BadInput(sentence(error, {name: value}, type(self))) from error
+
+    @classmethod
+    def parse(cls, raw: Any, key: str = "") -> Self:
+        """From plain dicts and lists, which stand under `key` of a recipe.
+
+        Raises BadInput with one sentence about the first thing to mend.
+        """
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise BadInput(sentence(error, raw, cls, key)) from error
 
     @model_validator(mode="before")
     @classmethod
@@ -28,14 +69,19 @@ class Options(BaseModel):
         if not isinstance(values, dict):
             return values
         values = {key: plain(value) for key, value in values.items()}
-        wrong: list[InitErrorDetails] = [
-            {"type": "int_type" if wanted is int else "float_type", "loc": (name,), "input": value}
-            for name, value in values.items()
-            if (wanted := _number_wanted(cls, name)) and any(isinstance(one, bool) for one in _leaves(value))
-        ]
-        if wrong:
-            raise ValidationError.from_exception_data(cls.__name__, wrong)
+        _refuse_truths(cls, values)
         return values
+
+
+def _refuse_truths(model: type[BaseModel], values: dict[str, Any]) -> None:
+    """Raises ValidationError where a number belongs and a truth value stands."""
+    wrong: list[InitErrorDetails] = [
+        {"type": "int_type" if wanted is int else "float_type", "loc": (name,), "input": value}
+        for name, value in values.items()
+        if (wanted := _number_wanted(model, name)) and any(isinstance(one, bool) for one in _leaves(value))
+    ]
+    if wrong:
+        raise ValidationError.from_exception_data(model.__name__, wrong)
 
 
 def plain(value: Any) -> Any:

@@ -71,7 +71,7 @@ def test_paths_that_cannot_be(run: Run, command: str, hostile: str) -> None:
     tries += [[*there, option, HOSTILE[hostile]] for option in options]
     for given in tries:
         status, said = run(command, *given)
-        assert status == 2 and said.startswith("ptymesh: ") and said.endswith((".", "?")), said
+        assert status == 2 and said.startswith(("ptymesh: ", "Error: ")) and said.endswith((".", "?")), said
         assert "unexpected" not in said and len(said) < 400
     assert sorted(os.listdir()) == before
 
@@ -126,3 +126,29 @@ def test_numbers_that_cannot_be(run: Run, line: str) -> None:
     status, said = run(*["" if word == "''" else word for word in line.split()])
     assert status == 2 and "unexpected" not in said and "Traceback" not in said, said
     assert said.startswith(("ptymesh: ", "Error: "))
+
+
+@pytest.mark.parametrize("command", ["tune", "orient", "scaling", "slurm", "view", "run", "demo"])
+def test_an_empty_name_is_no_folder(run: Run, command: str) -> None:
+    status, said = run(command, *["r.yaml" if one == "FILE" else one for one in PATHS[command][0]], "--out", "")
+    assert status == 2 and "--out is empty; give the name of a folder." in said
+
+
+@pytest.mark.parametrize("given", ["output: {dir: ''}", "output: {dir: }", "scratch: ''"])
+def test_an_empty_folder_in_a_recipe(run: Run, given: str) -> None:
+    with Path("r.yaml").open("a") as file:
+        file.write(given)
+    before = sorted(os.listdir())
+    status, said = run("run", "r.yaml")
+    assert status == 2 and "empty" in said and sorted(os.listdir()) == before
+
+
+def test_a_checkpoint_that_is_a_link_is_left_alone(run: Run) -> None:
+    Path("elsewhere").mkdir()
+    Path("elsewhere/mine").write_text("kept")
+    Path("out").mkdir()
+    Path("out/checkpoint").symlink_to("../elsewhere")
+    status, said = run("run", "r.yaml", "--force")
+    assert status == 2 and "out/checkpoint is a link" in said
+    assert Path("out/checkpoint").is_symlink() and os.listdir("elsewhere") == ["mine"]
+    assert os.listdir("out") == ["checkpoint"]

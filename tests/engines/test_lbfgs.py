@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from ptymesh.engines import LBFGS, RPIE
-from ptymesh.errors import Interrupted
+from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.parallel.world import World
@@ -143,7 +142,7 @@ def test_every_option_matters(change: dict) -> None:
 
 def test_refusals() -> None:
     for options, words in [(dict(memory=0), "memory"), (dict(armijo=0.6), "armijo"), (dict(lr=0.1), "lr")]:
-        with pytest.raises(ValidationError, match=words):
+        with pytest.raises(BadInput, match=words):
             LBFGS(**options)  # type: ignore[arg-type]
 
 

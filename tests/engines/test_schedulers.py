@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ptymesh.engines import Adam
 from ptymesh.engines.schedulers import SHORT, Pace, Scheduler
+from ptymesh.errors import BadInput
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import Toy, make
@@ -65,7 +65,7 @@ def test_a_cycled_momentum_reaches_the_optimiser() -> None:
     ],
 )
 def test_schedulers_are_checked(scheduler: dict, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(BadInput, match=words):
         Adam(scheduler=scheduler)
 
 

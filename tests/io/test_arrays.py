@@ -369,3 +369,9 @@ def test_tiff_that_names_other_files() -> None:
     )
     tifffile.imwrite("b.ome.tif", np.ones(SHAPE, np.float32), description=elsewhere.encode(), metadata=None)
     assert detector_array("b.ome.tif", "data.dark", SHAPE).sum() == 320
+
+
+def test_more_intensities_than_views_are_not_read() -> None:
+    Path("a.npy").write_bytes(headed("(1000,)", "'<u1'"))
+    with pytest.raises(BadInput, match=r"shape \(1000,\), more than data\.intensity can use"):
+        read(tike(npy(COUNTS), npy(SCAN)), intensity="a.npy")

@@ -106,7 +106,7 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(PtymeshError, match="cannot be written"):
+    with pytest.raises(PtymeshError, match="leads nowhere"):
         example().save(tmp_path / "file" / "result.h5")
     with pytest.raises(BadInput, match="is a folder"):
         example().save(tmp_path)
@@ -291,5 +291,38 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
     path = {"fifo": tmp_path / "fifo.h5", "long": tmp_path / ("x" * 300), "zero": tmp_path / "zero\0.h5"}[kind]
     if kind == "fifo":
         os.mkfifo(path)
-    with pytest.raises(BadInput, match=r"not a regular file|cannot be read|no file"):
+    with pytest.raises(BadInput, match=r"not a regular file|leads nowhere|no path can"):
         Result.load(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("object", None, "object of the result is of type NoneType; give a numpy array."),
+        ("probe", [[1j]], "probe of the result is of type list; give a numpy array."),
+        ("positions_px", np.array(["a"]), "positions_px is <U1 (1,); it must hold real numbers."),
+        ("positions_px", np.array(3.0), "positions_px has shape (); it must have one (y, x) per view."),
+        ("positions_m", np.zeros(3), "positions_m has shape (3,)"),
+        ("weights", "x", "weights of the result is of type str"),
+        ("opr", np.ones((1, 16, 12)), "opr is float64 (1, 16, 12); it must hold complex numbers."),
+        ("pixel_size_m", "x", "pixel_size_m of the result is x; it should be 2 positive numbers."),
+        ("pixel_size_m", [[1], [2, 3]], "pixel_size_m of the result is"),
+        ("slice_spacing_m", None, "slice_spacing_m of the result is None; it should be a number."),
+        ("tilt_rad", 5, "tilt_rad of the result is 5; it should be 2 numbers."),
+        ("recipe", 5, "recipe of the result is of type int; give a str."),
+        ("history", [], "history of the result is of type list; give a dict."),
+        ("attrs", None, "attrs of the result is of type NoneType; give a dict."),
+    ],
+)
+def test_what_is_no_result(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        Result(**{**vars(example()), field: value})
+    assert str(refused.value).startswith(expected) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", [5, None, "", "~nosuch/x", "zero\0.h5", "x" * 300])
+def test_paths_that_no_result_can_have(path: Any) -> None:
+    for call in (Result.load, example().save):
+        with pytest.raises(BadInput, match=r"^The result ") as refused:
+            call(path)
+        assert "\n" not in str(refused.value)

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 import ptymesh as pm
+from ptymesh.engines.base import Limits
+from ptymesh.engines.schedulers import Scheduler
 from ptymesh.io.cxi_writer import write_cxi
+from ptymesh.io.options import PositionOptions
 from ptymesh.measurement import Measurement
-from ptymesh.simulate import simulate
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.simulate import Simulation, simulate
+from ptymesh.tune.options import HeldOut, Parameter
 
 ODD: dict[str, Any] = {
     "none": None, "array": np.zeros((3, 4, 4)), "number": 5, "nan": float("nan"), "list": [], "dict": {},
@@ -146,3 +152,55 @@ def test_figures_and_results_that_cannot_be_written(
     if not odd.endswith((".xyz", "x", "nowhere/x.png")):
         refused(lambda: recon.save(odd))
     assert not list(tmp_path.iterdir())
+
+
+#: Options of every kind that cannot be made, and in which words a recipe would be refused.
+UNMADE: dict[str, Callable[[], Any]] = {
+    "epochs is -1; it should be greater than 0.": lambda: pm.RPIE(epochs=-1),
+    "epoch is unknown; did you mean epochs?": lambda: pm.RPIE(epoch=1),  # type: ignore[call-arg]
+    "probe.support.radius is 'x'; it should be a number.": lambda: pm.RPIE(probe={"support": {"radius": "x"}}),  # type: ignore[arg-type]
+    "epochs is True; it should be a whole number.": lambda: pm.Adam(epochs=True),
+    "Low (2.0) is above high (1.0).": lambda: Limits(low=2, high=1),
+    "'cosin' is no scheduler of torch": lambda: Scheduler(name="cosin"),
+    "name is missing": lambda: Scheduler(),  # type: ignore[call-arg]
+    "modes is 0; it should be greater": lambda: ProbeOptions(modes=0),
+    "slices is inf; it should be": lambda: ObjectOptions(slices=float("inf")),  # type: ignore[arg-type]
+    "subpixel is 'cubic'; it should be": lambda: PositionOptions(subpixel="cubic"),  # type: ignore[arg-type]
+    "views is 0; it should be greater": lambda: Simulation(views=0),
+    "veiws is unknown; did you mean views?": lambda: simulate(veiws=3),
+    "The options of a simulation are of type int": lambda: simulate(5),  # type: ignore[arg-type]
+    "stages.0.epochs is 0; it should be": lambda: Recipe(data={"path": "x"}, stages=[{"engine": "rpie", "epochs": 0}]),  # type: ignore
+    "Choices stand alone": lambda: Parameter(low=1, high=2, choices=(1, 2)),
+    "fraction is 0.7; it should be less than 0.5.": lambda: HeldOut(fraction=0.7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("expected", UNMADE)
+def test_options_that_cannot_be_made(expected: str) -> None:
+    said = refused(UNMADE[expected])
+    assert said.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("epochs", 0, "epochs is 0; it should be greater than 0."),
+        ("epochs", True, "epochs is True; it should be a whole number."),
+        ("epocs", 5, "epocs is unknown; did you mean epochs?"),
+        ("positions", {"gain": -1}, "positions.gain is -1; it should be greater than 0"),
+        ("object", {"scale": True}, "Probe.power and object.scale set the same gauge; choose one."),
+    ],
+)
+def test_options_that_cannot_be_set_stay_as_they_were(name: str, value: Any, expected: str) -> None:
+    engine = pm.RPIE(epochs=3, probe={"power": True})  # type: ignore[arg-type]
+    before = engine.model_dump()
+    assert refused(lambda: setattr(engine, name, value)).startswith(expected)
+    assert engine.model_dump() == before
+    engine.epochs = np.int64(7)  # type: ignore[assignment]
+    assert engine.epochs == 7
+
+
+def test_what_is_fixed_once_it_is_made() -> None:
+    assert refused(lambda: setattr(ProbeOptions(), "modes", 3)).startswith("modes cannot be changed")
+    scheduler = Scheduler(name="step", step_size=3)  # type: ignore[call-arg]
+    assert refused(lambda: setattr(scheduler, "gama", 0.5)).startswith("StepLR has no option 'gama'")

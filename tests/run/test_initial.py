@@ -410,3 +410,12 @@ def test_options_are_typed(model, value, words):
 def test_options_survive_a_round_trip(options):
     probe = ProbeOptions.model_validate(options)
     assert ProbeOptions.model_validate(probe.model_dump(mode="json")) == probe
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (8, 1 << 13, 1 << 13)])
+def test_a_probe_of_another_shape_is_not_read(made, tmp_path, shape):
+    """The larger one are 4 GB of holes."""
+    path = tmp_path / "p.npy"
+    np.lib.format.open_memmap(path, "w+", np.complex64, shape).flush()
+    with pytest.raises(BadInput, match=r"^probe\.start: .*p\.npy has shape .* and the window \(48, 48\);"):
+        start(made.measurement, probe={"start": {"kind": "array", "path": str(path)}})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ import pytest
 import torch
 
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
-from ptymesh.errors import PtymeshError
-from ptymesh.parallel.world import World
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.geometry import Geometry
+from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
 from ptymesh.run import machine, memory
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
+from ptymesh.simulate import simulate
 from toy import make, relative
 
 #: `sweep`: of a stage's first step, in which memory runs out. The later sweeps of L-BFGS and DM come after sums
@@ -150,3 +154,13 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
 def test_free_and_peak() -> None:
     assert 1 << 20 < machine.peak_bytes(torch.device("cpu")) < 1 << 45
     assert memory.free_bytes(torch.device("cpu")) > 0
+
+
+def test_a_probe_beyond_any_memory_is_refused_before_it_is_made() -> None:
+    scan = simulate(views=4, window=16, scan="raster").measurement
+    check = partial(memory.check_object, Solo(), layout="auto", margin_px=3, slices=1, dtype=torch.complex64)
+    check(scan, modes=10_000)
+    patterns = np.broadcast_to(np.uint8(1), (4, 4096, 4096))
+    wide = replace(scan, patterns=patterns, geometry=Geometry((4096, 4096)), mask=patterns[0] > 0, probe=None)
+    with pytest.raises(BadInput, match=r"10000 modes of 4096 x 4096 pixels need 2\.68 TB on each rank.* probe\.modes"):
+        check(wide, modes=10_000)

@@ -1,5 +1,7 @@
 """What a plan says of messages is what runs count; what it says of memory and time follows the scan."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.parallel.world import World
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link
+from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, scan_of
+from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from toy import make, share
 
@@ -111,3 +114,16 @@ def test_quantities() -> None:
             quantity("--link", bad)
     with pytest.raises(BadInput, match="--ranks"):
         counts("0,1")
+
+
+def test_an_object_of_which_no_pixel_is_kept() -> None:
+    """10^10 pixels would take 80 GB."""
+    scan = Scan(np.array([[0.0, 0.0], [99_000, 99_000]]), (32, 32), (99_072, 99_072), (8.0, 8.0), 1, 1, 0, 2048, 4, 0)
+    assert costs(scan, ENGINES["rpie"](batch=2), 0, 2, MACHINE)["replicated"].object > 1 << 36
+
+
+def test_an_object_whose_blocks_fill_the_memory() -> None:
+    toy = make(views=9)
+    far = replace(toy.measurement, positions=np.array([[0.0, 0.0], [1e8, 1e8]] * 4 + [[0.0, 0.0]]))
+    with pytest.raises(BadInput, match=r"^Planning an object of 1000\d+ x 1000\d+ pixels needs 2\d\d TB of memory"):
+        scan_of(far, ObjectOptions(), ProbeOptions(), "fourier", "single", 3)

@@ -196,7 +196,7 @@ def test_slices_are_not_their_product():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"veiws": 3}, "no simulation option veiws; did you mean views"),
+        ({"veiws": 3}, "veiws is unknown; did you mean views"),
         ({"kind": "neutron"}, "kind is 'neutron'"),
         ({"views": 0}, "views is 0"),
         ({"photons_per_view": float("nan")}, "photons_per_view is nan"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,12 @@ def test_a_report_of_too_little(make: Make) -> None:
     found = write_report(tuning.output.dir)
     assert found.importance == {} and "at least two trials" in found.lines[2]
     assert {path.stem for path in found.paths} == {"history", "parallel_coordinate"}
+    for path in found.paths[:2]:
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(BadInput, match=rf"{path.name} is a FIFO"):
+            write_report(tuning.output.dir)
+        path.unlink()
 
 
 def test_what_is_shown(make: Make) -> None:

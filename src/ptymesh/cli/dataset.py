@@ -22,24 +22,13 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
         recipe = load_recipe(file, settings)
         return load_measurement(recipe.data, recipe.positions)
 
-    from pydantic import ValidationError
-
-    from ptymesh.errors import BadInput
     from ptymesh.io.options import DataOptions, PositionOptions
-    from ptymesh.run.sentences import sentence
 
     raw: dict[str, Any] = {"data": {"path": str(file)}, "positions": {}}
     for setting in settings:
         _apply(raw, setting)
-    try:
-        data = DataOptions.model_validate(raw["data"])
-    except ValidationError as error:
-        raise BadInput(sentence(error, raw["data"], DataOptions, "data")) from error
-    try:
-        positions = PositionOptions.model_validate(raw["positions"])
-    except ValidationError as error:
-        raise BadInput(sentence(error, raw["positions"], PositionOptions, "positions")) from error
-    return load_measurement(data, positions)
+    data = DataOptions.parse(raw["data"], "data")
+    return load_measurement(data, PositionOptions.parse(raw["positions"], "positions"))
 
 
 def _is_recipe(file: Path) -> bool:
@@ -56,8 +45,8 @@ def _is_recipe(file: Path) -> bool:
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
     from ptymesh.errors import BadInput
-    from ptymesh.run.sentences import shown
     from ptymesh.run.yaml_text import parsed
+    from ptymesh.sentences import shown
 
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")

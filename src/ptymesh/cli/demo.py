@@ -36,6 +36,7 @@ def command(
     from ptymesh.cli.launching import Launching
     from ptymesh.cli.running import execute, owned, refuse_to_overwrite
     from ptymesh.errors import BadInput
+    from ptymesh.files import replacing
     from ptymesh.parallel.place import world
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.simulate_file import write
@@ -48,7 +49,8 @@ def command(
     if out.exists() and any(out.iterdir()) and not _ours(recipe):
         raise BadInput(f"{out} holds files that are not of a demo; give another folder with --out.")
     with owned(out):
-        recipe.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
+        with replacing(recipe) as temporary:
+            temporary.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
         options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
         _, truth = write(options, out / "scan.cxi", force=True)
         arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]

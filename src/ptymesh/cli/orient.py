@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ptymesh.cli.launching import folder
+
 if TYPE_CHECKING:
     from ptymesh.tune.orient import Oriented
 
@@ -36,7 +38,9 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the studies in this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Keep the studies in this folder.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Find how the detector's axes lie to those of the scan, whatever the recipe says of it.

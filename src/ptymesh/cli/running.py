@@ -87,6 +87,8 @@ def _refuse_odd_files(out: Path) -> None:
     for path in sorted(out.iterdir()) if out.is_dir() else ():
         if path.name in FILES or path.suffix in FIGURES:
             target_of(path)
+        elif path.name == "checkpoint" and path.is_symlink():
+            raise BadInput(f"{path} is a link, and what it leads to is left alone; remove it, or choose another --out.")
         elif path.name in FOLDERS and not path.is_dir():
             raise BadInput(f"{out} holds a file named {path.name}; move it away, or choose another folder with --out.")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Backend, Device, Launching, Settings
+from ptymesh.cli.launching import Backend, Device, Launching, Settings, folder
 
 
 def command(
@@ -20,9 +20,9 @@ def command(
         int | None, typer.Option(metavar="N", help="Threads per rank; default: cores over the largest number of ranks.")
     ] = None,
     set_: Settings = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for scaling.json and scaling.png.")] = Path(
-        "scaling"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", parser=folder, help="Folder for scaling.json and scaling.png.")
+    ] = Path("scaling"),
 ) -> None:
     """Run a recipe several times on several numbers of ranks: seconds per epoch, speed-up, memory, agreement.
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import folder
+
 #: Seconds before the wall time at which the job is told to write its checkpoint.
 WARNING_S = 300
 
@@ -72,7 +74,9 @@ def command(
         str | None, typer.Option(metavar="IMAGE", help="Apptainer image, or what stands before ptymesh.")
     ] = None,
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface between nodes.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder, instead of the recipe's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder, instead of the recipe's.")
+    ] = None,
 ) -> None:
     """Print a Slurm job script for a recipe: `ptymesh slurm recipe.yaml > job.sh`, then `sbatch job.sh`."""
     from ptymesh.errors import BadInput

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.launching import folder
+
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="TUNE.yaml|report", help="What to search; or the word report.")],
@@ -21,7 +23,9 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe that is searched.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study, instead of the file's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Folder of the study, instead of the file's.")
+    ] = None,
     join: Annotated[
         bool, typer.Option("--join", help="Help with a study that runs already, from this or another machine.")
     ] = False,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh.cli.launching import folder
+
 if TYPE_CHECKING:
     from ptymesh.io.results import Result
     from ptymesh.run.figures import Patterns
@@ -23,7 +25,9 @@ class Format(StrEnum):
 
 def command(
     result: Annotated[Path, typer.Argument(metavar="RESULT.h5", help="Result of a run.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the figures; beside the result.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Folder for the figures; beside the result.")
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", help="Kind of figure files.")] = Format.PNG,
     tiff: Annotated[
         bool, typer.Option("--tiff", help="Also write object and probe as TIFF, with pixel sizes.")

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from torch import Tensor
 
-from ptymesh import options
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
+from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
 
 #: How batches are made up (run/batches.py).
 Order = Literal["random", "uniform", "compact"]
-
-
-class Options(options.Options):
-    """Base of all option groups: unknown keys are refused, also when a value is set later."""
-
-    model_config = ConfigDict(validate_assignment=True)
 
 
 #: Epochs and views are counted up to here: beyond, a number is a mistake.

@@ -36,12 +36,17 @@ class Stored:
     read: Callable[[], np.ndarray]
 
 
-def load_array(reference: str, option: str, kinds: str = REAL, most: int = MOST_VALUES) -> np.ndarray:
+def load_array(
+    reference: str, option: str, kinds: str = REAL, most: int = MOST_VALUES, window: tuple[int, int] | None = None
+) -> np.ndarray:
     """The numeric array that a reference names; BadInput, naming the option, where there is none.
 
-    kinds: numpy's letters of the types that will do. most: more values than that are not read.
+    kinds: numpy's letters of the types that will do. most: more values than that are not read, nor an array whose last
+    two axes are not a window of these sides.
     """
     with _opened(reference, option) as stored:
+        if window is not None and stored.shape[-2:] != window:
+            raise BadInput(f"{option}: {reference} has shape {stored.shape} and the window {window}; make them equal.")
         return _read(stored, reference, option, kinds, most)
 
 

@@ -332,7 +332,9 @@ def _background(background: np.ndarray, window: Window, good: np.ndarray) -> np.
 
 def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray) -> np.ndarray | None:
     """(N,) of the selected views, mean 1."""
-    values = raw.intensity if data.intensity is None else load_array(data.intensity, "data.intensity").reshape(-1)
+    values = raw.intensity
+    if data.intensity is not None:
+        values = load_array(data.intensity, "data.intensity", most=2 * count)
     if values is None:
         return None
     values = np.atleast_1d(values).reshape(-1)

@@ -40,6 +40,7 @@ from ptymesh.io import digests, plain
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.parallel.program import on_first_rank
+from ptymesh.paths import usable
 
 _ARRAYS = {
     "positions_m": "positions_m",
@@ -81,7 +82,7 @@ class Result:
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
         opr: (K, h, w) complex, variable-probe modes, or None where there were none.
 
-    Raises BadInput where the shapes do not fit together.
+    Raises BadInput where types and shapes are not these, or do not fit together.
     """
 
     object: np.ndarray
@@ -100,9 +101,26 @@ class Result:
     opr: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        for name in ("object", "probe", "positions_px", *_ARRAYS):
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) and (array is not None or name not in _ARRAYS):
+                raise BadInput(f"{name} of the result is of type {type(array).__name__}; give a numpy array.")
+        for name, kind in (("recipe", str), ("history", dict), ("attrs", dict)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise BadInput(f"{name} of the result is of type {type(value).__name__}; give a {kind.__name__}.")
+        for name, count in (("pixel_size_m", 2), ("slice_spacing_m", 1), ("tilt_rad", 2)):
+            if (number := getattr(self, name)) is not None or name != "pixel_size_m":
+                _numbers(number, name, "the result", count, positive=name == "pixel_size_m")
         for name, array in (("object", self.object), ("probe", self.probe)):
             if array.ndim != 3 or not np.iscomplexobj(array) or array.size == 0:
                 raise BadInput(f"The {name} is {array.dtype} {array.shape}; it must be complex with three axes.")
+        for name in ("positions_px", *_ARRAYS):
+            array = getattr(self, name)
+            if array is not None and array.dtype.kind not in ("c" if name == "opr" else REAL):
+                wanted = "complex" if name == "opr" else "real"
+                raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted} numbers.")
+        if self.positions_px.ndim != 2:
+            raise BadInput(f"positions_px has shape {self.positions_px.shape}; it must have one (y, x) per view.")
         views = len(self.positions_px)
         for name in ("positions_px", "positions_m", "nominal_px"):
             positions = getattr(self, name)
@@ -118,7 +136,7 @@ class Result:
         replaced. Missing folders are made. tiles: the object, tile by tile, instead of `object`; only the first rank
         calls it then. Raises BadInput where `path` cannot be a file, PtymeshError where the disk refuses.
         """
-        path = Path(path)
+        path = usable(path, "The result")
         if tiles is None:
             on_first_rank(lambda: self._save(path, None), str(path))
         else:
@@ -173,7 +191,7 @@ class Result:
 
         Raises BadInput where it is missing, not HDF5, truncated or damaged, or not a result of ptymesh.
         """
-        path = Path(path)
+        path = usable(path, "The result")
         with _opened(path) as file:
             digests.check(file)
             obj = _array(file, "object")
@@ -258,9 +276,12 @@ def _pair(value: Any, name: str, path: Path) -> tuple[float, float]:
     return y, x
 
 
-def _numbers(value: Any, name: str, path: Path, count: int, *, positive: bool) -> list[float]:
+def _numbers(value: Any, name: str, path: Path | str, count: int, *, positive: bool) -> list[float]:
     """An attribute of the object that is `count` finite numbers."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # of lists within lists
+        array = np.zeros(0)
     usable = array.dtype.kind in REAL and array.size == count and bool(np.isfinite(array).all())
     if not usable or (positive and bool((array <= 0).any())):
         wanted = f"{'a ' if count == 1 else f'{count} '}{'positive ' if positive else ''}number{'s' * (count > 1)}"

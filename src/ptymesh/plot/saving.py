@@ -20,7 +20,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) ->
     disk refuses.
     """
     target = usable(path, "The figure")
-    kind = target.suffix.removeprefix(".").lower() or "png"
+    kind = target.suffix.removeprefix(".").lower()
     known = figure.canvas.get_supported_filetypes()
     if kind not in known:
         raise BadInput(f"The figure {target} has an unknown ending; end it in {', '.join(f'.{one}' for one in known)}.")

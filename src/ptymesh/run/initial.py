@@ -292,7 +292,7 @@ def _started(start: Any, measurement: Measurement, mean_pattern: np.ndarray) -> 
         case ResultStart():
             return _from_result(start.path, geometry)
         case ArrayStart():
-            return torch.from_numpy(_complex_array(start.path, "probe.start"))
+            return torch.from_numpy(_complex_array(start.path, "probe.start", geometry.shape))
     makers: dict[str, Callable[..., torch.Tensor]]
     makers = {"zone_plate": probes.zone_plate, "kb": probes.kb_mirror, "pinhole": probes.pinhole}
     return makers[start.kind](geometry.shape, *_optics(geometry, start), **start.model_dump(exclude={"kind"}))
@@ -346,9 +346,9 @@ def _optics(geometry: Geometry, start: Options) -> tuple[tuple[float, float], fl
     return geometry.object_pixel_m, geometry.wavelength_m
 
 
-def _complex_array(reference: str, option: str) -> np.ndarray:
-    """Array (K, h, w) complex128 at `file.npy`, `file.npz:name` or `file.h5:/path`."""
-    found = load_array(reference, option, ANY)
+def _complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
+    """Array (K, h, w) complex128 at `file.npy`, `file.npz:name` or `file.h5:/path`; (h, w) as the window, if given."""
+    found = load_array(reference, option, ANY, window=window)
     if found.ndim not in (2, 3) or 0 in found.shape:
         raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
     largest = float(np.abs(found).max())

@@ -31,6 +31,8 @@ _MOVING = ("object", "probe", "positions", "weights", "background", "opr")
 _WAVES, _FIELDS = 10, 4
 #: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
 _LEAST_REALS = 5
+#: Bytes of a pixel of a probe mode, which is made in double precision.
+_PROBE_PIXEL = 16
 
 
 def check_object(
@@ -40,9 +42,10 @@ def check_object(
     dtype: torch.dtype,
     layout: Literal["auto", "replicated", "tiled"],
     margin_px: int,
+    modes: int = 1,
 ) -> None:
     """Raises BadInput where the object of this scan cannot fit into this rank's share of the memory, however it is
-    cut: before anything of its size is allocated."""
+    cut, or `modes` of the probe, OPR modes too: before anything of their size is allocated."""
     height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
     whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
     needed = whole if layout == "replicated" else whole // world.size
@@ -50,6 +53,12 @@ def check_object(
         free = int(torch.cuda.get_device_properties(world.device).total_memory)
     else:
         free = free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    h, w = scan.window
+    if _PROBE_PIXEL * modes * h * w > free:
+        raise BadInput(
+            f"{modes} modes of {h} x {w} pixels need {size(_PROBE_PIXEL * modes * h * w)} on each rank, which has "
+            f"{size(free)}: give a smaller probe.modes or probe.opr_modes, or crop or bin the patterns."
+        )
     if needed > free:
         y, x = (float(side) for side in scan.positions.max(axis=0) - scan.positions.min(axis=0))
         sliced = f" in {slices} slices" if slices > 1 else ""

@@ -29,6 +29,7 @@ from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
+from ptymesh.io.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Replicated
 from ptymesh.parallel.tiled import Tiled
@@ -48,6 +49,8 @@ BATCHES, RANKS = 8, 24
 OF_FLOOR = 0.4
 #: Working arrays of a chunk, in arrays of its waves; and bytes per view of what every rank knows of all views.
 CHUNK_ARRAYS, VIEW_BYTES = 10, 160
+#: Of the tables of the plan itself, for each block of the object, rounded up from what was measured.
+_BLOCK_BYTES = 24
 #: Share of the memory of a device or host that a run may fill before another layout is taken.
 FULL = 0.8
 #: Tiled is taken for speed alone where it is expected to be faster by more than this.
@@ -171,10 +174,19 @@ def scan_of(
     precision: str,
     margin_px: int,
 ) -> Scan:
-    """What a plan depends on, of a data set and the keys of a recipe; no pattern is read."""
+    """What a plan depends on, of a data set and the keys of a recipe; no pattern is read.
+
+    Raises BadInput where the tables of the object's blocks would not fit into memory.
+    """
     origin, extent = frame(measurement.positions, measurement.window, max(margin_px, REACH))
     found = 1 if measurement.probe is None else len(measurement.probe)
     h, w = measurement.window
+    height, width = extent
+    check_room(
+        _BLOCK_BYTES * (height // BLOCK) * (width // BLOCK),
+        f"Planning an object of {height} x {width} pixels",
+        "check positions.unit and the object pixel",
+    )
     return Scan(
         measurement.positions,
         (h, w),
@@ -295,8 +307,8 @@ def _cost(
 
 def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarray) -> Blocks:
     """As the run's layout finds them, on an object of which no pixel is kept."""
-    pixel = torch.zeros((), dtype=torch.complex64).expand(scan.slices, *part.shape)
-    probe = torch.zeros((), dtype=torch.complex64).expand(scan.modes, *scan.window)
+    pixel = torch.empty((scan.slices, *part.shape), dtype=torch.complex64, device="meta")
+    probe = torch.empty((scan.modes, *scan.window), dtype=torch.complex64, device="meta")
     nothing: Tensor = torch.zeros(0, 2)
     estimate = Estimate(
         pixel, probe, nothing, nothing, nothing, nothing, nothing, opr=probe[:0], corner=part.corner, extent=scan.extent

@@ -26,7 +26,6 @@ from pydantic import (
     ByteSize,
     Field,
     PositiveFloat,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -38,9 +37,9 @@ from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
-from ptymesh.run.sentences import sentence, shown, shown_key, unknown_word
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
+from ptymesh.sentences import shown, shown_key, unknown_word
 
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
@@ -116,14 +115,6 @@ class Recipe(Options):
         ]
 
     @classmethod
-    def parse(cls, raw: Any) -> Recipe:
-        """A recipe from plain dicts and lists. Raises BadInput with one sentence about the first thing to mend."""
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            raise BadInput(sentence(error, raw, cls)) from error
-
-    @classmethod
     def from_yaml(cls, text: str, overrides: Sequence[str] = ()) -> Recipe:
         """The recipe that `to_yaml` wrote, with `key.path=VALUE` overrides. Raises BadInput."""
         raw = _mapping(text, "The recipe")
@@ -190,10 +181,7 @@ def engine_of(path: str, stage: Any) -> Engine:
     engine = offered.find(name) if isinstance(name, str) else None
     if engine is None:
         raise BadInput(unknown_word(f"{path}.engine", name, offered.names()))
-    try:
-        return engine.model_validate(options)
-    except ValidationError as error:
-        raise BadInput(sentence(error, options, engine, path)) from error
+    return engine.parse(options, path)
 
 
 def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
@@ -26,7 +26,7 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
-from ptymesh.options import plain
+from ptymesh.options import Options, plain
 from ptymesh.parallel.devices import one_thread
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.place import world
@@ -44,9 +44,9 @@ from ptymesh.run.memory import check_object
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.recipe import engine_of
 from ptymesh.run.reports import EpochReport, Traffic
-from ptymesh.run.sentences import sentence, shown
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
+from ptymesh.sentences import shown
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
@@ -135,7 +135,8 @@ class Reconstruction:
             dtype=dtype,
             device=self.world.device,
         )
-        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX))
+        modes = (probe_options.modes or 1) + probe_options.opr_modes
+        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX, modes))
         if layout == "auto" and saved is not None and self.world.size > 1:
             layout, self.layout_why = counters_of(saved.meta).layout, "as before"
         if layout == "auto" and self.world.size == 1:
@@ -341,7 +342,7 @@ def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
     return Room(found, None if scratch is None else usable(scratch, "scratch"))
 
 
-Group = TypeVar("Group", bound=BaseModel)
+Group = TypeVar("Group", bound=Options)
 
 
 def _options(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
@@ -350,10 +351,7 @@ def _options(model: type[Group], given: dict[str, Any] | None, key: str) -> Grou
         given = {}
     if not isinstance(given, dict):
         raise BadInput(f"{key} is of type {type(given).__name__}; give a dict with keys of a recipe's {key}.")
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise BadInput(sentence(error, given, model, key)) from error
+    return model.parse(given, key)
 
 
 def _scan(given: Any) -> Measurement:

@@ -10,7 +10,6 @@ multiples of CHUNK: a view's counts do not depend on how many others are asked f
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -213,17 +212,10 @@ def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
 
 def checked(options: Simulation | None = None, **changes: object) -> Simulation:
     """The options with some of them changed. Raises BadInput, in one sentence, where a value cannot be used."""
+    if not isinstance(options, Simulation | None):
+        raise BadInput(f"The options of a simulation are of type {type(options).__name__}; give a Simulation.")
     known = {} if options is None else options.model_dump()
-    try:
-        return Simulation.model_validate({**known, **changes})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, Simulation.model_fields, n=1) or list(Simulation.model_fields)
-            raise BadInput(f"There is no simulation option {name}; did you mean {' or '.join(near)}?") from error
-        why = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadInput(f"The simulation option {name} is {first['input']!r}: {why}.") from error
+    return Simulation.parse({**known, **changes})
 
 
 def truth(options: Simulation) -> Truth:

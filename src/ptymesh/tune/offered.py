@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ptymesh.errors import BadInput
-from ptymesh.run.sentences import unknown_word
+from ptymesh.sentences import unknown_word
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import Number, Options
 from ptymesh.options import FilePath, plain
 from ptymesh.paths import usable
 from ptymesh.run.recipe import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
-from ptymesh.run.sentences import sentence, shown, unknown_word
 from ptymesh.run.yaml_text import parsed
+from ptymesh.sentences import shown, unknown_word
 from ptymesh.tune.offered import PRUNERS, SAMPLERS
 
 #: What a YAML file can say without a group: these are a sampler's values as they stand.
@@ -205,14 +205,6 @@ class Tuning(Options):
         for what, chosen, offered in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
             offered.check(what, chosen.name, chosen.options)
         return self
-
-    @classmethod
-    def parse(cls, raw: Any) -> Tuning:
-        """A tune file from plain dicts and lists; `recipe` is a dict. Raises BadInput with one sentence."""
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            raise BadInput(sentence(error, raw, cls)) from error
 
     @property
     def definition(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from optuna import Study
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from ptymesh.errors import PtymeshError
+from ptymesh.files import replacing, writing
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.queue import RELEASED, RETRY_OF, Queue
@@ -117,13 +116,11 @@ def write_best(folder: Path, one: Record, objective: str) -> Recipe:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise PtymeshError(f"{path} could not be written ({error.strerror}); check the space there.") from error
+    data = text.encode()
+    with replacing(path, len(data)) as temporary:
+        temporary.write_bytes(data)
 
 
 def _finite(value: Any) -> Any:

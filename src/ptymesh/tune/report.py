@@ -14,6 +14,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from ptymesh.errors import BadInput
+from ptymesh.files import target_of, writing
+from ptymesh.plot import save_figure
 from ptymesh.tune import storage
 from ptymesh.tune.display import said
 from ptymesh.tune.offered import quiet
@@ -61,7 +63,8 @@ def write_report(folder: Path) -> Report:
     else:
         lines.append("Importance needs at least two trials that differ in their values.")
     target = folder / "report"
-    target.mkdir(parents=True, exist_ok=True)
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
     paths = [
         path for name, draw in _plots(bool(importance)) for path in _drawn(clean, name, draw, target, named(tuning))
     ]
@@ -111,10 +114,13 @@ def _drawn(study: Study, name: str, draw: Callable[..., Any], target: Path, obje
 
     html, png = target / f"{name}.html", target / f"{name}.png"
     with quiet():
-        draw(optuna.visualization, study, objective).write_html(html, include_plotlyjs="directory")
+        drawn = draw(optuna.visualization, study, objective)
+        with writing(html):
+            target_of(html)
+            drawn.write_html(html, include_plotlyjs="directory")
         axes = draw(optuna.visualization.matplotlib, study, objective)
     figure = axes.figure if hasattr(axes, "figure") else axes[0].figure
     figure.set_size_inches(10, 6)
-    figure.savefig(png, dpi=120, bbox_inches="tight")
+    save_figure(figure, png, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     return [html, png]

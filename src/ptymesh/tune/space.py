@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from ptymesh.errors import BadInput
 from ptymesh.run.recipe import Recipe, put
-from ptymesh.run.sentences import shown, unknown_word
+from ptymesh.sentences import shown, unknown_word
 from ptymesh.tune.options import SCALARS, HeldOut, Parameter, Tuning, label
 
 #: Finite spaces of at most this many points are enumerated, so that no point is tried twice.

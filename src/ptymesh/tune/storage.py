@@ -12,6 +12,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.files import replacing, writing
 from ptymesh.tune.lock import lock_of
 from ptymesh.tune.offered import need_optuna, quiet
 from ptymesh.tune.options import Tuning
@@ -64,8 +65,10 @@ def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: b
     if not join:
         study.set_user_attr(SETTINGS, tuning.settings)
     pointer = {"storage": tuning.storage, "name": name}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / POINTER).write_text(json.dumps(pointer) + "\n", encoding="utf-8")
+    with writing(folder / POINTER):
+        folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / POINTER) as temporary:
+        temporary.write_text(json.dumps(pointer) + "\n", encoding="utf-8")
     return study
 
 

@@ -17,6 +17,7 @@ from optuna import Trial
 from optuna.trial import FrozenTrial
 
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
+from ptymesh.files import replacing, writing
 from ptymesh.parallel.child import settle
 from ptymesh.parallel.launch import launch
 from ptymesh.parallel.world import World, join
@@ -70,9 +71,11 @@ def run(
 def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> Outcome:
     """Runs a trial on `ranks_per_trial` ranks of this machine. Raises Interrupted."""
     folder = trial_folder(tuning.output.dir, trial.number)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / OUTCOME).unlink(missing_ok=True)
-    (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    with writing(folder / "recipe.yaml"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OUTCOME).unlink(missing_ok=True)
+    with replacing(folder / "recipe.yaml") as temporary:
+        temporary.write_text(recipe.to_yaml(), encoding="utf-8")
     status = launch(
         [str(tuning.output.dir), str(trial._trial_id), str(trial.number), device],
         tuning.ranks_per_trial,
@@ -117,7 +120,8 @@ def main(arguments: list[str]) -> int:
                 report = reporter(Trial(study, trial_id))
             outcome = run(tuning.objective, recipe, world, lambda: stop.requested, report)
         if world.rank == 0:
-            (place / OUTCOME).write_text(json.dumps(vars(outcome)), encoding="utf-8")
+            with replacing(place / OUTCOME) as temporary:
+                temporary.write_text(json.dumps(vars(outcome)), encoding="utf-8")
     except (BadInput, Interrupted) as error:
         print(f"ptymesh: {error}", file=sys.stderr)
         return error.exit_status

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a recipe, as one sentence: the key, the value, the remedy."""
+"""What pydantic finds wrong with options, as one sentence: the key, the value, the remedy."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     keys = _keys(first, data)
     path = ".".join([*([prefix] if prefix else []), *map(shown_key, keys)])
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "no_such_attribute"):
         return unknown_key(path, known_keys(model, first["loc"][:-1]))
     if first["type"] == "missing":
         return f"{path} is missing; add it to the recipe, or give it with --set {path}=VALUE."
+    if first["type"] in ("frozen_instance", "frozen_field"):
+        return f"{path} cannot be changed in options that are made; make new ones."
     context = first.get("ctx", {})
     if first["type"].startswith("union_tag"):
         kind = context["discriminator"].strip("'")
