@@ -318,7 +318,7 @@ def replaced(file: h5py.File, name: str, value: Any) -> None:
         (lambda f: f.__delitem__("tiles"), "no group tiles"),
         (lambda f: replaced(f, "shared", 3), "no group shared"),
         (lambda f: replaced(f, "per_view/positions", h5py.SoftLink("/views")), "its manifest names"),
-        (lambda f: replaced(f, "shared/probe", np.ones(3)), "its manifest names"),
+        (lambda f: replaced(f, "per_view/positions", np.ones(3)), "its manifest names"),
         (lambda f: replaced(f, "per_view", h5py.ExternalLink("elsewhere.h5", "/")), "is a link to elsewhere"),
         (lambda f: replaced(f, "views", h5py.SoftLink("/views")), "is a link to elsewhere"),
         (lambda f: f.create_dataset("shared/huge", (1 << 40,), "u1"), "declares 1.1 TB and holds 0 bytes"),

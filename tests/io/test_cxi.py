@@ -189,7 +189,7 @@ def test_probe_of_another_size_is_left_out(cxi: Callable) -> None:
         ({"/entry_1/sample_1/geometry_1/translation": np.full((6, 3), np.nan)}, "Position 0"),
         ({f"{SOURCE}/energy": None}, "object pixel is unknown"),
         ({f"{DETECTOR}/distance": None}, "object pixel is unknown"),
-        ({f"{DETECTOR}/distance": -1.0}, "-1.0 m"),
+        ({f"{DETECTOR}/distance": -1.0}, "-1 m"),
         ({f"{DETECTOR}/mask": np.zeros((4, 4), np.uint32)}, r"mask .* has shape \(4, 4\)"),
         ({f"{DETECTOR}/mask": np.ones((16, 20), np.uint32)}, "leaves no pixel"),
         ({f"{DETECTOR}/dark": np.ones((4, 4))}, r"dark .* \(4, 4\)"),
