@@ -26,6 +26,8 @@ from ptymesh.measurement import Measurement
 
 #: Patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
+#: No detector gives less for a count, or more than its inverse.
+LEAST_GAIN = 1e-12
 #: No view that was worth keeping had less of the mean incident intensity.
 LEAST_INTENSITY = 1e-9
 #: No unit makes numbers as large as this, nor can they be squared.
@@ -317,9 +319,12 @@ def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tu
         scale = np.where(flat > 0, flat[flat > 0].mean() / np.where(flat > 0, flat, 1), 0)
     if data.gain is not None:
         gain = detector_array(data.gain, "data.gain", shape)
-        if (gain <= 0).any():
-            raise BadInput(f"data.gain holds {gain.min():g}; detector units per count are positive.")
+        if not ((gain > LEAST_GAIN) & (gain < 1 / LEAST_GAIN)).all():
+            odd = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
+            raise BadInput(f"data.gain holds {odd:g}; detector units per count are positive, and not so far from 1.")
         scale = scale / gain
+    if not scale.max() < 1 / LEAST_GAIN**2:
+        raise BadInput(f"data.flat makes counts {scale.max():.3g} times larger, which cannot be; mask its dark pixels.")
     return window.gather(scale.astype(np.float32))
 
 

@@ -33,6 +33,8 @@ CHECKED_BYTES = 64 << 20
 #: An npz holds a few arrays; to look into each of a million takes minutes.
 MOST_MEMBERS = 10_000
 PIECE_BYTES = 1 << 20
+#: What begins so is unpacked: npz and HDF5.
+UNPACKED = (b"PK", b"\x89HDF")
 #: What zipfile and the decompressors raise of damaged archives; RuntimeError (of DAMAGE) also for encrypted ones.
 ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error)
 
@@ -51,6 +53,13 @@ def unpacked(path: Path) -> Path:
     def unpack(out: Sink) -> None:
         try:
             with bz2.open(path) as packed:
+                first = packed.read(PIECE_BYTES)
+                if not first.startswith(UNPACKED):
+                    raise BadInput(
+                        f"{path} holds, packed, what is of no known format (it starts with {first[:8]!r}); known "
+                        f"are npz and HDF5."
+                    )
+                out.write(first)
                 while piece := packed.read(PIECE_BYTES):
                     out.write(piece)
         except PtymeshError:

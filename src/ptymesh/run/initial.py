@@ -351,7 +351,8 @@ def _complex_array(reference: str, option: str, window: tuple[int, int] | None =
     found = load_array(reference, option, ANY, window=window)
     if found.ndim not in (2, 3) or 0 in found.shape:
         raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
-    largest = float(np.abs(found).max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = float(np.abs(found).max())
     if not largest <= LARGEST:  # True on NaN too
         raise BadInput(f"{option}: {reference} holds values of {largest:.3g}, which cannot be; start from another one.")
     return found.reshape(-1, *found.shape[-2:]).astype(np.complex128)

@@ -19,6 +19,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
 from ptymesh.run.counters import Counters, counters_of
+from ptymesh.run.initial import LARGEST
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
@@ -190,7 +191,18 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
             raise BadInput(
                 f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
             )
+    _check_numbers(saved, run, (height, width))
     _check_anchors(shared["anchors"], run, (height, width))
+
+
+def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, window: tuple[int, int]) -> None:
+    """Raises BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
+    most = {"probe": LARGEST, "opr": LARGEST, "background": LARGEST, "weights": LARGEST}
+    most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
+    for name, limit in most.items():
+        array = saved.shared[name] if name in _SHARED else saved.per_view[name]
+        if not (np.abs(array) <= limit).all():  # False on NaN too
+            raise BadInput(f"The checkpoint's {name} holds numbers that cannot be; copy the folder again.")
 
 
 def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) -> None:
