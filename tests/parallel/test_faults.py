@@ -298,6 +298,12 @@ def test_a_store_that_goes_while_ranks_meet_is_named(folder: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_ranks_that_nobody_tells_where_to_meet(folder: Path) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "port", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    status, err = finish(python(["-m", "ptymesh", "run", "recipe.yaml"], folder, {**os.environ, **place}))
+    assert (status, err.count("\n")) == (2, 1) and "MASTER_PORT is 'port' for rank 1 of 2; set both" in err
+
+
 def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch then raises is of many kinds; this rank alone can tell of it."""
     kept, port = keeper(tmp_path, "done")

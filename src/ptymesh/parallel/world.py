@@ -24,7 +24,7 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import nearby, program
 from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
 from ptymesh.parallel.nearby import Combine, Nearby
-from ptymesh.parallel.place import read, settle_environment
+from ptymesh.parallel.place import Place, read, settle_environment
 from ptymesh.parallel.program import reason
 from ptymesh.parallel.pulse import Pulse, budgets
 from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog, kept_by_launcher, read_verdict
@@ -353,7 +353,7 @@ def join(device: str = "auto") -> World:
         pulse = Pulse(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = pulse.budgets_s["join"]
         with _reaching_the_store(place.rank):
-            store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience_s)))
+            store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
             watchdog = Watchdog(store.clone(), pulse, rank, size)
             stopping.before_leaving(watchdog.stopped)
             _wait_for_all(store, rank, size, patience_s)
@@ -371,6 +371,29 @@ def join(device: str = "auto") -> World:
             )
         pulse.phase = "script"
     return Ranks(chosen, watchdog=_watchdog)
+
+
+def _meet(place: Place, patience: timedelta) -> dist.Store:
+    """The store through which ranks meet. Raises BadInput where nobody says where it is.
+
+    As torch's own rendezvous, which would keep rank 0 until all have come, deaf to what they say meanwhile.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise BadInput(
+            f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r} for rank {place.rank} of {place.size}; "
+            "set both to the address and a free port of the machine with rank 0."
+        )
+    return dist.TCPStore(
+        host,
+        int(port),
+        place.size,
+        place.rank == 0 and not kept_by_launcher(),
+        patience,
+        wait_for_workers=False,
+        multi_tenant=True,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    )
 
 
 @contextmanager
