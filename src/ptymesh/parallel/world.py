@@ -373,7 +373,7 @@ def join(device: str = "auto") -> World:
     return Ranks(chosen, watchdog=_watchdog)
 
 
-def _meet(place: Place, patience: timedelta) -> dist.Store:
+def _meet(place: Place, patience: timedelta) -> dist.TCPStore:
     """The store through which ranks meet. Raises BadInput where nobody says where it is.
 
     As torch's own rendezvous, which would keep rank 0 until all have come, deaf to what they say meanwhile.
