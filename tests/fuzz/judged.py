@@ -140,11 +140,11 @@ def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> list[str]:
+def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True, drawn: bool = True) -> list[str]:
     """Whether the finished run is as an undisturbed one: bits of the result, names of files.
 
     exact: how many files there are of a name as well, and that ranks have said nothing. A checkpoint has shards of the
-    ranks that saved it. Never is there anything of ranks of an earlier run on more.
+    ranks that saved it. Never is there anything of ranks of an earlier run on more. drawn: whether figures must be there.
     """
     try:
         found, expected = Result.load(folder / "out" / "result.h5"), scene.results[ranks]
@@ -169,7 +169,7 @@ def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> 
     heard = {path.name for path in (folder / "out" / "ranks").glob("*")}
     if beyond := heard - {f"rank{rank}.txt" for rank in range(1, ranks)}:
         wrong.append(f"left behind of other ranks: {', '.join(sorted(beyond))}")
-    if less := set(then) - set(now):
+    if less := {name for name in set(then) - set(now) if drawn or not name.endswith(".png")}:
         wrong.append(f"missing: {', '.join(sorted(less))}")
     return wrong
 

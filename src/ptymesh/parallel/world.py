@@ -354,7 +354,8 @@ def join(device: str = "auto") -> World:
         patience_s = pulse.budgets_s["join"]
         with _reaching_the_store(place.rank):
             store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
-            watchdog = Watchdog(store.clone(), pulse, rank, size)
+            own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
+            watchdog = Watchdog(own, pulse, rank, size)
             stopping.before_leaving(watchdog.stopped)
             _wait_for_all(store, rank, size, patience_s)
         _joins, _store, _watchdog = _joins + 1, store, watchdog
