@@ -144,7 +144,7 @@ def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True, dra
     """Whether the finished run is as an undisturbed one: bits of the result, names of files.
 
     exact: how many files there are of a name as well, and that ranks have said nothing. A checkpoint has shards of the
-    ranks that saved it. Never is there anything of ranks of an earlier run on more. drawn: whether figures must be there.
+    ranks that saved it. Never is there anything of ranks of an earlier run on more. drawn: figures must be there.
     """
     try:
         found, expected = Result.load(folder / "out" / "result.h5"), scene.results[ranks]
