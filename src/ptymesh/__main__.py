@@ -3,6 +3,7 @@
 A run answers signals from its first moment, so that this comes before the command line's own imports.
 """
 
+import os
 import sys
 
 from ptymesh import stopping
@@ -14,6 +15,8 @@ def main() -> None:
     if stopping.wanted(sys.argv[1:]):
         stopping.watch(speaks=first_rank())
     settle()
+    if "--debug" not in sys.argv:  # torch says at length what is lost with a rank; we say it in a sentence
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ptymesh.cli.main import main as command_line
 
     command_line()

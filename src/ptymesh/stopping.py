@@ -83,8 +83,11 @@ def held() -> None:
 
 
 def over() -> None:
-    """No signal changes how this process ends."""
+    """No signal changes how this process ends; to be called by the main thread, where signals were watched."""
     _change(False, _sentence)
+    if _watching:
+        for number in SIGNALS:  # as it ends, Python takes handlers away: any signal would kill it
+            signal.signal(number, signal.SIG_IGN)
 
 
 def speaks() -> bool:

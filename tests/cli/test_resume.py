@@ -196,3 +196,10 @@ def test_a_checkpoint_without_a_recipe(resume: Resume, here: Path, edit: str) ->
     change(here, edit)
     status, err = resume(1)
     assert status == 2 and "holds no recipe" in err
+
+
+def test_on_one_rank_nothing_stays_of_what_several_said(resume: Resume, here: Path) -> None:
+    (here / "out" / "ranks").mkdir()
+    (here / "out" / "ranks" / "rank1.txt").write_text("Stopped after a checkpoint.\n")
+    assert resume(1) == (0, "")
+    assert not (here / "out" / "ranks").exists()

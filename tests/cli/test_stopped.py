@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,72 @@ def test_ranks_without_a_launcher_leave_together(folder: Path) -> None:
     assert {path.name for path in (folder / "out").iterdir()} == {"started.yaml", "log.txt", "metrics.jsonl"}
     assert (folder / "out" / "log.txt").read_text().splitlines()[-1].endswith("  interrupted")
     assert not [path for path in (folder / "temporary").iterdir() if path.suffix != ".lock"]
+
+
+#: Of `SLOW`: it is not the first batch, but the second.
+SECOND = """
+first = RPIE.step
+
+def begin(*given):
+    RPIE.step = step
+    first(*given)
+
+RPIE.step = begin
+"""
+
+
+def test_asked_twice_it_stops_at_once(folder: Path, undisturbed: dict[int, Result]) -> None:
+    """Within a batch that does not end, after others."""
+    (folder / "slow.py").write_text(SLOW.replace("\nRPIE.step = step\n", SECOND))
+    (folder / "temporary").mkdir()
+    process = python(["slow.py"], folder, {**os.environ, "RANK": "0"})
+    until((folder / "marker0").exists, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "it waits for the end of the batch"
+    process.send_signal(signal.SIGINT)
+    said = "ptymesh: Stopped at once; `ptymesh resume out` goes on from the last checkpoint, if there is one.\n"
+    assert finish(process) == (75, said)
+    assert finish(start(folder, 1, "resume", "out")) == (0, "")
+    assert_undisturbed(folder / "out", undisturbed[1])
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_told_to_stop_while_it_waits_for_others_to_come(folder: Path, told: int) -> None:
+    """Two of three ranks have come; nobody has started them but we."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    command = ["-m", "ptymesh", "run", "recipe.yaml", "--device", "cpu"]
+    ranks = [
+        python(command, folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"})
+        for rank in range(2)
+    ]
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
+    store.wait(["ptymesh/here/0", "ptymesh/here/1"])
+    ranks[told].send_signal(signal.SIGTERM)
+    first, second = [finish(process) for process in ranks]
+    assert first == (75, "ptymesh: Stopped before the first batch was done; `ptymesh resume out` starts anew.\n")
+    assert second == (75, "")
+
+
+#: A signal comes when Python has taken its handlers away.
+ENDING = """
+import os, signal, sys
+from ptymesh import stopping
+stopping.watch()
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        for number in stopping.SIGNALS:
+            kill(pid, number)
+last = Last()
+stopping.over()
+"""
+
+
+def test_a_signal_at_the_very_end_changes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 DRAWING = """

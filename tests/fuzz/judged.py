@@ -140,11 +140,11 @@ def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> list[str]:
+def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True, drawn: bool = True) -> list[str]:
     """Whether the finished run is as an undisturbed one: bits of the result, names of files.
 
-    exact: how many files there are of a name as well. A checkpoint has shards of the ranks that saved it, and what
-    ranks have said stays there for as long as no rank of that number runs again.
+    exact: how many files there are of a name as well, and that ranks have said nothing. A checkpoint has shards of the
+    ranks that saved it. Never is there anything of ranks of an earlier run on more. drawn: figures must be there.
     """
     try:
         found, expected = Result.load(folder / "out" / "result.h5"), scene.results[ranks]
@@ -166,7 +166,10 @@ def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> 
     others = {name for name in now if not name.startswith("out/ranks")} - set(then)
     if more := now - then if exact else Counter(others):
         wrong.append(f"left behind: {', '.join(sorted(more.elements()))}")
-    if less := set(then) - set(now):
+    heard = {path.name for path in (folder / "out" / "ranks").glob("*")}
+    if beyond := heard - {f"rank{rank}.txt" for rank in range(1, ranks)}:
+        wrong.append(f"left behind of other ranks: {', '.join(sorted(beyond))}")
+    if less := {name for name in set(then) - set(now) if drawn or not name.endswith(".png")}:
         wrong.append(f"missing: {', '.join(sorted(less))}")
     return wrong
 
@@ -174,10 +177,9 @@ def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True) -> 
 def judge_litter(programs: Programs) -> list[str]:
     """What lies outside of the output folder; it is removed."""
     litter = [name for name in programs.litter() if not LOCK.fullmatch(name)]
-    for folder in (programs.temporary, programs.shared):
-        for path in folder.iterdir():
-            if path.name in litter:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in programs.temporary.iterdir():
+        if path.name in litter:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return [f"left behind outside: {', '.join(litter)}"] if litter else []
 
 

@@ -145,7 +145,8 @@ class Ground:
             outcome = "too late"
             if ended.status == 0:
                 exact = kill.phase != "compile"  # ranks then have something to say
-                wrong += judged.judge_result(folder, scene, kill.ranks, exact)
+                drawn = "Stopped before all figures were drawn" not in ended.err
+                wrong += judged.judge_result(folder, scene, kill.ranks, exact, drawn)
             else:
                 exact = kill.then == kill.ranks and kill.phase != "compile"
                 outcome, more = judged.go_on(programs, folder, scene, kill.then, exact)

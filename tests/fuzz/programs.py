@@ -47,7 +47,7 @@ class Ended:
 
 
 class Programs:
-    """A server of programs, with a folder of its own for temporary files and one for shared memory.
+    """A server of programs, with a folder of its own for temporary files.
 
     variables: of its environment; shim: what is preloaded.
     """
@@ -57,13 +57,11 @@ class Programs:
         self.temporary, self.said = self.home / "temporary", self.home / "said"
         for folder in (self.temporary, self.said):
             folder.mkdir()
-        shm = Path("/dev/shm")
-        self.shared = Path(tempfile.mkdtemp(prefix="ptymesh-programs-", dir=shm if shm.is_dir() else None))
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         environment |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(shim)} if shim else {}) | dict(variables or {})
         self._pipe = ours.makefile("rwb")
-        command = [sys.executable, str(HERE / "server.py"), str(theirs.fileno()), self.shared, self.temporary]
+        command = [sys.executable, str(HERE / "server.py"), str(theirs.fileno()), self.temporary]
         self._server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         ours.close()
@@ -74,8 +72,7 @@ class Programs:
         with contextlib.suppress(OSError):
             self._pipe.close()
         self._server.wait()
-        for folder in (self.home, self.shared):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def start(
         self,
@@ -110,8 +107,8 @@ class Programs:
         return self.wait()
 
     def litter(self) -> list[str]:
-        """What lies in the folders for temporary files and shared memory."""
-        return sorted(path.name for folder in (self.temporary, self.shared) for path in folder.iterdir())
+        """What lies in the folder for temporary files."""
+        return sorted(path.name for path in self.temporary.iterdir())
 
     def _ask(self, what: str, **given: Any) -> dict[str, Any]:
         self._pipe.write(json.dumps({"do": what, **given}).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""A process that has imported the package, and forks programs of it: `python server.py SOCKET SHARED TEMPORARY`.
+"""A process that has imported the package, and forks programs of it: `python server.py SOCKET TEMPORARY`.
 
 SOCKET is the number of an open socket, over which one JSON object a line is asked and answered:
 
@@ -11,7 +11,7 @@ One program runs at a time. Whatever it starts and leaves behind becomes a child
 With the environment variable FAULT, a JSON object, the program or one of its ranks has a fault: `who` (a rank, or
 "launcher"), `region` (file of the counts), `kind`, `at`, `error` and `mode` as shim.c has them.
 
-SHARED is used in place of /dev/shm and TEMPORARY as the folder for temporary files, so that what is left there is ours.
+TEMPORARY is the folder for temporary files, so that what is left there is ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import warm  # noqa: E402
 import warmed  # noqa: E402, F401
-from ptymesh.parallel import launch, nearby, pulse, watchdog  # noqa: E402
+from ptymesh.parallel import launch, pulse, watchdog  # noqa: E402
 
 FAULT = "PTYMESH_TEST_FAULT"
 #: Seconds that a rank may stand still in any phase but compiling.
@@ -148,8 +148,7 @@ def serve(pipe: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    number, shared, temporary = sys.argv[1:]
-    nearby.FOLDER = Path(shared)
+    number, temporary = sys.argv[1:]
     # patience is shorter than usual; how long it is, is not what is tried here
     launch.PEERS_S, watchdog.TICK_S, watchdog.SILENT_S, watchdog.LOOK_S = 3.0, 0.2, 2.0, 2.0
     pulse.BUDGETS_S.update(dict.fromkeys(set(pulse.BUDGETS_S) - {"compile"}, PHASE_S))
@@ -157,6 +156,5 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     warm._become = become
     serve(socket.socket(fileno=int(number)))
-    for folder in (Path(shared), Path(temporary).parent):  # also where who asked was killed
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(Path(temporary).parent, ignore_errors=True)  # also where who asked was killed
     os._exit(0)  # an interpreter that has torch takes seconds to end

@@ -10,19 +10,23 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import DistStoreError, TCPStore
 
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
-from ptymesh.parallel import pulse, watchdog
-from ptymesh.parallel.watchdog import Post, judge, stilled
+from ptymesh.parallel import program, pulse, watchdog
+from ptymesh.parallel.pulse import Pulse
+from ptymesh.parallel.watchdog import Post, Watchdog, judge, stilled
+from ptymesh.run.lock import hold, take
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
@@ -202,16 +206,56 @@ def test_out_of_memory_on_one_rank(folder: Path, undisturbed: dict[int, Result])
     assert np.allclose(found.object, undisturbed[3].object, rtol=0, atol=1e-12)
 
 
+#: `ptymesh run` with ranks that are faulty.py.
+LOCKED = """
+import sys
+from ptymesh.cli.main import main
+from ptymesh.parallel import launch as module
+module.PEERS_S = 3.0
+faulty = sys.argv[1:6]
+module.launch.__kwdefaults__["program"] = faulty
+sys.argv = ["ptymesh", "run", "recipe.yaml", "--device", "cpu", "--ranks", "2", "--max-restarts", "1"]
+main()
+"""
+
+
+def test_ranks_that_are_started_again_have_the_folder_still(folder: Path, undisturbed: dict[int, Result]) -> None:
+    process = python(["-c", LOCKED, str(FAULTY), "kill", "1", "3", str(folder / "marker")], folder, spares=4)
+    until_marked(folder, process)
+    with pytest.raises(BadInput, match="is in use: process"):
+        take(folder / "out")
+    status, err = finish(process)
+    assert status == 0 and err.endswith("ptymesh: starting the ranks again, 1 of 1.\n"), err
+    assert_same(folder, undisturbed[2])
+    assert not (folder / "out" / ".lock").exists()
+
+
+def without_launcher(folder: Path, *command: str) -> list[tuple[int, str]]:
+    """How two ranks end that are started as srun does it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [python(command, folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    return [finish(process) for process in ranks]
+
+
+def test_ranks_without_a_launcher_are_refused_a_folder_in_use(folder: Path, undisturbed: dict[int, Result]) -> None:
+    command = ["-m", "ptymesh", "run", "recipe.yaml", "--device", "cpu"]
+    with hold(folder / "out"):
+        for status, err in without_launcher(folder, *command):
+            assert status == 2 and "out is in use: process" in err and err.count("ptymesh: ") == 1, err
+        assert [path.name for path in (folder / "out").iterdir()] == [".lock"]
+    assert [status for status, _ in without_launcher(folder, *command)] == [0, 0]
+    assert_same(folder, undisturbed[2])
+    assert not (folder / "out" / ".lock").exists()
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, killed: int) -> None:
     """As srun starts ranks: nobody watches them but they themselves, and rank 0 keeps the store."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    command = [str(FAULTY), "kill", str(killed), "3", str(folder / "marker"), "run", "recipe.yaml", "--device", "cpu"]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    processes = [python(command, folder, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
-    ended = [finish(process) for process in processes]
+    faults = [str(FAULTY), "kill", str(killed), "3", str(folder / "marker")]
+    ended = without_launcher(folder, *faults, "run", "recipe.yaml", "--device", "cpu")
     assert ended[killed] == (-signal.SIGKILL, "")
     status, err = ended[1 - killed]
     assert status == 1
@@ -223,6 +267,60 @@ def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, kill
         assert said.endswith("The last checkpoint holds 2 whole epochs; `ptymesh resume out` goes on.")
     else:
         assert said.startswith("ptymesh: The store of the run has gone, and rank 0 or the launcher")
+
+
+#: Keeps the store of two ranks until rank 1 has come, or until it is told to go.
+KEEPER = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+store.wait([sys.argv[2]])
+"""
+
+
+def keeper(folder: Path, key: str) -> tuple[Any, int]:
+    """Who keeps a store until there is such a key, and its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return python(["-c", KEEPER, str(port), key], folder), port
+
+
+def test_a_store_that_goes_while_ranks_meet_is_named(folder: Path) -> None:
+    kept, port = keeper(folder, "ptymesh/here/1")
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    rank = python(["-m", "ptymesh", "run", "recipe.yaml", "--device", "cpu"], folder, {**os.environ, **place})
+    status, err = finish(rank)
+    assert finish(kept) == (0, "")
+    said = [line for line in err.splitlines() if line.startswith("ptymesh: ")]  # torch speaks too
+    assert status == 1 and len(said) == 1, err
+    assert said[0].startswith(f"ptymesh: Rank 1 cannot reach rank 0 at 127.0.0.1:{port} (Dist"), err
+    assert "Traceback" not in err
+
+
+def test_ranks_that_nobody_tells_where_to_meet(folder: Path) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "port", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    status, err = finish(python(["-m", "ptymesh", "run", "recipe.yaml"], folder, {**os.environ, **place}))
+    assert (status, err.count("\n")) == (2, 1) and "MASTER_PORT is 'port' for rank 1 of 2; set both" in err
+
+
+def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch then raises is of many kinds; this rank alone can tell of it."""
+    kept, port = keeper(tmp_path, "done")
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    other = store.clone()
+    store.set("done", "")
+    assert finish(kept)[0] == 0
+    monkeypatch.setattr(program, "_watchdog", Watchdog(other, Pulse(), 1, 2))
+    monkeypatch.setattr(program, "_failed", False)
+    with pytest.raises(RuntimeError) as raised:
+        for _ in range(10):
+            store.set("anything", "")
+    found = program.account_for(raised.value)
+    assert found is not None and not found.told
+    assert found.sentence.startswith("The store of the run has gone, and rank 0 or the launcher, which kept it, with")
+    assert program.is_loss(DistStoreError("wait timeout after 10ms"))
+    assert program.account_for(RuntimeError("an error of somebody's")) is None
 
 
 def post(

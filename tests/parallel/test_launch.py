@@ -88,6 +88,19 @@ def test_the_first_failure_counts(tmp_path: Path) -> None:
     assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
 
 
+@pytest.mark.parametrize("status", [0, 75])
+def test_what_ranks_of_an_earlier_run_said_goes_at_a_good_end(tmp_path: Path, status: int) -> None:
+    logs = tmp_path / "ranks"
+    logs.mkdir()
+    for name in ("rank1.txt", "rank2.txt", "rank10.txt", "rankings.txt"):
+        (logs / name).write_text("earlier")
+    body = f"print('now', flush=True); sys.exit({status})"
+    assert launch([], 2, log_dir=logs, program=script(tmp_path, body)) == status
+    assert (logs / "rank1.txt").read_text() == "now\n"
+    left = {"rank1.txt", "rankings.txt"} | ({"rank2.txt", "rank10.txt"} if status else set())
+    assert {path.name for path in logs.iterdir()} == left
+
+
 def test_output_of_rank_0_is_ours_and_that_of_others_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('hello from', rank, flush=True)"
     assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 0

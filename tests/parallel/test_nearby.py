@@ -111,8 +111,7 @@ def test_letters_wait_to_be_taken(ranks) -> None:  # type: ignore[no-untyped-def
 
 def test_the_outbox_is_filled_round_and_round() -> None:
     """No letter lies on another that has not been taken, whatever their sizes."""
-    handle, path = nearby.create(2)
-    Path(path).unlink()
+    handle, _ = nearby.create(2)
     me = Nearby(0, 2, handle)
     room, lying = Plan(2).outbox, list[tuple[int, int]]()
     sizes = torch.randint(1, room // 3, (500,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -133,14 +132,26 @@ def test_the_outbox_is_filled_round_and_round() -> None:
 
 def names(world: World) -> list[str]:
     """Of the files of memory that this rank shares, as the system calls them."""
-    world.barrier()  # the first rank has made its world, too
+    world.barrier()
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return [line.split(maxsplit=5)[5] for line in lines if f"{nearby.FOLDER}/ptymesh-" in line]
+    return [line.split(maxsplit=5)[5] for line in lines if "ptymesh" in line and ".so" not in line]
 
 
-def test_nothing_is_left_in_the_folder(ranks) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_shared_has_no_name_that_could_be_left_behind(ranks) -> None:  # type: ignore[no-untyped-def]
     for found in ranks(3, names):
-        assert found and all(name.endswith("(deleted)") for name in found)
+        assert found and set(found) == {"/memfd:ptymesh (deleted)"}
+
+
+def test_memory_of_a_process_is_found_by_others_of_this_machine_alone() -> None:
+    handle, where = nearby.create(2)
+    found = nearby.find(where)
+    assert os.path.samestat(os.fstat(found), os.fstat(handle))
+    os.close(found)
+    with pytest.raises(FileNotFoundError):
+        nearby.find(f"another-{where}")
+    os.close(handle)
+    with pytest.raises(OSError):
+        nearby.find(where)
 
 
 def many_worlds(world: World) -> int:
@@ -182,9 +193,10 @@ def without_room(world: World) -> bool:
 
 #: A rank that shares memory with rank 0 and is then killed.
 KILLED = """
-import os, sys, time
+import sys, time
+from ptymesh.parallel import nearby
 from ptymesh.parallel.nearby import Nearby
-rank = Nearby(1, 2, os.open(sys.argv[1], os.O_RDWR))
+rank = Nearby(1, 2, nearby.find(sys.argv[1]))
 print("here", flush=True)
 time.sleep(60)
 """
@@ -192,8 +204,8 @@ time.sleep(60)
 
 @pytest.mark.parametrize("what", ["sum", "letter"])
 def test_a_rank_that_was_killed_is_noticed(what: str) -> None:
-    handle, path = nearby.create(2)
-    other = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True)
+    handle, where = nearby.create(2)
+    other = subprocess.Popen([sys.executable, "-c", KILLED, where], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "here\n"
@@ -206,7 +218,6 @@ def test_a_rank_that_was_killed_is_noticed(what: str) -> None:
                 me.awaited(torch.zeros(3, dtype=torch.uint8), 1, lambda: None)()
         me.close()
     finally:
-        Path(path).unlink()
         other.kill()
         other.wait()
         other.stdout.close()  # type: ignore[union-attr]

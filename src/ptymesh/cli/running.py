@@ -127,6 +127,10 @@ def execute(
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
                 _here(recipe, how.device, resume, other_data)
+            if place.size == 1 and (out / "ranks").is_dir():  # of an earlier run on several
+                from ptymesh.parallel.launch import tidy
+
+                tidy(out / "ranks", 1)
             return
         from ptymesh.parallel.launch import launch
         from ptymesh.run.lock import TOKEN, hold
@@ -222,12 +226,17 @@ def _traceback_in(log: Path) -> Iterator[None]:
 
     Where it only says that another rank has gone, that is said instead: the other one knows why.
     """
-    from ptymesh.errors import PtymeshError
+    from ptymesh.errors import Interrupted, PtymeshError
     from ptymesh.parallel.child import launched
     from ptymesh.parallel.program import account_for
 
     try:
         yield
+    except KeyboardInterrupt as error:  # it was asked to stop before
+        said = f"Stopped at once; `ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
+        stopped = Interrupted(said)
+        account_for(stopped)
+        raise stopped from error
     except PtymeshError as error:
         account_for(error)
         raise
@@ -245,8 +254,8 @@ def _traceback_in(log: Path) -> Iterator[None]:
         except OSError as full:
             said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
         if lost:
-            if launched():  # which says it once, for all that were lost
+            if launched() and lost.told:  # the launcher says it once, for all that were lost
                 raise typer.Exit(PtymeshError.exit_status) from error
-            raise PtymeshError(lost) from error
+            raise PtymeshError(lost.sentence) from error
         error.add_note(said)
         raise

@@ -7,11 +7,12 @@ has it compiled, and the others wait and read what is left on disk.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def _read_or_compile(dtype: str) -> None:
     if not missing:
         return
     print(MESSAGE, file=sys.stderr, flush=True)
-    compiling.compile_apart(missing, dtype)
+    with suppress(OSError):  # no place for temporary files
+        compiling.compile_apart(missing, dtype)
     for name in compiling.read(dtype):  # nowhere to keep them, or nobody else to compile
         compiling.compile_one(name, dtype)
 
@@ -92,13 +94,9 @@ def _one_at_a_time() -> Iterator[None]:
     except ImportError:  # not on Windows, where each process compiles for itself
         yield
         return
-    path = Path(tempfile.gettempdir()) / f"ptymesh-kernels-{_user()}.lock"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # without a place for the lock, each process compiles for itself
+            path = Path(tempfile.gettempdir()) / f"ptymesh-kernels-{os.getuid()}.lock"
+            lock = stack.enter_context(path.open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file lets go of the lock, as does the end of a killed process
-
-
-def _user() -> str:
-    import os
-
-    return str(os.getuid())

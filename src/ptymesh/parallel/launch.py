@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -99,7 +99,7 @@ def launch(
             if status in FINAL or watch.asked or attempt == max_restarts:
                 break
             print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
-        _tidy(logs, ranks)
+        tidy(logs, ranks, status)
     return status
 
 
@@ -344,10 +344,11 @@ def _tell(watch: _Watch, status: int, logs: Path) -> None:
         print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
 
 
-def _tidy(logs: Path, ranks: int) -> None:
-    """Remove the files of ranks that said nothing."""
-    for path in (logs / f"rank{rank}.txt" for rank in range(1, ranks)):
-        if path.exists() and path.stat().st_size == 0:
+def tidy(logs: Path, ranks: int, status: int = 0) -> None:
+    """Remove the files of ranks that said nothing; once all went well, those that an earlier run on more ranks left."""
+    for path in logs.glob("rank*.txt") if logs.is_dir() else ():
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal() and (path.stat().st_size == 0 if int(number) < ranks else status == 0):
             path.unlink()
-    if not any(logs.iterdir()):
+    with suppress(OSError):  # there are others, or it was never made
         logs.rmdir()

@@ -21,24 +21,22 @@ import mmap
 import os
 import platform
 import sys
-import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.parallel.watchdog import pid_space
+
 if sys.platform != "win32":
     import fcntl
 
-#: Where files are memory. Of a container's this is often 64 MiB.
-FOLDER = Path("/dev/shm")
 #: Bytes that sums take, of all ranks; of outboxes, of one rank and of all.
 SUMS_BYTES, OUTBOX_BYTES, OUTBOXES_BYTES = 8 << 20, 8 << 20, 32 << 20
 #: Bytes of a line of the cache, and of the next, which the processor fetches with it.
@@ -93,19 +91,29 @@ class Plan:
 
 def possible() -> bool:
     """Whether this system has such memory, and a processor that keeps the order of writes."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and os.access(FOLDER, os.W_OK)
+    return sys.platform == "linux" and platform.machine() == "x86_64" and bool(pid_space())
 
 
 def create(size: int) -> tuple[int, str]:
-    """A new file of memory for so many ranks, open, and its path; raises OSError where there is no room for it."""
-    handle, path = tempfile.mkstemp(prefix="ptymesh-", dir=FOLDER)
+    """A new file of memory for so many ranks, open, and where `find` finds it; raises OSError where there is no room.
+
+    It has no name that anybody could leave behind: others open it through this process, for as long as it is open here.
+    """
+    handle = os.memfd_create("ptymesh")
     try:
         os.posix_fallocate(handle, 0, Plan(size).end)  # now, for to run out of it later is fatal
     except OSError:
         os.close(handle)
-        Path(path).unlink()
         raise
-    return handle, path
+    return handle, f"{pid_space()} /proc/{os.getpid()}/fd/{handle}"
+
+
+def find(where: str) -> int:
+    """The file that another process has made, opened by this one; raises OSError where that is on another machine."""
+    space, _, path = where.rpartition(" ")
+    if space != pid_space():
+        raise FileNotFoundError(path)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 class Nearby:

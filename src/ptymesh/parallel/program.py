@@ -14,7 +14,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
+
+import torch.distributed as dist
 
 from ptymesh import stopping
 from ptymesh.errors import Interrupted, PtymeshError
@@ -29,8 +31,8 @@ def reason(error: BaseException) -> str:
     return said if isinstance(error, PtymeshError) else f"{type(error).__name__}: {said}"[:500]
 
 
-#: How torch's backends speak of a rank that has gone; they raise plain RuntimeErrors.
-LOST = ("gloo", "NCCL", "Connection closed", "Connection reset")
+#: How torch's backends speak of a rank that has gone, where they raise plain RuntimeErrors.
+LOST = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
 
 #: Seconds between two looks at whether rank 0 has done what the others wait for.
 LOOK_S = 0.05
@@ -45,6 +47,13 @@ _failed = False
 _previous_hook = sys.excepthook
 
 
+class Lost(NamedTuple):
+    """A sentence about which rank failed first, and why; and whether others were told, or this rank alone knows."""
+
+    sentence: str
+    told: bool
+
+
 def enter(place: Place, watchdog: Watchdog) -> None:
     """This process has joined the others, for the first time or again."""
     global _watchdog, _previous_hook
@@ -56,30 +65,37 @@ def enter(place: Place, watchdog: Watchdog) -> None:
     _watchdog = watchdog
 
 
-def account_for(error: BaseException) -> str | None:
+def account_for(error: BaseException) -> Lost | None:
     """This rank ends with an error: tells the others why, so that they need not wait for it.
 
-    Where it has merely lost another rank, returns a sentence about which one failed first, and why. Not collective.
-    Raises Interrupted where that one, or this one, was told to stop.
+    Where it has merely lost another rank, returns what is known about which one failed first. Not collective. Raises
+    Interrupted where that one, or this one, was told to stop.
     """
     global _failed
     if _watchdog is None:
         return None
     _failed = not isinstance(error, Interrupted)
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
+    if is_loss(error):
         found = _watchdog.explain()
         said = found.sentence if found else f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
         if found and found.stopped:
             raise Interrupted(said) from error
         if stopping.requested():
             raise Interrupted(f"Asked to stop, and then: {said}") from error
-        return said
+        return Lost(said, found is not None and found.told)
     if _watchdog.pulse.agreed:
         _watchdog.agree()
     elif getattr(error, "exit_status", 1) == 1:
         _watchdog.accuse_self(reason(error))
     _watchdog.leave(failed=True)
     return None
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error only says that another rank has gone, or the store through which ranks tell each other so."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
 
 
 def on_first_rank(act: Callable[[], Any], name: str) -> Any:
@@ -155,8 +171,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     lost = account_for(error) if isinstance(error, Exception) else None
     _tell_heard()
     _previous_hook(kind, error, trace)
-    if lost and not launched():
-        print(f"ptymesh: {lost}", file=sys.stderr, flush=True)
+    if lost and not (lost.told and launched()):
+        print(f"ptymesh: {lost.sentence}", file=sys.stderr, flush=True)
 
 
 def _leave() -> None:

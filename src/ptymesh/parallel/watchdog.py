@@ -72,11 +72,15 @@ class Post:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is at fault (None: nobody in particular), a sentence about it, and the status with which ranks end."""
+    """Who is at fault (None: nobody in particular), a sentence about it, and the status with which ranks end.
+
+    told: whether it is in the store, for the launcher to say it.
+    """
 
     rank: int | None
     sentence: str
     status: int = 1
+    told: bool = True
 
     def to_json(self) -> str:
         """For the store."""
@@ -86,6 +90,11 @@ class Verdict:
     def stopped(self) -> bool:
         """Whether nobody is at fault: a rank was told to stop, and has left."""
         return self.status == Interrupted.exit_status
+
+
+def kept_by_launcher() -> bool:
+    """Whether a launcher keeps the store, ours or torchrun; else rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def read_post(store: Store, rank: int) -> Post | None:
@@ -206,7 +215,7 @@ class Watchdog(threading.Thread):
                     verdict = self._tick()
             except Exception as error:
                 gone = self._idle() > self._budget()
-                verdict = Verdict(0, f"The store of the run has gone, and rank 0 with it ({error}).") if gone else None
+                verdict = self._without_store(error) if gone else None
                 if stopping.requested():  # all ranks have been
                     verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
@@ -234,7 +243,7 @@ class Watchdog(threading.Thread):
             self.pulse.phase = "left"
             with contextlib.suppress(Exception), self._lock:
                 self._post()
-                if self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                if self.rank == 0 and not kept_by_launcher():
                     self._outlast()
 
     def _outlast(self) -> None:
@@ -306,6 +315,8 @@ class Watchdog(threading.Thread):
         if not self.done:
             with self._lock:
                 self.store.compare_set(VERDICT, "", verdict.to_json())
+            if self.rank == 0 and not kept_by_launcher():
+                time.sleep(2 * TICK_S)  # the store goes with this process: the others must have read it
 
     def agree(self) -> None:
         """All ranks fail alike: rank 0 says why, and the launcher need not."""
@@ -334,10 +345,13 @@ class Watchdog(threading.Thread):
         try:
             return self._explained()
         except Exception as error:
-            said = " ".join(str(error).split())[:100]
-            return Verdict(
-                0, f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
-            )
+            return self._without_store(error)
+
+    def _without_store(self, error: Exception) -> Verdict:
+        """This rank reaches nobody any more."""
+        said = " ".join(str(error).split())[:100]
+        sentence = f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+        return Verdict(0, sentence, told=False)
 
     def _explained(self) -> Verdict | None:
         end = time.monotonic() + SILENT_S
@@ -361,6 +375,6 @@ class Watchdog(threading.Thread):
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
-        if not launched() and self.rank == speaker:
+        if not verdict.told or (not launched() and self.rank == speaker):
             print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
         os._exit(1)

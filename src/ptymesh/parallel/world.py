@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import nearby, program
 from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
 from ptymesh.parallel.nearby import Combine, Nearby
-from ptymesh.parallel.place import read, settle_environment
+from ptymesh.parallel.place import Place, read, settle_environment
 from ptymesh.parallel.program import reason
 from ptymesh.parallel.pulse import Pulse, budgets
-from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog
+from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog, kept_by_launcher, read_verdict
 
 #: Torch's own limit for a collective, in seconds. It knows no phases, so it stands behind all of ours (pulse.budgets).
 TIMEOUT_S = 7200.0
@@ -199,19 +198,17 @@ class Ranks(World):
 
     def _meet_nearby(self) -> Nearby | None:
         """Memory that all ranks share; None where they are not on one machine, or it has none."""
-        handle, path = -1, ""
+        handle, where = -1, ""
         if self.rank == 0 and nearby.possible():
             with suppress(OSError):
-                handle, path = nearby.create(self.size)
-        path = self.words(path)[0]
+                handle, where = nearby.create(self.size)
+        where = self.words(where)[0]
         found = None
-        if path and nearby.possible():
+        if where and nearby.possible():
             with suppress(OSError):  # a rank on another machine does not find the file
-                handle = os.open(path, os.O_RDWR) if self.rank else handle
+                handle = nearby.find(where) if self.rank else handle
                 found = Nearby(self.rank, self.size, handle)
         all_found = not self.agree(found is None)
-        if path and self.rank == 0:
-            Path(path).unlink()
         if found and not all_found:
             found.close()
         return found if all_found else None
@@ -355,16 +352,14 @@ def join(device: str = "auto") -> World:
     if not dist.is_initialized():
         pulse = Pulse(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = pulse.budgets_s["join"]
-        try:
-            store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience_s)))
-        except (dist.DistError, RuntimeError, OSError) as error:
-            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise PtymeshError(f"Rank {place.rank} cannot reach rank 0 at {address} ({reason(error)}).") from error
-        _wait_for_all(store, rank, size, patience_s)
-        _joins, _store = _joins + 1, store
-        _watchdog = Watchdog(store.clone(), pulse, rank, size)
+        with _reaching_the_store(place.rank):
+            store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
+            own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
+            watchdog = Watchdog(own, pulse, rank, size)
+            stopping.before_leaving(watchdog.stopped)
+            _wait_for_all(store, rank, size, patience_s)
+        _joins, _store, _watchdog = _joins + 1, store, watchdog
         _watchdog.start()
-        stopping.before_leaving(_watchdog.stopped)
         program.enter(place, _watchdog)
         with pulse.collective():
             dist.init_process_group(
@@ -379,8 +374,45 @@ def join(device: str = "auto") -> World:
     return Ranks(chosen, watchdog=_watchdog)
 
 
+def _meet(place: Place, patience: timedelta) -> dist.TCPStore:
+    """The store through which ranks meet. Raises BadInput where nobody says where it is.
+
+    As torch's own rendezvous, which would keep rank 0 until all have come, deaf to what they say meanwhile.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise BadInput(
+            f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r} for rank {place.rank} of {place.size}; "
+            "set both to the address and a free port of the machine with rank 0."
+        )
+    return dist.TCPStore(
+        host,
+        int(port),
+        place.size,
+        place.rank == 0 and not kept_by_launcher(),
+        patience,
+        wait_for_workers=False,
+        multi_tenant=True,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    )
+
+
+@contextmanager
+def _reaching_the_store(rank: int) -> Iterator[None]:
+    """Raises PtymeshError where it is not there, or goes."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError, OSError) as error:
+        keeper = "the launcher" if kept_by_launcher() else "rank 0"
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise PtymeshError(f"Rank {rank} cannot reach {keeper} at {address} ({reason(error)}).") from error
+
+
 def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) -> None:
-    """Returns when every rank has reached the store; names those that have not come in time."""
+    """Returns when every rank has reached the store; names those that have not come in time.
+
+    Leaves as they do where one that has come was told to stop meanwhile.
+    """
     store.set(f"ptymesh/here/{rank}", "")
     missing, end = set(range(size)), time.monotonic() + patience_s
     while missing := {other for other in missing if not store.check([f"ptymesh/here/{other}"])}:
@@ -390,4 +422,6 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) ->
                 f"Rank {names} of {size} did not come within {patience_s:.0f} s; see whether every node was started "
                 "with the same MASTER_ADDR, MASTER_PORT and number of ranks."
             )
+        if (verdict := read_verdict(store)) and verdict.stopped:
+            stopping.leave(verdict.sentence, verdict.status)
         time.sleep(0.02)
