@@ -164,6 +164,10 @@ def _spoil_directory(path: Path, dice: Dice) -> str:
     return f"{field} {value:#x}"
 
 
+#: Bytes beyond which nothing is unpacked here.
+MOST = 32 << 20
+
+
 @cache
 def _bomb() -> bytes:
     """Streams of zeros, one after the other: 1.2 GB in a kilobyte."""
@@ -172,7 +176,10 @@ def _bomb() -> bytes:
 
 def packed(path: Path, dice: Dice) -> str:
     """Another bz2 in place of the file."""
-    content = bz2.decompress(path.read_bytes())
+    unpacking = bz2.BZ2Decompressor()
+    content = unpacking.decompress(path.read_bytes(), MOST)
+    if not unpacking.eof or unpacking.unused_data:
+        return "a bomb already"
     kind = dice.choice(("inside", "inside", "bytes", "bomb", "tail", "twice", "other", "inner bytes"))
     if kind == "inside":
         path.write_bytes(content)

@@ -84,7 +84,7 @@ def _ending(ended: Ended, limits: Limits) -> list[Violation]:
         return [Violation("status", f"{ended.status}: {said}")]
     if ended.status in (2, 3):
         lines = ended.err.strip().splitlines()
-        if len(lines) != 1 or not lines[0].startswith("ptymesh: ") or "unexpected" in lines[0]:
+        if len(lines) != 1 or not lines[0].startswith("ptymesh: ") or lines[0].startswith("ptymesh: unexpected "):
             return [Violation("words", f"status {ended.status} with {len(lines)} lines: {' | '.join(lines)[:600]}")]
     return []
 
