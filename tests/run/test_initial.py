@@ -362,7 +362,7 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
     scan = made.measurement
     far = replace(scan, positions=scan.positions * 3)
     np.save(tmp_path / "four.npy", np.ones((2, 2, 2, 2)))
-    np.save(tmp_path / "text.npy", np.array(["a"]))
+    np.save(tmp_path / "text.npy", np.full((48, 48), "a"))
     np.save(tmp_path / "small.npy", np.ones((8, 8)))
     np.save(tmp_path / "nan.npy", np.full((48, 48), np.nan))
     two = str(tmp_path / "two.h5")

@@ -156,13 +156,13 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
     from ptymesh.run.started import noted
 
     out = recipe.output.dir
+    what = "goes on from the last checkpoint" if resume else "starts anew"
     with ExitStack() as stack:
-        if not resume and world().rank == 0 and not launched():
-            stack.enter_context(noted(out, recipe.to_yaml()))
-        what = "goes on from the last checkpoint" if resume else "starts anew"
-        stopping.at_once(
-            f"Stopped before {'anything new' if resume else 'the first batch'} was done; `ptymesh resume {out}` {what}."
-        )
+        with stopping.undisturbed():  # the note and the sentence that tells of it come together
+            if not resume and world().rank == 0 and not launched():
+                stack.enter_context(noted(out, recipe.to_yaml()))
+            before = "anything new" if resume else "the first batch"
+            stopping.at_once(f"Stopped before {before} was done; `ptymesh resume {out}` {what}.")
         yield
 
 
