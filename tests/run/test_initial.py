@@ -376,7 +376,7 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
         (scan, {"initial": str(tmp_path / "four.npy")}, {}, "two or three axes"),
         (scan, {"initial": str(tmp_path / "nan.npy")}, {}, "values of nan, which cannot be"),
         (scan, {}, {"start": array | {"path": str(tmp_path / "text.npy")}}, "must be numbers"),
-        (scan, {}, {"start": array | {"path": str(tmp_path / "small.npy")}}, "must be equal"),
+        (scan, {}, {"start": array | {"path": str(tmp_path / "small.npy")}}, "make them equal"),
         (scan, {}, {"start": array | {"path": str(tmp_path / "nan.npy")}}, "values of nan, which cannot be"),
         (scan, {}, {"start": {"kind": "electron", "semiangle_rad": 0.5}}, "semi-angle is 0.5"),
         (scan, {}, {"modes": 2, "mode_powers": [1.0]}, "1 mode powers for 2"),
