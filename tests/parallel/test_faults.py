@@ -24,6 +24,7 @@ from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
 from ptymesh.parallel import program, pulse, watchdog
+from ptymesh.parallel.processes import pid_space
 from ptymesh.parallel.pulse import Pulse
 from ptymesh.parallel.watchdog import Post, Watchdog, judge, stilled
 from ptymesh.run.lock import hold, take
@@ -379,7 +380,7 @@ def test_ranks_that_left_or_never_came() -> None:
 
 def test_a_stopped_process_is_told_from_one_that_is_busy() -> None:
     """In any phase; by what this machine says of the process, or where it cannot say, by a longer silence."""
-    space = watchdog.pid_space()
+    space = pid_space()
     if not space:
         pytest.skip("finds processes in /proc")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

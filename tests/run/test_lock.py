@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.run import lock as module
+from ptymesh.run import lock_file
 from ptymesh.run.lock import NAME, TOKEN, Fence, Holder, hold, share, take
 from ptymesh.run.reports import BatchReport
 
@@ -157,7 +159,7 @@ def test_a_lock_that_was_cut_short_counts_as_silent(tmp_path: Path, hurried: Non
 def test_of_many_threads_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool, stale: bool) -> None:
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links here")))
-        monkeypatch.setattr(module, "fcntl", None)
+        monkeypatch.setattr(lock_file, "fcntl", None)
     for turn in range(5):
         folder = tmp_path / str(turn)
         folder.mkdir()
@@ -203,7 +205,7 @@ def test_ranks_have_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hur
         assert share(tmp_path) is None
 
 
-@pytest.mark.skipif(module.fcntl is None or sys.platform != "linux", reason="advisory locks")
+@pytest.mark.skipif(lock_file.fcntl is None or sys.platform != "linux", reason="advisory locks")
 def test_ranks_of_a_launcher_that_was_killed_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurried: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,10 +235,48 @@ def test_a_holder_that_stood_still_writes_nothing_more(tmp_path: Path) -> None:
     with hold(tmp_path) as lock:
         fence = Fence(lock)
         fence.batch(REPORT)
-        module._replace(lock.path, replace(Holder.here(), host="node7"))
+        lock_file.replace(lock.path, replace(Holder.here(), host="node7"))
         with pytest.raises(PtymeshError, match="was taken by another run while this one stood still"):
             fence.batch(REPORT)
     assert json.loads((tmp_path / NAME).read_text())["host"] == "node7", "the other's lock stays"
+
+
+def test_what_is_no_other_run_ends_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = take(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ESTALE, "stale")))
+        lock.check()
+    lock.path.unlink()
+    lock.check()
+    lock.check()
+    assert capsys.readouterr().err.count("was removed; this run goes on") == 1
+    other = take(tmp_path)
+    with pytest.raises(PtymeshError, match="while this one had no lock"):
+        lock.check()
+    lock.close()
+    assert other.mine()
+    other.close()
+
+
+def test_another_run_may_have_come_and_gone(tmp_path: Path, hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, now = take(tmp_path), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60)  # it wakes after a minute
+    time.sleep(0.2)
+    lock.check()
+    lock.path.unlink()
+    with pytest.raises(PtymeshError, match="has gone while this run stood still, and another run may"):
+        lock.check()
+    lock.close()
+
+
+def test_two_threads_may_let_go(tmp_path: Path) -> None:
+    lock = take(tmp_path)
+    lock.close()
+    other = os.open(tmp_path, os.O_RDONLY)  # may have the same number
+    lock.close()
+    os.close(other)
 
 
 @pytest.mark.parametrize("kind", ["text", "numbers", "folder", "pipe", "link"])
@@ -261,3 +301,17 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(BadInput), hold(folder):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_kill_has_left_goes_with_time(tmp_path: Path) -> None:
+    elsewhere = {"machine": "elsewhere", "host": "node7"}
+    for name, changes in {"-dead": {"started": "1"}, ".0123": {"started": "1"}, "-live": {}, "-far": elsewhere}.items():
+        forge(tmp_path, **changes).rename(tmp_path / (NAME + name))
+    for name in ("-new", "-old"):
+        (tmp_path / (NAME + name)).touch()
+    os.utime(tmp_path / f"{NAME}-old", (0, 0))
+    (tmp_path / ".locked").touch()
+    os.utime(tmp_path / ".locked", (0, 0))
+    with hold(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock-far", ".lock-live", ".lock-new", ".locked"]

@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store
@@ -31,6 +30,7 @@ from torch.distributed import Store
 from ptymesh import stopping
 from ptymesh.errors import Interrupted
 from ptymesh.parallel.child import launched
+from ptymesh.parallel.processes import fate_of, pid_space
 from ptymesh.parallel.pulse import Pulse
 
 #: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a pulse may be late; after
@@ -169,26 +169,6 @@ def stilled(
             did = f"has answered nothing for {silent_s[rank]:.0f} s ({fate}), last heard of in {post.place}"
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did}; the others wait for it."
     return None
-
-
-def fate_of(pid: int) -> str:
-    """What has befallen a process of this machine: stopped, or gone; empty where it lives."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"
-    except (OSError, IndexError):
-        return ""
-    return {b"T": "stopped", b"t": "stopped", b"Z": "gone", b"X": "gone"}.get(state, "")
-
-
-def pid_space() -> str:
-    """Tells this machine, since it was started, and its name space of processes from any other; empty if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return ""
 
 
 class Watchdog(threading.Thread):

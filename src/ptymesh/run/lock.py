@@ -16,9 +16,7 @@ only suspended for so long finds out before it writes anything more (`Lock.check
 from __future__ import annotations
 
 import errno
-import json
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -26,93 +24,33 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
 from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.parallel.processes import began
+from ptymesh.run.lock_file import (
+    MOST,
+    NAME,
+    Holder,
+    advise,
+    busy,
+    create,
+    identity,
+    machine,
+    replace,
+    same,
+    tidy,
+    unadvise,
+)
 from ptymesh.run.reports import BatchReport, Callback
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-NAME = ".lock"
 #: Environment variable by which ranks know the lock of the command that has started them.
 TOKEN = "PTYMESH_LOCK"
 #: Seconds between beats; without one, after which a holder elsewhere counts as dead; that the ranks of a launcher which
 #: was killed are given to end; between two looks.
 BEAT_S, SILENT_S, LEAVING_S, POLL_S = 5.0, 60.0, 60.0, 0.1
-#: Bytes of a lock that are read.
-MOST = 4096
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lock: process `pid`, begun at `started` (of the system's clock), on `host`, since `since`."""
-
-    token: str
-    host: str
-    machine: str
-    pid: int
-    started: str
-    since: str
-
-    @classmethod
-    def here(cls) -> Holder:
-        """This process, from now on."""
-        import platform
-
-        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        return cls(secrets.token_hex(8), platform.node(), machine(), os.getpid(), began(os.getpid()) or "", now)
-
-    @classmethod
-    def read(cls, text: bytes) -> Holder:
-        """As it stands in a lock. Raises ValueError."""
-        made = json.loads(text)
-        kinds = {field.name: int if field.name == "pid" else str for field in fields(cls)}
-        if not isinstance(made, dict) or {name: type(value) for name, value in made.items()} != kinds:
-            raise ValueError("other fields")
-        return cls(**made)
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-
-def machine() -> str:
-    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
-    import platform
-
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    with suppress(OSError):
-        return f"{boot.read_text().strip()} {namespace.stat().st_ino}"
-    return platform.node()
-
-
-def began(pid: int) -> str | None:
-    """When a process of this machine began, None where it has ended; empty where that cannot be seen."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else rest[18]
-    except (OSError, ValueError, IndexError):
-        pass
-    if sys.platform == "linux":
-        with suppress(ProcessLookupError, OverflowError):
-            try:
-                os.kill(pid, 0)
-            except PermissionError:  # of another user, and hidden
-                return ""
-        return None
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
-    except psutil.NoSuchProcess:
-        return None
 
 
 class Lock:
@@ -123,8 +61,9 @@ class Lock:
 
     def __init__(self, path: Path, file: int, token: str, made: tuple[Path, ...] = (), *, share: bool = False) -> None:
         self.path, self.token, self._file, self._made, self._share = path, token, file, made, share
-        self._launcher = os.getppid()
-        self._end = threading.Event()
+        self._launcher, self._own = os.getppid(), identity(os.fstat(file))
+        self._beaten, self._lapsed, self._told = time.time(), False, False
+        self._end, self._closing, self._closed = threading.Event(), threading.Lock(), False
         self._beats = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._beats.start()
 
@@ -132,37 +71,69 @@ class Lock:
         while not self._end.wait(BEAT_S):
             with suppress(OSError):
                 os.utime(self._file if os.utime in os.supports_fd else self.path)
+                self._lapsed, self._beaten = self._silent(), time.time()
+
+    def _silent(self) -> bool:
+        """Whether others may have taken this run for dead, now or before."""
+        return self._lapsed or abs(time.time() - self._beaten) > SILENT_S / 2
 
     def _still_written(self) -> bool:
         """Whether the launcher lives, or other ranks that it has left."""
         if os.getppid() == self._launcher:
             return True
-        with suppress(OSError, AttributeError):
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        return _busy(self._file)
+        unadvise(self._file)
+        return busy(self._file)
+
+    def tidy(self) -> None:
+        """What others that were killed left beside it goes."""
+        tidy(self.path, self._file)
 
     def mine(self) -> bool:
-        """Whether the lock in the folder is still this one."""
-        return _same(self.path, self._file)
+        """Whether the lock in the folder is still this one; False where that cannot be seen."""
+        with suppress(OSError):
+            return identity(os.stat(self.path, follow_symlinks=False)) == self._own
+        return False
 
     def check(self) -> None:
-        """Raises PtymeshError where another run has taken the folder, as this one showed no life for too long."""
-        if not self.mine():
-            raise PtymeshError(
-                f"{self.path.parent} was taken by another run while this one stood still; it ends without writing "
-                "anything more."
-            )
+        """Raises PtymeshError where another run has taken the folder, as this one showed no life for too long.
+
+        A file system that does not answer, or a lock that somebody has removed, is no other run.
+        """
+        folder, ends = self.path.parent, "it ends without writing anything more"
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            if self._silent():
+                said = "stood still, and another run may have been there since"
+                raise PtymeshError(f"The lock of {folder} has gone while this run {said}; {ends}.") from None
+            if not self._told:
+                _tell(f"{self.path} was removed; this run goes on: start no other one in this folder until it ends")
+            self._told = True
+            return
+        except OSError:
+            return
+        if identity(found) != self._own:
+            why = "had no lock" if self._told else "stood still"
+            raise PtymeshError(f"{folder} was taken by another run while this one {why}; {ends}.")
 
     def close(self) -> None:
-        """Lets go of the folder; it and those above it that were made for this lock go where they are empty."""
-        self._end.set()
-        self._beats.join()
-        if self.mine() and not (self._share and self._still_written()):
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
-        with suppress(OSError):
-            for folder in self._made:
-                folder.rmdir()
+        """Lets go of the folder; it and those above it that were made for this lock go where they are empty.
+
+        Two threads may do so at once: one that leaves because of a signal, and the main thread.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._end.set()
+            self._beats.join()
+            goes = self.mine() and not (self._share and self._still_written())
+            os.close(self._file)
+            if goes:
+                self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                for folder in self._made:
+                    folder.rmdir()
 
 
 class Fence(Callback):
@@ -216,7 +187,7 @@ def share(folder: Path) -> Lock | None:
     if found.holder is None or found.holder.token != token:
         found.close()
         return None
-    _advise(found.file)
+    advise(found.file)
     return Lock(found.path, found.file, found.holder.token, share=True)
 
 
@@ -235,7 +206,7 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
                     if not path.exists():
                         path.mkdir(exist_ok=True)
                         made.insert(0, path)
-                if (file := _create(folder / NAME, holder)) is not None:
+                if (file := create(folder / NAME, holder)) is not None:
                     return _tidied(Lock(folder / NAME, file, holder.token, tuple(made)), tidying)
             file = _win(folder / NAME, holder, said)
             return _tidied(Lock(folder / NAME, file, holder.token, tuple(made)), tidying)
@@ -253,6 +224,7 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
 
 def _tidied(lock: Lock, tidying: ExitStack) -> Lock:
     tidying.enter_context(stopping.tidying(lock.close))
+    lock.tidy()
     return lock
 
 
@@ -260,7 +232,7 @@ def _win(path: Path, holder: Holder, said: Path) -> int:
     """The lock at `path`, open, once it is the holder's. Raises BadInput where another one lives."""
     watch = _Watch(said)
     while True:
-        if (file := _create(path, holder)) is not None:
+        if (file := create(path, holder)) is not None:
             return file
         found = _look(path)
         if found is None:
@@ -272,12 +244,13 @@ def _win(path: Path, holder: Holder, said: Path) -> int:
             claim = path.with_name(f"{path.name}.{found.name}")
             right = _win(claim, holder, said)
             try:
-                if _same(path, found.file):
-                    return _replace(path, holder)
+                if same(path, found.file):
+                    return replace(path, holder)
             finally:
-                if _same(claim, right):
-                    claim.unlink()
+                ours = same(claim, right)
                 os.close(right)
+                if ours:
+                    claim.unlink(missing_ok=True)
 
 
 class _Found:
@@ -286,9 +259,10 @@ class _Found:
     def __init__(self, path: Path, file: int) -> None:
         self.path, self.file = path, file
         self.stat = os.fstat(file)
-        text = os.pread(file, MOST, 0)
+        regular = stat.S_ISREG(self.stat.st_mode)
+        text = os.read(file, MOST) if regular else b""
         self.holder: Holder | None = None
-        if text or not stat.S_ISREG(self.stat.st_mode):
+        if text or not regular:
             try:
                 self.holder = Holder.read(text)
             except (ValueError, RecursionError) as error:
@@ -318,7 +292,7 @@ class _Found:
 
 def _look(path: Path) -> _Found | None:
     """The lock at `path`, None where there is none. Raises BadInput for what is no lock."""
-    flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC if hasattr(os, "O_NOFOLLOW") else 0
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0
     try:
         try:
             file = os.open(path, os.O_RDWR | flags)
@@ -359,7 +333,7 @@ class _Watch:
             return self._silent(found, waited, new)
         if began(holder.pid) in (holder.started, ""):
             raise self._refused(holder)
-        if not _busy(found.file):
+        if not busy(found.file):
             return True
         if waited > LEAVING_S:
             raise BadInput(
@@ -367,7 +341,7 @@ class _Watch:
                 "wait until they end, or end them."
             )
         if new:
-            self._tell(f"{holder} has ended, and its ranks still write to {self.said}; waiting for them")
+            _tell(f"{holder} has ended, and its ranks still write to {self.said}; waiting for them")
         return False
 
     def _silent(self, found: _Found, waited: float, new: bool) -> bool:
@@ -375,115 +349,16 @@ class _Watch:
         if found.stat.st_mtime_ns != self._first.stat.st_mtime_ns:
             raise self._refused(found.holder)
         if new and found.holder:
-            self._tell(
+            _tell(
                 f"{self.said} is held by {found.holder} since {found.holder.since}; "
                 f"watching up to {SILENT_S:.0f} s whether it lives"
             )
         return waited > SILENT_S
-
-    def _tell(self, sentence: str) -> None:
-        print(f"ptymesh: {sentence[:1].upper()}{sentence[1:]}.", file=sys.stderr, flush=True)
 
     def _refused(self, holder: Holder | None) -> BadInput:
         who = f"{holder} has been writing there since {holder.since}" if holder else "another run is writing there"
         return BadInput(f"{self.said} is in use: {who}; wait until it ends, stop it, or choose another folder.")
 
 
-def _busy(file: int) -> bool:
-    """Whether another process has the advisory lock; False where the file system knows none."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(file, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except (OSError, AttributeError):
-        pass
-    return False
-
-
-def _advise(file: int) -> None:
-    """The advisory lock, with others that hold it; waits for who only looks whether it is free."""
-    for _ in range(100):
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.01)
-        except (OSError, AttributeError):
-            return
-
-
-def _create(path: Path, holder: Holder) -> int | None:
-    """A new lock, open; None where there is one."""
-    if os.path.lexists(path):
-        return None
-    file, temporary = _written(path, holder)
-    try:
-        os.link(temporary, path)
-        return file
-    except FileExistsError:
-        if os.fstat(file).st_nlink > 1:  # NFS may say so of what it has just done
-            return file
-    except OSError:
-        os.close(file)
-        return _create_empty(path, holder)
-    finally:
-        temporary.unlink(missing_ok=True)
-    os.close(file)
-    return None
-
-
-def _create_empty(path: Path, holder: Holder) -> int | None:
-    """As `_create`, on a file system without links: the lock is empty for a moment."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except FileExistsError:
-        return None
-    try:
-        _advise(file)
-        os.write(file, _text(holder))
-    except BaseException:
-        path.unlink()
-        os.close(file)
-        raise
-    return file
-
-
-def _replace(path: Path, holder: Holder) -> int:
-    """A new lock in place of another one, open."""
-    file, temporary = _written(path, holder)
-    try:
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        os.close(file)
-        raise
-    return file
-
-
-def _written(path: Path, holder: Holder) -> tuple[int, Path]:
-    """A lock under a name that nobody else has."""
-    temporary = path.with_name(f"{NAME}-{secrets.token_hex(8)}")
-    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        _advise(file)
-        os.write(file, _text(holder))
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        os.close(file)
-        raise
-    return file, temporary
-
-
-def _text(holder: Holder) -> bytes:
-    return json.dumps(asdict(holder)).encode() + b"\n"
-
-
-def _same(path: Path, file: int) -> bool:
-    """Whether the file that is open is still the one of that name."""
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return False
-    own = os.fstat(file)
-    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+def _tell(sentence: str) -> None:
+    print(f"ptymesh: {sentence[:1].upper()}{sentence[1:]}.", file=sys.stderr, flush=True)
