@@ -50,7 +50,8 @@ def watch(speaks: bool = True) -> None:
         return
     _watching, _at_once, _speaks = True, True, speaks
     ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
+    if hasattr(os, "set_blocking"):  # not on Windows, which does not ask for it
+        os.set_blocking(theirs, False)
     threading.Thread(target=_listen, args=(ours,), name="ptymesh-signals", daemon=True).start()
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     for number in SIGNALS:

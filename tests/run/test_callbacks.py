@@ -7,13 +7,15 @@ import json
 import math
 import re
 import resource
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.run import callbacks
+from ptymesh.io import manifests
+from ptymesh.run import callbacks, started
 from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, plan, summary, watchers
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
@@ -198,6 +200,15 @@ def test_a_fresh_start_removes_an_earlier_run_and_a_resumed_one_does_not(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2
     FreshStart().start(info(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_as_the_earlier_checkpoint_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoint" / "000001").mkdir(parents=True)
+    manifests.write(tmp_path / "checkpoint", 1, {})
+    started.note(tmp_path, "seed: 1\n")
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (path / "000001" / manifests.MANIFEST).unlink())
+    FreshStart().start(info(tmp_path))
+    assert (tmp_path / "checkpoint").exists() and started.pending(tmp_path) == "seed: 1\n"
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -37,6 +39,40 @@ def test_an_earlier_runs_checkpoint_is_not_its_own(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "checkpoint")
     assert started.pending(tmp_path) == "seed: 1\n"
     manifest(tmp_path, "its own")
+    assert started.pending(tmp_path) is None
+
+
+@pytest.mark.parametrize("version", [manifests.VERSION, 99])
+def test_a_checkpoint_that_cannot_be_read_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    started.note(tmp_path, "seed: 1\n")
+    monkeypatch.setattr(manifests, "VERSION", version)
+    manifest(tmp_path, "its own")
+    monkeypatch.undo()
+    assert started.pending(tmp_path) is None
+
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EIO, "no answer", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert started.pending(tmp_path) is None
+    started.note(tmp_path, "seed: 1\n")
+    assert started.pending(tmp_path) is None
+
+
+def test_a_run_in_place_of_a_damaged_checkpoint_starts_anew(tmp_path: Path) -> None:
+    manifest(tmp_path, "an earlier run's")
+    for path in (tmp_path / "checkpoint").rglob(manifests.MANIFEST):
+        path.write_text("damaged")
+    started.note(tmp_path, "seed: 1\n")
+    assert started.pending(tmp_path) == "seed: 1\n"
+    manifest(tmp_path, "its own")
+    assert started.pending(tmp_path) is None
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / started.STARTED)
     assert started.pending(tmp_path) is None
 
 

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of
+from ptymesh.io import manifests
 from ptymesh.parallel.devices import memory_nodes, say_cpus
 from ptymesh.run import started
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
@@ -82,8 +83,12 @@ class FreshStart(Watcher):
         if run.out is None or run.resumed:
             return
         (run.out / "result.h5").unlink(missing_ok=True)
-        if (run.out / "checkpoint").exists():
-            shutil.rmtree(run.out / "checkpoint")
+        checkpoint = run.out / "checkpoint"
+        if checkpoint.exists():
+            if not checkpoint.is_symlink() and manifests.exists(checkpoint):
+                # first: what a kill leaves of the rest is no damaged checkpoint, but none
+                (checkpoint / manifests.MANIFEST).unlink()
+            shutil.rmtree(checkpoint)
 
     def saved(self, path: Path) -> None:
         """From here on there is something to go on from (checkpoint/), or nothing left to do (result.h5)."""
@@ -327,7 +332,7 @@ class Lines:
             elif keep is not None and path.exists():
                 _cut_back(path, keep)
             # ranks that fail append their tracebacks to the log
-            self._file: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
             raise BadInput(f"{path} cannot be written ({error.strerror}); make room, or mend its folder.") from error
 

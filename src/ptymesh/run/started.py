@@ -19,6 +19,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 
 STARTED = "started.yaml"
+#: In place of a digest: there is no checkpoint; there is one, of which nothing can be said for the moment.
+NOTHING, UNREADABLE = "nothing", "unreadable"
 _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
 
 
@@ -36,12 +38,14 @@ def note(out: Path, recipe: str) -> None:
 def pending(out: Path) -> str | None:
     """The recipe of a run that has to start anew, None where there is none, or where its own checkpoint is there."""
     try:
+        if not (out / STARTED).is_file():
+            return None
         head, _, recipe = (out / STARTED).read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):
         return None
     found = _manifest(out)
-    replaced = head.removeprefix(_HEAD)
-    return recipe if head.startswith(_HEAD) and found in ("nothing", replaced) else None
+    own = found not in (NOTHING, head.removeprefix(_HEAD)) or found == UNREADABLE
+    return recipe if head.startswith(_HEAD) and not own else None
 
 
 def forget(out: Path) -> None:
@@ -79,13 +83,17 @@ def _take_back(out: Path, made: list[Path]) -> None:
 
 
 def _manifest(out: Path) -> str:
-    """Digest of what the checkpoint's current generation says of itself, and of its files."""
+    """Digest of what the checkpoint's current generation says of itself, and of its files.
+
+    Of a checkpoint that is damaged, or of another version, that of its manifest as it stands.
+    """
     directory = out / "checkpoint"
-    number = manifests.current(directory)
-    if number is None:
-        return "nothing"
     try:
-        written = (directory / manifests.folder(number) / manifests.MANIFEST).read_bytes()
+        if not manifests.exists(directory):
+            return NOTHING
+        number = manifests.current(directory)
+        where = directory if number is None else directory / manifests.folder(number)
+        written = (where / manifests.MANIFEST).read_bytes()
     except OSError:
-        return "nothing"
+        return UNREADABLE
     return hashlib.sha256(written).hexdigest()
