@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ptymesh.cli import main as module
+from ptymesh.cli.running import refuse_to_overwrite
+from ptymesh.errors import BadInput
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 
@@ -152,3 +154,14 @@ def test_a_checkpoint_that_is_a_link_is_left_alone(run: Run) -> None:
     assert status == 2 and "out/checkpoint is a link" in said
     assert Path("out/checkpoint").is_symlink() and os.listdir("elsewhere") == ["mine"]
     assert os.listdir("out") == ["checkpoint"]
+
+
+def test_only_what_a_run_writes_must_be_a_file(tmp_path: Path) -> None:
+    for name in ("notes.png", "mine.tiff"):
+        (tmp_path / name).symlink_to("nowhere")
+    refuse_to_overwrite(tmp_path, force=True)
+    for name in ("object.png", "probe_phase.tiff", "started.yaml.new"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(BadInput, match="is a FIFO"):
+            refuse_to_overwrite(tmp_path, force=True)
+        (tmp_path / name).unlink()

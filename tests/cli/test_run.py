@@ -24,7 +24,7 @@ from ptymesh.io.results import Result
 from ptymesh.parallel import launch as launcher
 from ptymesh.parallel import program
 from ptymesh.parallel.watchdog import Verdict
-from ptymesh.run import session
+from ptymesh.run import session, started
 from ptymesh.run.callbacks import MetricsFile
 from ptymesh.run.reports import EpochReport
 from ptymesh.run.simulate_file import write
@@ -317,8 +317,9 @@ def test_ranks_are_interrupted_together(made: Path, tmp_path: Path) -> None:
     assert len(saved.shared["history/epoch"]) in (len(epochs(tmp_path / "out")), len(epochs(tmp_path / "out")) - 1)
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_resume_needs_a_checkpoint(run: Run, folder: str) -> None:
+@pytest.mark.parametrize("folder", ["nowhere", ".", "file"])
+def test_resume_needs_a_checkpoint(run: Run, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
     status, _, err = run("resume", folder)
     assert status == 2 and "holds no checkpoint" in err and len(err.splitlines()) == 1
 
@@ -386,6 +387,11 @@ def test_the_log_of_an_earlier_run_is_kept(
     assert status == 2 and f"out/{name} is of an earlier run; choose another folder with --out" in err
     assert (tmp_path / "out" / name).read_text() == "precious" and files(tmp_path / "out") == {name}
     running.refuse_to_overwrite(tmp_path / "out", force=True)
+    started.note(tmp_path / "out", "seed: 1\n")
+    running.refuse_to_overwrite(tmp_path / "out", force=False, recipe="seed: 1\n")
+    status, _, err = run("run", made / "recipe.yaml")
+    assert status == 2 and "start it anew with `ptymesh resume out`, choose another folder" in err
+    started.forget(tmp_path / "out")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     running.refuse_to_overwrite(tmp_path / "out", force=False)
 
@@ -458,7 +464,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(BadInput, match="not a folder that can be written to; choose another one with --out"):
-        running.refuse_to_overwrite(tmp_path / "a" / "b", force=True)
+        running.check_folder(tmp_path / "a" / "b")
+    with pytest.raises(BadInput, match="; mend it"):
+        running.check_folder(tmp_path, "mend it")
 
 
 def test_beyond_the_memory_budget_from_disk(run: Run, made: Path, whole: Result, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from typer.testing import Result as Ran
 
 from ptymesh.cli import compare, view
+from ptymesh.cli.running import FIGURES
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
@@ -132,6 +133,7 @@ def test_slices_and_simulated_truth(scan: tuple[Path, Result], tmp_path: Path) -
     """A result without history, engine or residual is drawn too; several slices get a figure of their own."""
     truth = Result(np.repeat(scan[1].object, 2, axis=0), scan[1].probe, scan[1].positions_px, slice_spacing_m=1e-6)
     names = {path.name for path in write_figures(truth, tmp_path)}
+    assert names <= {f"{name}.png" for name in FIGURES[".png"]}, "what a run looks at before it begins"
     assert "slices.png" in names and "history.png" not in names
     assert title_of(truth) == "36 views"
     assert title_of(scan[1]) == "scan.npz, 36 views, rpie, final residual 0.01"

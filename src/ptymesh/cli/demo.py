@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
     from ptymesh.cli.launching import Launching
-    from ptymesh.cli.running import execute, owned, refuse_to_overwrite
+    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
     from ptymesh.parallel.place import world
@@ -44,6 +44,7 @@ def command(
 
     if world().size > 1:
         raise BadInput("The demo starts its own ranks; run `ptymesh demo --ranks N` without torchrun.")
+    check_folder(out)
     refuse_to_overwrite(out, force=True)
     recipe = out / "recipe.yaml"
     if out.exists() and any(out.iterdir()) and not _ours(recipe):

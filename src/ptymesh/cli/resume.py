@@ -20,14 +20,18 @@ def command(
     ] = False,
 ) -> None:
     """Go on with a run that was stopped, on any number of ranks."""
-    from ptymesh.cli.running import execute, owned
+    from ptymesh.cli.running import check_folder, execute, owned
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
+    from ptymesh.paths import usable
     from ptymesh.run import started
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
+    if not usable(folder, "The folder of the run").is_dir():
+        raise BadInput(f"{folder} is no folder and holds no checkpoint; give the folder of a run that was stopped.")
+    check_folder(folder, "mend its permissions, so that the run can go on there")
     with owned(folder):
         text = started.pending(folder)
         anew = text is not None

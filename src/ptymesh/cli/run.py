@@ -22,7 +22,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
-    from ptymesh.cli.running import execute, owned, refuse_to_overwrite, restarted
+    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.io import checkpoint
     from ptymesh.parallel.child import launched
     from ptymesh.run import started
@@ -32,9 +32,10 @@ def command(
     loaded = load_recipe(recipe, settings, out)
     again = restarted()
     folder = loaded.output.dir
+    check_folder(folder)
     with owned(folder):
         if not launched():  # else the launcher has looked; a rank that failed may have begun a log since
-            refuse_to_overwrite(folder, force=force or again)
+            refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None

@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
-#: What a run writes into its folder, besides figures.
-FILES, FIGURES, FOLDERS = ("result.h5", "log.txt", "metrics.jsonl"), (".png", ".tiff"), ("checkpoint", "ranks")
+#: What a run writes into its folder.
+FILES, FOLDERS = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new"), ("checkpoint", "ranks")
+#: ... and draws there, by suffix.
+FIGURES = {
+    ".png": ["overview", "object", "slices", "probe", "coverage", "positions", "history", "patterns", "comparison"],
+    ".tiff": ["object_amplitude", "object_phase", "probe_amplitude", "probe_phase"],
+}
 
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Within it, the output folder is this command's alone. Raises BadInput where another run has it, or it cannot be.
+    """Within it, the output folder is this command's alone. Raises BadInput where another run has it.
 
-    Of ranks that others have started, the first takes the folder once they have met.
+    It was checked (`check_folder`). Of ranks that others have started, the first takes the folder once they have met.
     """
     from ptymesh.run.lock import hold
 
-    check_folder(out)
     if world().size > 1:
         yield
         return
@@ -40,7 +44,7 @@ def owned(out: Path) -> Iterator[None]:
         yield
 
 
-def check_folder(out: Path) -> None:
+def check_folder(out: Path, remedy: str = "choose another one with --out") -> None:
     """Raises BadInput where `out` cannot be a folder that is written to."""
     from ptymesh.errors import BadInput
     from ptymesh.paths import usable
@@ -48,18 +52,19 @@ def check_folder(out: Path) -> None:
     usable(out, "The output folder")
     first = next((folder for folder in (out, *out.absolute().parents) if os.path.lexists(folder)), out)
     if not first.is_dir() or not os.access(first, os.W_OK):
-        raise BadInput(f"{first} is not a folder that can be written to; choose another one with --out.")
+        raise BadInput(f"{first} is not a folder that can be written to; {remedy}.")
 
 
-def refuse_to_overwrite(out: Path, *, force: bool) -> None:
-    """Raises BadInput where `out` holds a run already, unless forced; or where it cannot be a folder.
+def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) -> None:
+    """Raises BadInput where `out` holds a run already, unless forced.
 
-    A job that its scheduler starts again has left the log and metrics that it finds without a checkpoint.
+    A job that is started again, by its scheduler or with the same recipe, has left the log and metrics that it finds
+    without a checkpoint.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
+    from ptymesh.run import started
 
-    check_folder(out)
     _refuse_odd_files(out)
     if force:
         return
@@ -72,8 +77,16 @@ def refuse_to_overwrite(out: Path, *, force: bool) -> None:
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
-    for name in () if _requeued() else ("log.txt", "metrics.jsonl"):
+    begun = started.pending(out)
+    if _requeued() or (begun is not None and begun == recipe):
+        return
+    for name in ("log.txt", "metrics.jsonl"):
         if (out / name).exists():
+            if begun is not None:
+                raise BadInput(
+                    f"{out} holds a run that was stopped before its first checkpoint; start it anew with "
+                    f"`ptymesh resume {out}`, choose another folder with --out, or replace it with --force."
+                )
             raise BadInput(
                 f"{out / name} is of an earlier run; choose another folder with --out, or replace it with --force."
             )
@@ -85,7 +98,7 @@ def _refuse_odd_files(out: Path) -> None:
     from ptymesh.files import target_of
 
     for path in sorted(out.iterdir()) if out.is_dir() else ():
-        if path.name in FILES or path.suffix in FIGURES:
+        if path.name in FILES or path.stem in FIGURES.get(path.suffix, ()):
             target_of(path)
         elif path.name == "checkpoint" and path.is_symlink():
             raise BadInput(f"{path} is a link, and what it leads to is left alone; remove it, or choose another --out.")
@@ -153,16 +166,19 @@ def execute(
 def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Within it, a signal ends a run that `ptymesh resume` can go on with, or start anew."""
     from ptymesh.parallel.child import launched
-    from ptymesh.run.started import noted
+    from ptymesh.run.started import STARTED, noted
 
     out = recipe.output.dir
-    what = "goes on from the last checkpoint" if resume else "starts anew"
     with ExitStack() as stack:
         with stopping.undisturbed():  # the note and the sentence that tells of it come together
             if not resume and world().rank == 0 and not launched():
                 stack.enter_context(noted(out, recipe.to_yaml()))
-            before = "anything new" if resume else "the first batch"
-            stopping.at_once(f"Stopped before {before} was done; `ptymesh resume {out}` {what}.")
+            said = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
+            if resume:
+                said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
+            elif launched() and not (out / STARTED).exists():  # part of a command that is no run
+                said = stopping.BEFORE
+            stopping.at_once(said)
         yield
 
 

@@ -28,7 +28,7 @@ def command(
 
     Status 1 where the final results do not agree.
     """
-    from ptymesh.cli.running import refuse_to_overwrite
+    from ptymesh.cli.running import check_folder, refuse_to_overwrite
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.run.recipe import load_recipe
@@ -41,6 +41,7 @@ def command(
     how = Launching(max(counts), device, backend)
     how.check()
     loaded = load_recipe(recipe, set_ or (), out)
+    check_folder(out / "run")
     refuse_to_overwrite(out / "run", force=False)
     load_measurement(loaded.data, loaded.positions)
     found = scale(
