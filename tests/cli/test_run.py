@@ -17,15 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh import stopping
 from ptymesh.cli import main as module
 from ptymesh.cli import running
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
+from ptymesh.parallel import child, program
 from ptymesh.parallel import launch as launcher
-from ptymesh.parallel import program
 from ptymesh.parallel.watchdog import Verdict
 from ptymesh.run import session, started
 from ptymesh.run.callbacks import MetricsFile
+from ptymesh.run.recipe import Recipe
 from ptymesh.run.reports import EpochReport
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
@@ -457,6 +459,18 @@ def test_nobody_reads_what_it_says(made: Path, tmp_path: Path, gone: str, ranks:
     assert done.returncode == 0 and epochs(tmp_path / "out") == [1, 2, 3, 4]
     assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
     Result.load(tmp_path / "out" / "result.h5")
+
+
+def test_a_rank_promises_what_resume_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `tune` and `scaling` leave no recipe to start anew with."""
+    recipe = Recipe.from_yaml("data: {path: scan.cxi}").with_output(tmp_path)
+    monkeypatch.setattr(stopping, "_sentence", stopping.BEFORE)
+    monkeypatch.setattr(child, "_launched", True)
+    with running._begun(recipe, resume=False):
+        assert stopping.sentence() == stopping.BEFORE
+    started.note(tmp_path, recipe.to_yaml())
+    with running._begun(recipe, resume=False):
+        assert stopping.sentence().endswith(f"`ptymesh resume {tmp_path}` starts anew.")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
