@@ -103,7 +103,7 @@ class Lock:
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
-            if self._silent():
+            if not self._told and self._silent():
                 said = "stood still, and another run may have been there since"
                 raise PtymeshError(f"The lock of {folder} has gone while this run {said}; {ends}.") from None
             if not self._told:
