@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,16 @@ def test_chunks_shorter_than_what_they_hold(metres: Path, filters: dict[str, Any
         made.id.write_direct_chunk((0, 0), b"\1")
 
     refused(changed(metres, change), "shorter than what it should hold")
+
+
+def test_chunks_are_gone_through_once(tmp_path: Path) -> None:
+    """To ask HDF5 for each chunk takes time that grows with the square of their number: here most of a minute."""
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        file.create_dataset("places", data=np.arange(20_000.0), chunks=(1,))
+    before = time.process_time()
+    with open_hdf5(tmp_path / "many.h5") as file:
+        np.testing.assert_array_equal(read_dataset(file, "places"), np.arange(20_000))
+    assert time.process_time() - before < 2
 
 
 def test_lengths_that_cannot_be(metres: Path) -> None:
