@@ -111,8 +111,23 @@ def test_damaged_chunk(generic: Load, hdf5: Load, tmp_path: Path, patterns: np.n
     path.write_bytes(content)
     m = generic(path=path)
     m.patterns.read(np.array([0, 1]))
-    with pytest.raises(BadInput, match="Views 2 to 2 of /frames"):
+    with pytest.raises(BadInput, match=r"/frames in .* \(views 2 to 2\) is truncated or damaged"):
         m.patterns.read(np.array([2]))
+
+
+def test_a_file_that_is_not_there_for_a_while(
+    generic: Load, hdf5: Load, everything: Load, patterns: np.ndarray
+) -> None:
+    """What failed to be opened is opened anew at the next reading, not taken for open."""
+    path = hdf5({"frames": patterns, "places": np.zeros((6, 2))}, "g.h5")
+    m = generic(path=path)
+    away = path.rename(path.with_name("away.h5"))
+    hdf5({"other": patterns}, "g.h5")
+    for _ in range(2):
+        with pytest.raises(BadInput, match="has no dataset /frames"):
+            m.patterns.read(np.arange(6))
+    away.replace(path)
+    np.testing.assert_array_equal(everything(m), patterns)
 
 
 def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:

@@ -1,4 +1,5 @@
-"""How much memory there is for what a file declares: sizes are compared with it before anything is allocated."""
+"""How much memory there is for what a file declares, and how many files may be open: looked at before either is
+used."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from ptymesh.files import size
 
 #: Where Linux tells the limits of a job or container.
 CGROUPS = Path("/sys/fs/cgroup")
+#: Open files that are left to everything else.
+SPARE_FILES = 32
 
 
 def free_memory() -> int:
@@ -25,6 +28,24 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
     free = free_memory()
     if needed > share * free:
         raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
+
+
+def check_files(count: int, what: str) -> None:
+    """Raises BadInput where so many files cannot be open besides those that are; raises this process's limit first."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    needed = count + psutil.Process().num_fds() + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise BadInput(
+            f"{what} has its values in {count} files, and {hard} may be open at once: raise that limit (ulimit -n), or "
+            f"copy the values into one file."
+        )
+    if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice: other data sets may be open beside this one
+        most = 2 * needed if hard == resource.RLIM_INFINITY else min(2 * needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _of_process() -> int:

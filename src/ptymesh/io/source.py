@@ -24,10 +24,10 @@ from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
     dataset_of,
-    first_line,
     native,
     open_hdf5,
     reading,
+    unreadable,
 )
 
 #: HDF5's chunk cache per dataset where chunks hold a single frame, and there is nothing to keep.
@@ -170,10 +170,7 @@ class Hdf5Source:
                 self._check.look(data, part)
                 block = data[part]
             except DAMAGE as error:
-                raise BadInput(
-                    f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({first_line(error)}); "
-                    f"the file is truncated or damaged: copy it again."
-                ) from error
+                raise unreadable(f"{self.name} in {self._path} (views {start} to {stop - 1})", error) from error
             left = [a for a in self._axes if a != "r"]
             block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
             with np.errstate(over="ignore"):  # of long doubles, which become infinite, and are refused as such
@@ -199,10 +196,15 @@ class Hdf5Source:
     def _dataset(self) -> h5py.Dataset:
         if self._file is None or self._pid != os.getpid():
             cache = CACHE_BYTES if self.frames_per_chunk > 1 else LEAST_CACHE_BYTES
-            self._file, self._pid = open_hdf5(self._path, cache, self._follow), os.getpid()
-            self._data = dataset_of(self._file, self.name)
-            with reading(f"{self.name} in {self._path}"):
-                self._check = ChunkCheck(self._data)
+            file = open_hdf5(self._path, cache, self._follow)
+            try:
+                data = dataset_of(file, self.name)
+                with reading(f"{self.name} in {self._path}"):
+                    check = ChunkCheck(data)
+            except BaseException:
+                file.close()
+                raise
+            self._file, self._data, self._check, self._pid = file, data, check, os.getpid()
         assert self._data is not None
         return self._data
 
