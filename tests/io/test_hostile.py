@@ -292,6 +292,22 @@ def test_files_elsewhere_are_not_opened(
     refused(changed(metres, kind("beside/absent")), "is not there")
 
 
+def test_folders_to_follow_hold_for_patterns_and_for_arrays(tmp_path: Path, metres: Path, patterns: np.ndarray) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    with h5py.File(outside / "more.h5", "w") as file:
+        file["mask"], file["frames"] = np.eye(16, 20), patterns
+
+    def change(file: h5py.File) -> None:
+        del file[f"{DETECTOR}/data"]
+        file[f"{DETECTOR}/data"] = h5py.ExternalLink(str(outside / "more.h5"), "/frames")
+        file["mask"] = h5py.ExternalLink(str(outside / "more.h5"), "/mask")
+
+    refused(changed(metres, change), r"not in its own folder.*data\.follow")
+    found = load(metres, follow=[outside], mask=f"{metres}:/mask", background=f"{metres}:/mask")
+    assert found.mask.sum() == 16 and found.patterns.read(np.arange(6)).any()
+
+
 def test_links_in_circles(metres: Path) -> None:
     def change(file: h5py.File) -> None:
         file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")

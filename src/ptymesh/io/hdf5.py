@@ -233,6 +233,12 @@ def native(array: np.ndarray) -> np.ndarray:
     return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
 
 
+def in_other_files(data: h5py.Dataset) -> bool:
+    """Whether its values lie outside the file that it is in: it is virtual, or its storage raw."""
+    with reading(f"{data.name} in {data.file.filename}"):
+        return bool(data.is_virtual or data.id.get_create_plist().get_external_count() > 0)
+
+
 def attribute(item: Any, name: str) -> Any:
     """Value of an attribute, None where there is none or an empty one; BadInput where it is damaged."""
     with reading(f"Attribute {name} of {item.name} in {item.file.filename}"):

@@ -24,6 +24,7 @@ from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
     dataset_of,
+    in_other_files,
     native,
     open_hdf5,
     reading,
@@ -128,6 +129,8 @@ class Hdf5Source:
             if 0 not in data.shape and _never_written(data):
                 raise BadInput(f"{dataset} in {path} has shape {data.shape}, but no value was ever written to it.")
             self._axes = axes
+            #: What tells these patterns from others in the file that holds them, and that file.
+            self.label, self.home = f"{data.name} {axes}", Path(data.file.filename)
             self._dtype = native(np.empty(0, data.dtype)).dtype
             self._shape, self.raster = _scan_shape(data.shape, axes)
             chunks = data.chunks or (1,) * data.ndim
@@ -213,8 +216,7 @@ class Hdf5Source:
 
 
 def _never_written(data: h5py.Dataset) -> bool:
-    elsewhere = data.is_virtual or data.id.get_create_plist().get_external_count() > 0
-    return not elsewhere and data.id.get_storage_size() == 0
+    return not in_other_files(data) and data.id.get_storage_size() == 0
 
 
 def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
