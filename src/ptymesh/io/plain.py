@@ -11,6 +11,8 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.files import size
+from ptymesh.io.damage import ChunkCheck
+from ptymesh.io.hdf5 import DAMAGE, first_line
 
 #: A compressed dataset may unfold by this factor (deflate's own limit is 1032), and by so many bytes in any case.
 UNFOLDS, FREELY = 1100, 64 << 20
@@ -57,6 +59,10 @@ def check(found: h5py.Dataset, kinds: str) -> None:
     most = held * UNFOLDS + FREELY if properties.get_nfilters() else held
     if found.nbytes > most:
         raise BadInput(f"{what} declares {size(found.nbytes)} and holds {size(held)}.")
+    try:
+        ChunkCheck(found).look(found, tuple(slice(0, side) for side in found.shape))
+    except DAMAGE as error:
+        raise BadInput(f"{what} is damaged ({first_line(error)}).") from error
     import psutil
 
     if found.nbytes > FREELY and found.nbytes > (free := psutil.virtual_memory().available):
