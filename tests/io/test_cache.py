@@ -9,8 +9,10 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,45 @@ def test_a_process_that_is_stuck_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(cache, "STALLED_S", 0.05)
         with pytest.raises(BadInput, match=r"Another process holds .*\.lock and has written nothing for"):
             made(plan(lambda out: out.write(b"x")))
+
+
+@pytest.mark.parametrize("age", [400, -400])
+def test_a_lock_that_was_last_used_long_ago_is_waited_for(age: int) -> None:
+    """Or one that a server with another clock has dated."""
+    import fcntl
+
+    staged = made(plan(lambda out: out.write(b"x")))
+    lock = staged.with_name(f"{staged.name}.lock")
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(lock, (time.time() - age, time.time() - age))
+        release = threading.Timer(0.1, lambda: fcntl.flock(held, fcntl.LOCK_UN))
+        release.start()
+        assert made(plan(lambda out: out.write(b"x"))) == staged
+        release.join()
+
+
+def test_a_process_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes; who takes a lock says so at once."""
+    monkeypatch.setattr(cache, "STALLED_S", 0.3)
+    path = cache_folder() / "x.lock"
+    path.touch()
+    os.utime(path, (1, 1))
+    taken = threading.Event()
+
+    def hold() -> None:
+        with cache._locked(path) as number:
+            assert number is not None and time.time() - os.fstat(number).st_mtime < 60
+            taken.set()
+            for _ in range(10):
+                time.sleep(0.06)
+                os.utime(number)
+
+    with ThreadPoolExecutor() as pool:
+        holder = pool.submit(hold)
+        taken.wait(5)
+        with cache._locked(path):
+            assert holder.result() is None
 
 
 # --- the folder ---

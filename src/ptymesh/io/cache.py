@@ -276,29 +276,29 @@ def _locked(path: Path) -> Iterator[int | None]:
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise BadInput(f"{path}, a lock of unpacked data, is no regular file; remove it.")
-        wait = 0.01
+        wait, last, since = 0.01, -1, 0.0
         while True:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _still_at_work(path, os.fstat(number).st_mtime)
-            except OSError:  # some network file systems refuse; naming the whole file keeps the result sound
+                touched = os.fstat(number).st_mtime_ns  # only compared with itself: the file server's clock may differ
+                if touched != last:
+                    last, since = touched, time.monotonic()
+                elif time.monotonic() - since > STALLED_S:
+                    raise BadInput(
+                        f"Another process holds {path} and has written nothing for {STALLED_S:.0f} s; end it, or set "
+                        f"PTYMESH_CACHE to another folder."
+                    ) from None
+            except OSError:  # some network file systems have no locks; files get their names when whole, so all is well
                 break
             else:
+                os.utime(number)  # those who wait see that another process has its turn
                 break
             time.sleep(wait)
             wait = min(2 * wait, 0.5)
         yield number
     finally:
         os.close(number)
-
-
-def _still_at_work(path: Path, last: float) -> None:
-    if abs(time.time() - last) > STALLED_S:
-        raise BadInput(
-            f"Another process holds {path} and has written nothing for {STALLED_S:.0f} s; end it, or set PTYMESH_CACHE "
-            f"to another folder."
-        )
 
 
 def _forget_old(folder: Path) -> None:
