@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +30,8 @@ MISTAKEN = (
     errno.EPERM,
     errno.EROFS,
 )
+#: What a process of another machine has not touched for so long is taken to be abandoned.
+DAY_S = 24 * 3600
 KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -67,7 +72,7 @@ def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durabl
     """
     target = target_of(path)
     _remove_abandoned(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with writing(path, needed):
             yield temporary
@@ -151,13 +156,30 @@ def _of_system(error: BaseException | None) -> OSError | None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Temporary files for this target whose process was killed. Those of other machines' processes look the same: two
-    that write one file at a time would undo each other anyway."""
-    named = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.tmp")
+    """Temporary files for this target whose process was killed: on this machine where it is seen to be gone, on others
+    where nothing was written for a day."""
+    named, here = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})\.(\d+)\.[0-9a-f]{{8}}\.tmp"), _place()
     with suppress(OSError):
         for path in target.parent.iterdir():
-            if (found := named.fullmatch(path.name)) and int(found[1]) != os.getpid() and not _alive(int(found[1])):
-                path.unlink(missing_ok=True)
+            if found := named.fullmatch(path.name):
+                old = time.time() - path.lstat().st_mtime > DAY_S
+                if not _alive(int(found[2])) if found[1] == here else old:
+                    path.unlink(missing_ok=True)
+
+
+def _place() -> str:
+    """This machine in a few letters, so that file names stay short."""
+    return f"{zlib.crc32(machine().encode()):08x}"
+
+
+def machine() -> str:
+    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
+    import platform
+
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    with suppress(OSError):
+        return f"{boot.read_text().strip()} {namespace.stat().st_ino}"
+    return platform.node()
 
 
 def _alive(pid: int) -> bool:
