@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import json
 import multiprocessing
 import os
 import resource
@@ -218,6 +219,16 @@ def test_a_copy_with_the_same_content_will_do(packed: Path, times: list[int]) ->
     os.replace(staged.with_name("copy"), staged)
     np.testing.assert_array_equal(read(packed), COUNTS)
     assert len(times) == 1
+
+
+def test_another_machine_sees_the_same_file(packed: Path) -> None:
+    """It has another number for the file system."""
+    read(packed)
+    staged, lock = lying()
+    kind, (fields, more) = staged.stat().__reduce__()
+    elsewhere = os.stat_result((*fields[:2], fields[2] + 1, *fields[3:]), more)
+    assert elsewhere.st_dev != staged.stat().st_dev and kind is os.stat_result
+    assert cache._seen(elsewhere) == json.loads(lock.read_text())["seen"]
 
 
 @pytest.mark.parametrize("which", [0, 1])

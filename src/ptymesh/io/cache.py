@@ -242,8 +242,11 @@ def _as_recorded(target: Path, lock: int | None) -> bool:
 
 
 def _seen(there: os.stat_result) -> list[int]:
-    """What changes when anybody writes to a file, or puts another in its place."""
-    return [there.st_dev, there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
+    """What changes when anybody writes to a file, or puts another in its place.
+
+    Not the device: each machine has its own number for a file system that it shares with others.
+    """
+    return [there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
 
 
 def _recorded(lock: int) -> dict[str, Any]:
