@@ -194,6 +194,17 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "result.h5"])
 
 
+def test_an_error_is_not_taken_for_what_was_handled_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a mistake in the program"), files.replacing(tmp_path / "a"):
+        try:
+            raise FileNotFoundError(2, "No such file or directory", "something else")
+        except FileNotFoundError:
+            raise RuntimeError("a mistake in the program")  # noqa: B904 - that it has no cause is the point
+    said = pytest.raises(PtymeshError, match=r"cannot be written \(No space left on device: .* free in")
+    with said, files.replacing(tmp_path / "a"):
+        raise RuntimeError("a library's words") from OSError(28, "No space left on device")
+
+
 def test_two_writers_of_one_file_do_not_share_a_temporary(tmp_path: Path) -> None:
     path = tmp_path / "result.h5"
     with files.replacing(path) as first:

@@ -104,22 +104,24 @@ def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None =
     """The error to raise where `path` cannot be written: BadInput where another path would do."""
     number = getattr(error, "errno", None)
     if number in FULL:
-        return PtymeshError(f"{no_room(path, needed, error)}; make room, or choose another folder.")
+        path = Path(path).absolute()
+        fact = no_room(f"{path} cannot be written", path.parent, needed, error)
+        return PtymeshError(f"{fact}; make room, or choose another folder.")
     if number in MISTAKEN or isinstance(error, ValueError):
         return BadInput(f"{path} cannot be written ({_said(error)}); check its folder, or choose another one.")
     return PtymeshError(f"{path} cannot be written ({_said(error)}); check the disk, or choose another folder.")
 
 
-def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) -> str:
-    """Which file found no room, how much it needed, and what is free: a sentence without its remedy and full stop."""
-    path = Path(path).absolute()
-    folder = next((above for above in (path, *path.parents) if above.is_dir()), path.parent)
+def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> str:
+    """What `failed`, how much room it needed, and what is free in the folder: a sentence without its remedy and full
+    stop."""
+    folder = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
     wanted = "" if needed is None else f"{size(needed)} needed, "
     try:
-        free = f": {wanted}{size(shutil.disk_usage(folder).free)} free in {folder}"
+        free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     except OSError:
-        free = f": {wanted}how much is free in {folder} is not known" if wanted else ""
-    return f"{path} cannot be written ({_said(error)}{free})"
+        free = f"how much is free in {folder} is not known"
+    return f"{failed} ({_said(error)}: {wanted}{free})"
 
 
 def size(count: float) -> str:
@@ -147,12 +149,10 @@ def _said(error: Exception) -> str:
 
 
 def _of_system(error: BaseException | None) -> OSError | None:
-    """The system's own error, which h5py may have buried in what closing the file raised."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    """The system's own error, this one or what it was raised from; not what happened to be handled meanwhile."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error
 
 
 def _remove_abandoned(target: Path) -> None:
