@@ -371,8 +371,8 @@ def test_full_cache_folder(tmp_path: Path, tike: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(cache, "LEFT_SHARE", 1.0)
     monkeypatch.setattr(cache, "LEFT_BYTES", 1 << 60)
     sentence = (
-        r"a\.npz cannot be unpacked into \S+ \(No space left on device, [\d.]+ \w+ are needed, [\d.]+ \w+ are free "
-        r"there\); set PTYMESH_CACHE to a folder with room, or save it with numpy\.savez"
+        r"a\.npz cannot be unpacked \(No space left on device: [\d.]+ \w+ needed, [\d.]+ \w+ free "
+        r"in \S+\); set PTYMESH_CACHE to a folder with room, or save it with numpy\.savez"
     )
     with pytest.raises(BadInput, match=sentence):
         load(tmp_path / "a.npz")

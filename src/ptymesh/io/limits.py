@@ -14,6 +14,8 @@ from ptymesh.files import size
 
 #: Where Linux tells the limits of a job or container.
 CGROUPS = Path("/sys/fs/cgroup")
+#: ... and to which groups this process belongs.
+OWN = Path("/proc/self/cgroup")
 #: Open files that are left to everything else.
 SPARE_FILES = 32
 
@@ -58,18 +60,36 @@ def _of_process() -> int:
 
 
 def _of_group() -> int:
-    """What is left to the control group (version 2), and to those that it is in."""
+    """What is left to the control group (version 1 or 2), and to those that it is in."""
     try:
-        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1].rpartition("::")[2]
-    except (OSError, ValueError, IndexError):
+        lines = OWN.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
         return sys.maxsize
     left = sys.maxsize
-    folder = CGROUPS / own.lstrip("/")
-    while folder != CGROUPS and CGROUPS in folder.parents:
-        try:
-            most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-            left = min(left, most - used)
-        except (OSError, ValueError):  # "max": no limit here
-            pass
-        folder = Path(os.path.dirname(folder))
+    for line in lines:
+        _, kinds, own = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        if kinds == "":
+            root, limit, usage = CGROUPS, "memory.max", "memory.current"
+        elif "memory" in kinds.split(","):
+            root, limit, usage = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = Path(os.path.normpath(f"/{own.lstrip('/')}"))
+        for above in (group, *group.parents):  # in a container the root is the container's own group
+            folder = root / str(above).lstrip("/")
+            try:
+                most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+                left = min(left, most - used + _reclaimable(folder))
+            except (OSError, ValueError):  # "max", or no such file: no limit here
+                pass
     return left
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files that the system keeps in memory while nobody needs it; they count as used until then."""
+    kept = ("inactive_file", "active_file", "slab_reclaimable")
+    try:
+        stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text("ascii").splitlines())
+        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in kept)  # version 1 has total_ for all
+    except (OSError, ValueError):
+        return 0

@@ -33,6 +33,7 @@ from types import TracebackType
 
 from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.files import machine
 from ptymesh.run.reports import BatchReport, Callback
 
 try:
@@ -80,16 +81,6 @@ class Holder:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-
-def machine() -> str:
-    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
-    import platform
-
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    with suppress(OSError):
-        return f"{boot.read_text().strip()} {namespace.stat().st_ino}"
-    return platform.node()
 
 
 def began(pid: int) -> str | None:
