@@ -225,6 +225,9 @@ ENTRIES: dict[str, Entry] = {
     "positions beyond the object": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "positions_px", file["positions_px"][()] + 1e9)), VIEW
     ),
+    "every view held out": Entry(
+        ("own.cxi",), recipe(data={"path": "own.cxi", "views": {"start": -1}}, hold_out=0.2), RUN
+    ),
     "a name of two lines": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "odd\nname", h5py.Empty("f"))), VIEW, EITHER
     ),
