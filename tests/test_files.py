@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -169,15 +170,49 @@ def test_endings_that_no_figure_has(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    """But not what a living one is writing."""
+    """But not what a living one is writing, nor one of another machine, of which no more is known than its number."""
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    for pid in (child, os.getppid()):
-        (tmp_path / f".result.h5.{pid}.tmp").write_text("half")
+    with files.replacing(tmp_path / "result.h5") as temporary:
+        _, place, pid, _ = temporary.name.removeprefix(".result").removesuffix(".tmp").rsplit(".", 3)
+        assert int(pid) == os.getpid()
+        temporary.touch()
+
+    def left(where: str, pid: int, age_s: float) -> str:
+        path = tmp_path / f".result.h5.{where}.{pid}.0123abcd.tmp"
+        path.write_text("half")
+        os.utime(path, (time.time() - age_s,) * 2)
+        return path.name
+
+    elsewhere = f"{int(place, 16) ^ 1:08x}"
+    for gone in ((place, child, 0), (place, child, 1e6), (elsewhere, child, 1e6)):
+        left(*gone)
+    kept = [left(place, os.getppid(), 0), left(elsewhere, child, 3600)]
     result().save(tmp_path / "result.h5")
-    assert sorted(os.listdir(tmp_path)) == [f".result.h5.{os.getppid()}.tmp", "result.h5"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "result.h5"])
+
+
+def test_an_error_is_not_taken_for_what_was_handled_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a mistake in the program"), files.replacing(tmp_path / "a"):
+        try:
+            raise FileNotFoundError(2, "No such file or directory", "something else")
+        except FileNotFoundError:
+            raise RuntimeError("a mistake in the program")  # noqa: B904 - that it has no cause is the point
+    said = pytest.raises(PtymeshError, match=r"cannot be written \(No space left on device: .* free in")
+    with said, files.replacing(tmp_path / "a"):
+        raise RuntimeError("a library's words") from OSError(28, "No space left on device")
+
+
+def test_two_writers_of_one_file_do_not_share_a_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "result.h5"
+    with files.replacing(path) as first:
+        first.write_text("first")
+        with files.replacing(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and os.listdir(tmp_path) == ["result.h5"]
 
 
 def test_sizes_are_for_people() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +30,8 @@ MISTAKEN = (
     errno.EPERM,
     errno.EROFS,
 )
+#: What a process of another machine has not touched for so long is taken to be abandoned.
+DAY_S = 24 * 3600
 KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -67,7 +72,7 @@ def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durabl
     """
     target = target_of(path)
     _remove_abandoned(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with writing(path, needed):
             yield temporary
@@ -99,22 +104,24 @@ def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None =
     """The error to raise where `path` cannot be written: BadInput where another path would do."""
     number = getattr(error, "errno", None)
     if number in FULL:
-        return PtymeshError(f"{no_room(path, needed, error)}; make room, or choose another folder.")
+        path = Path(path).absolute()
+        fact = no_room(f"{path} cannot be written", path.parent, needed, error)
+        return PtymeshError(f"{fact}; make room, or choose another folder.")
     if number in MISTAKEN or isinstance(error, ValueError):
         return BadInput(f"{path} cannot be written ({_said(error)}); check its folder, or choose another one.")
     return PtymeshError(f"{path} cannot be written ({_said(error)}); check the disk, or choose another folder.")
 
 
-def no_room(path: str | os.PathLike[str], needed: int | None, error: Exception) -> str:
-    """Which file found no room, how much it needed, and what is free: a sentence without its remedy and full stop."""
-    path = Path(path).absolute()
-    folder = next((above for above in (path, *path.parents) if above.is_dir()), path.parent)
+def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> str:
+    """What `failed`, how much room it needed, and what is free in the folder: a sentence without its remedy and full
+    stop."""
+    folder = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
     wanted = "" if needed is None else f"{size(needed)} needed, "
     try:
-        free = f": {wanted}{size(shutil.disk_usage(folder).free)} free in {folder}"
+        free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     except OSError:
-        free = f": {wanted}how much is free in {folder} is not known" if wanted else ""
-    return f"{path} cannot be written ({_said(error)}{free})"
+        free = f"how much is free in {folder} is not known"
+    return f"{failed} ({_said(error)}: {wanted}{free})"
 
 
 def size(count: float) -> str:
@@ -142,22 +149,43 @@ def _said(error: Exception) -> str:
 
 
 def _of_system(error: BaseException | None) -> OSError | None:
-    """The system's own error, which h5py may have buried in what closing the file raised."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    """The system's own error, this one or what it was raised from; not what happened to be handled meanwhile."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Temporary files for this target whose process was killed. Those of other machines' processes look the same: two
-    that write one file at a time would undo each other anyway."""
-    named = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.tmp")
+    """Temporary files for this target whose process was killed: on this machine where it is seen to be gone, on others
+    where nothing was written for a day."""
+    named, here = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})\.(\d+)\.[0-9a-f]{{8}}\.tmp"), _place()
     with suppress(OSError):
         for path in target.parent.iterdir():
-            if (found := named.fullmatch(path.name)) and int(found[1]) != os.getpid() and not _alive(int(found[1])):
-                path.unlink(missing_ok=True)
+            if found := named.fullmatch(path.name):
+                old = time.time() - path.lstat().st_mtime > DAY_S
+                if not _alive(int(found[2])) if found[1] == here else old:
+                    path.unlink(missing_ok=True)
+
+
+def _place() -> str:
+    """This machine in a few letters, so that file names stay short."""
+    return f"{zlib.crc32(machine().encode()):08x}"
+
+
+def machine() -> str:
+    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
+    import platform
+
+    return pid_space() or platform.node()
+
+
+def pid_space() -> str:
+    """Tells this machine, since it was started, and its name space of processes from any other; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
 
 
 def _alive(pid: int) -> bool:

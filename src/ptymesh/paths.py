@@ -33,6 +33,8 @@ def usable(path: Any, said: str) -> Path:
         found.stat()
     except FileNotFoundError:
         pass
+    except PermissionError as error:
+        raise BadInput(f"{said} {short(text)} cannot be reached ({error.strerror}); give another path.") from error
     except OSError as error:
         raise BadInput(f"{said} {short(text)} leads nowhere ({error.strerror}); give another path.") from error
     except ValueError as error:

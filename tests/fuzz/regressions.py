@@ -148,10 +148,33 @@ def generic(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(originals.recipe("hdf5"), sort_keys=False), encoding="utf-8")
 
 
+def put(file: h5py.File, name: str, value: Any) -> None:
+    """Other values, and no digests that would tell."""
+    file.attrs.pop("xxh3_128", None)
+    file.pop(name, None)
+    file[name] = value
+
+
+def modes_alone(file: h5py.File) -> None:
+    """OPR modes of which nothing says the shares."""
+    put(file, "opr/modes", file["probe"][()])
+    file.pop("opr/weights", None)
+
+
+def short_chunk(file: h5py.File) -> None:
+    """A chunk with a checksum, which is shorter than that."""
+    shape = file["probe"].shape
+    file.attrs.pop("xxh3_128", None)
+    del file["probe"]
+    made = file.create_dataset("probe", shape, "c8", chunks=shape, fletcher32=True)
+    made.id.write_direct_chunk((0, 0, 0), b"\1")
+
+
 BEAM, DETECTOR = "entry_1/instrument_1/beam_1", "entry_1/instrument_1/detector_1"
 INSPECT = ("inspect", "own.cxi", "--json")
 OTHERS = ("inspect", "others.cxi", "--json")
 RUN = ("run", "recipe.yaml", *OUT)
+VIEW = ("view", "result.h5", "--out", "out")
 RESUME = ("resume", "out", "--device", "cpu")
 
 ENTRIES: dict[str, Entry] = {
@@ -196,6 +219,36 @@ ENTRIES: dict[str, Entry] = {
         lambda folder: np.savez(folder / "tike.npz", data=np.ones((9, 16, 16)), scan=np.eye(9, 2) * 1e300),
         ("inspect", "tike.npz"),
         EITHER,
+    ),
+    "a chunk shorter than its checksum": Entry(("result.h5",), hdf5("result.h5", short_chunk), VIEW),
+    "OPR modes without weights": Entry(("result.h5",), hdf5("result.h5", modes_alone), VIEW),
+    "positions beyond the object": Entry(
+        ("result.h5",), hdf5("result.h5", lambda file: put(file, "positions_px", file["positions_px"][()] + 1e9)), VIEW
+    ),
+    "every view held out": Entry(
+        ("own.cxi",), recipe(data={"path": "own.cxi", "views": {"start": -1}}, hold_out=0.2), RUN
+    ),
+    "a name of two lines": Entry(
+        ("result.h5",), hdf5("result.h5", lambda file: put(file, "odd\nname", h5py.Empty("f"))), VIEW, EITHER
+    ),
+    "a probe beyond all numbers": Entry(
+        ("result.h5",), hdf5("result.h5", lambda file: put(file, "probe", file["probe"][()] * 1e19)), VIEW
+    ),
+    "an initial object beyond all numbers": Entry(
+        ("own.cxi",),
+        lambda folder: (
+            np.save(folder / "object.npy", np.full((30, 30), 1e259 + 0j)),
+            recipe(object={"initial": "object.npy"})(folder),
+        ),
+        RUN,
+    ),
+    "a flat that is nearly nothing": Entry(
+        ("own.cxi",),
+        lambda folder: (
+            np.save(folder / "gain.npy", np.full((16, 16), 1e-300)),
+            recipe(data={"path": "own.cxi", "gain": "gain.npy"})(folder),
+        ),
+        RUN,
     ),
     "a sound run": Entry(("own.cxi",), recipe(), RUN, ("0",)),
     "a sound resume": Entry(("stopped",), nothing, RESUME, ("0",)),

@@ -9,12 +9,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
 
 from ptymesh.errors import BadInput
-from ptymesh.io import load_measurement
+from ptymesh.io import load_measurement, staging
 from ptymesh.io.arrays import ANY, detector_array, load_array
 from ptymesh.io.cache import cache_folder
 from ptymesh.io.options import DataOptions, PositionOptions
@@ -375,3 +376,24 @@ def test_more_intensities_than_views_are_not_read() -> None:
     Path("a.npy").write_bytes(headed("(1000,)", "'<u1'"))
     with pytest.raises(BadInput, match=r"shape \(1000,\), more than data\.intensity can use"):
         read(tike(npy(COUNTS), npy(SCAN)), intensity="a.npy")
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_arrays_that_a_master_refers_to(virtual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they may hold is known from the file that they are in."""
+    monkeypatch.setattr(staging, "HARMLESS_BYTES", 0)
+    monkeypatch.setattr(staging, "RATIO", 1)
+    values = np.random.default_rng(1).random((64, 64))
+    with h5py.File("values.h5", "w") as file:
+        file["o"] = values
+    with h5py.File("master.h5", "w") as file:
+        if virtual:
+            layout = h5py.VirtualLayout(values.shape, values.dtype)
+            layout[:] = h5py.VirtualSource("values.h5", "o", values.shape)
+            file.create_virtual_dataset("o", layout)
+        else:
+            file["o"] = h5py.ExternalLink("values.h5", "/o")
+        file.create_dataset("bomb", (64, 64), "f8", chunks=(64, 64), compression="gzip", fillvalue=1)
+    np.testing.assert_array_equal(load_array("master.h5:/o", "object.initial"), values)
+    with pytest.raises(BadInput, match="far more than its file holds"):
+        load_array("master.h5:/bomb", "object.initial")

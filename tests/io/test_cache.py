@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import bz2
+import json
 import multiprocessing
 import os
 import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +114,7 @@ def test_sinks_count_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             out.write(bytes(500))
             written.append(500)
 
-    with pytest.raises(BadInput, match=r"a\.npz cannot be unpacked into .* 1 kB are free there\); set PTYMESH_CACHE"):
+    with pytest.raises(BadInput, match=r"a\.npz cannot be unpacked \(No .*: 1 kB free in .*\); set PTYMESH_CACHE"):
         made(plan(make))
     assert sum(written) < 5000
     assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
@@ -128,9 +131,7 @@ def small_disk() -> Iterator[None]:
 
 def test_what_the_disk_refuses_is_said_in_a_sentence(tmp_path: Path, small_disk: None) -> None:
     np.savez_compressed(tmp_path / "a.npz", data=np.zeros((6, 512, 512), np.uint16), scan=np.zeros((6, 2)))
-    sentence = (
-        r"a\.npz cannot be unpacked into \S+ \(File too large, 3\.15 MB are needed, \S+ \w+ are free there\); set"
-    )
+    sentence = r"a\.npz cannot be unpacked \(File too large: 3\.15 MB needed, \S+ \w+ free in \S+\); set"
     with pytest.raises(BadInput, match=sentence):
         read(tmp_path / "a.npz")
     assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
@@ -218,6 +219,16 @@ def test_a_copy_with_the_same_content_will_do(packed: Path, times: list[int]) ->
     assert len(times) == 1
 
 
+def test_another_machine_sees_the_same_file(packed: Path) -> None:
+    """It has another number for the file system."""
+    read(packed)
+    staged, lock = lying()
+    kind, (fields, more) = staged.stat().__reduce__()
+    elsewhere = os.stat_result((*fields[:2], fields[2] + 1, *fields[3:]), more)
+    assert elsewhere.st_dev != staged.stat().st_dev and kind is os.stat_result
+    assert cache._seen(elsewhere) == json.loads(lock.read_text())["seen"]
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling", "pipe"])
 def test_what_is_no_regular_file_is_neither_opened_nor_removed(
@@ -248,6 +259,45 @@ def test_a_process_that_is_stuck_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(cache, "STALLED_S", 0.05)
         with pytest.raises(BadInput, match=r"Another process holds .*\.lock and has written nothing for"):
             made(plan(lambda out: out.write(b"x")))
+
+
+@pytest.mark.parametrize("age", [400, -400])
+def test_a_lock_that_was_last_used_long_ago_is_waited_for(age: int) -> None:
+    """Or one that a server with another clock has dated."""
+    import fcntl
+
+    staged = made(plan(lambda out: out.write(b"x")))
+    lock = staged.with_name(f"{staged.name}.lock")
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(lock, (time.time() - age, time.time() - age))
+        release = threading.Timer(0.1, lambda: fcntl.flock(held, fcntl.LOCK_UN))
+        release.start()
+        assert made(plan(lambda out: out.write(b"x"))) == staged
+        release.join()
+
+
+def test_a_process_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes; who takes a lock says so at once."""
+    monkeypatch.setattr(cache, "STALLED_S", 0.3)
+    path = cache_folder() / "x.lock"
+    path.touch()
+    os.utime(path, (1, 1))
+    taken = threading.Event()
+
+    def hold() -> None:
+        with cache._locked(path) as number:
+            assert number is not None and time.time() - os.fstat(number).st_mtime < 60
+            taken.set()
+            for _ in range(10):
+                time.sleep(0.06)
+                os.utime(number)
+
+    with ThreadPoolExecutor() as pool:
+        holder = pool.submit(hold)
+        taken.wait(5)
+        with cache._locked(path):
+            assert holder.result() is None
 
 
 # --- the folder ---

@@ -129,6 +129,15 @@ def test_round_trip_is_bit_exact_on_any_number_of_ranks(tmp_path: Path, size: in
     assert_holds(tmp_path / "checkpoint")
 
 
+def test_shards_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Threads(3).run(saver(tmp_path, 3))
+    opened: list[str] = []
+    shard_of = checkpoint._shard_of
+    monkeypatch.setattr(checkpoint, "_shard_of", lambda path: (opened.append(path.name), shard_of(path))[1])
+    checkpoint.load(tmp_path)
+    assert opened == RANKS
+
+
 def test_the_current_generation_and_the_one_before_stay(tmp_path: Path) -> None:
     for seed, size in ((0, 3), (1, 2), (2, 1)):
         Threads(size).run(saver(tmp_path, size, seed))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import random
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.cxi import write_cxi
-from ptymesh.io.hdf5 import open_hdf5, read_dataset
+from ptymesh.io.hdf5 import dataset_of, open_hdf5, read_dataset, reading
 from ptymesh.io.inspection import summarise
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import Measurement
@@ -287,6 +292,22 @@ def test_files_elsewhere_are_not_opened(
     refused(changed(metres, kind("beside/absent")), "is not there")
 
 
+def test_folders_to_follow_hold_for_patterns_and_for_arrays(tmp_path: Path, metres: Path, patterns: np.ndarray) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    with h5py.File(outside / "more.h5", "w") as file:
+        file["mask"], file["frames"] = np.eye(16, 20), patterns
+
+    def change(file: h5py.File) -> None:
+        del file[f"{DETECTOR}/data"]
+        file[f"{DETECTOR}/data"] = h5py.ExternalLink(str(outside / "more.h5"), "/frames")
+        file["mask"] = h5py.ExternalLink(str(outside / "more.h5"), "/mask")
+
+    refused(changed(metres, change), r"not in its own folder.*data\.follow")
+    found = load(metres, follow=[outside], mask=f"{metres}:/mask", background=f"{metres}:/mask")
+    assert found.mask.sum() == 16 and found.patterns.read(np.arange(6)).any()
+
+
 def test_links_in_circles(metres: Path) -> None:
     def change(file: h5py.File) -> None:
         file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
@@ -311,6 +332,84 @@ def test_no_regular_file(tmp_path: Path) -> None:
         refused(path, "is not a file")
         with pytest.raises(BadInput, match="no regular file"):
             open_hdf5(path)
+
+
+def of_many(folder: Path, count: int) -> Path:
+    """A virtual dataset of (1, 4, 4) in each of so many files."""
+    layout = h5py.VirtualLayout((count, 4, 4), "u2")
+    for number in range(count):
+        with h5py.File(folder / f"s{number}.h5", "w") as file:
+            file["d"] = np.full((1, 4, 4), number + 1, "u2")
+        layout[number] = h5py.VirtualSource(f"s{number}.h5", "d", (1, 4, 4))[0]
+    with h5py.File(folder / "m.h5", "w") as file:
+        file.create_virtual_dataset("v", layout)
+    return folder / "m.h5"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+def test_more_sources_than_files_may_be_open(tmp_path: Path) -> None:
+    """HDF5 would give zeros for those that it cannot open."""
+    import resource
+
+    path, open_now = of_many(tmp_path, 60), psutil.Process().num_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 20, hard))
+    try:
+        with open_hdf5(path) as file:
+            np.testing.assert_array_equal(read_dataset(file, "v")[:, 0, 0], np.arange(1, 61))
+            assert not file.others
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    fork = multiprocessing.get_context("fork")
+    answers: Any = fork.SimpleQueue()
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 20, open_now + 20))
+        try:
+            with open_hdf5(path) as file:
+                answers.put(str(read_dataset(file, "v")))
+        except BadInput as error:
+            answers.put(str(error))
+
+    process = fork.Process(target=limited)
+    process.start()
+    assert "has its values in 60 files" in (said := answers.get()) and "ulimit -n" in said
+    process.join()
+
+
+def test_virtual_datasets_of_virtual_ones(tmp_path: Path) -> None:
+    """Each is looked at once, however many ways lead to it, and how deep they are is known nevertheless."""
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        file["d0"] = np.arange(8)
+        for level in range(1, 12):  # eight ways from each to the one below
+            layout = h5py.VirtualLayout((8,), "i8")
+            for at in range(8):
+                file[f"link{level}_{at}"] = h5py.SoftLink(f"/d{level - 1}")
+                layout[at : at + 1] = h5py.VirtualSource(".", f"link{level}_{at}", (8,))[at : at + 1]
+            file.create_virtual_dataset(f"d{level}", layout)
+    with open_hdf5(tmp_path / "m.h5") as file:
+        for level in range(1, 8):
+            np.testing.assert_array_equal(read_dataset(file, f"d{level}"), np.arange(8))
+        for level in (9, 11):
+            with pytest.raises(BadInput, match="of too many others"):
+                dataset_of(file, f"d{level}")
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (OSError(errno.EMFILE, "x"), r"Too many open files\): raise the limit of open files"),
+        (OSError(errno.EACCES, "x"), r"Permission denied\): check its permissions"),
+        (OSError(errno.EIO, "x"), r"Input/output error\): the disk"),
+        (OSError(errno.ENOMEM, "x"), r"Cannot allocate memory\): free some"),
+        (MemoryError(), "needs more memory than there is"),
+        (OSError("Unable to read"), r"truncated or damaged \(Unable to read\): copy the file again"),
+    ],
+)
+def test_what_the_system_refuses_is_no_damage(error: Exception, word: str) -> None:
+    with pytest.raises(BadInput, match=word), reading("a.h5"):
+        raise error
 
 
 # --- damage ---
@@ -378,6 +477,16 @@ def test_chunks_shorter_than_what_they_hold(metres: Path, filters: dict[str, Any
         made.id.write_direct_chunk((0, 0), b"\1")
 
     refused(changed(metres, change), "shorter than what it should hold")
+
+
+def test_chunks_are_gone_through_once(tmp_path: Path) -> None:
+    """To ask HDF5 for each chunk takes time that grows with the square of their number: here most of a minute."""
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        file.create_dataset("places", data=np.arange(20_000.0), chunks=(1,))
+    before = time.process_time()
+    with open_hdf5(tmp_path / "many.h5") as file:
+        np.testing.assert_array_equal(read_dataset(file, "places"), np.arange(20_000))
+    assert time.process_time() - before < 2
 
 
 def test_lengths_that_cannot_be(metres: Path) -> None:

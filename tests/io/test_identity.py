@@ -144,7 +144,7 @@ def on_ranks(world: World) -> tuple[str, str]:
     scan = in_memory()
     whole = identity.identity(scan, "all", world)
     counts = scan.patterns.read(np.arange(VIEWS)).copy()
-    counts[1] += world.rank == 1  # what rank 1 looks at, on two ranks and on three
+    counts[20] += world.rank == 1  # what rank 1 looks at, on two ranks and on three: views lie side by side
     try:
         identity.check(whole, replace(scan, patterns=ArraySource(counts)), world)
     except BadInput as error:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import digests
+from ptymesh.io import digests, limits, plain
 from ptymesh.io.results import ObjectTiles, Result
 
 
@@ -202,6 +202,16 @@ def test_a_changed_attribute_is_noticed(tmp_path: Path) -> None:
         file.attrs["final_residual"] = 0.0001
     with pytest.raises(BadInput, match="is damaged: what it says of its datasets is not what was written"):
         Result.load(tmp_path / "result.h5")
+
+
+def test_a_dataset_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that this process may take counts, not what the machine has."""
+    monkeypatch.setattr(plain, "FREELY", 0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 1000)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"] = np.ones(1000)
+        with pytest.raises(BadInput, match=r"^/a of .* needs .* of memory, and .* are free: free some"):
+            plain.dataset(file, "a", "f")
 
 
 def test_a_file_that_was_changed_on_purpose(tmp_path: Path) -> None:

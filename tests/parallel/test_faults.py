@@ -20,11 +20,11 @@ import torch
 from torch.distributed import DistStoreError, TCPStore
 
 from ptymesh.errors import BadInput
+from ptymesh.files import pid_space
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
 from ptymesh.parallel import program, pulse, watchdog
-from ptymesh.parallel.processes import pid_space
 from ptymesh.parallel.pulse import Pulse
 from ptymesh.parallel.watchdog import Post, Watchdog, judge, stilled
 from ptymesh.run.lock import hold, take

@@ -339,7 +339,7 @@ def small_disk() -> Iterator[None]:
 
 
 SENTENCE = (
-    r"0\.0023 GB of patterns cannot be staged in \S+ \(.*; [\d.]+ GB are free there\); name a folder with room "
+    r"The patterns cannot be staged on disk \(.*: 2\.3 MB needed, [\d.]+ \w+ free in \S+\); name a folder with room "
     r"with --scratch, or give a larger --memory-budget\."
 )
 
@@ -400,7 +400,9 @@ def test_a_scratch_that_is_no_folder(tmp_path: Path, folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc", "/sys"])
 def test_a_scratch_that_cannot_be_written(folder: str) -> None:
-    with pytest.raises(BadInput, match=rf"cannot be staged in {folder} \(.*name a folder with room with --scratch"):
+    with pytest.raises(
+        BadInput, match=rf"cannot be staged on disk \(.* in {folder}\b.*name a folder with room with --scratch"
+    ):
         scratch.Scratch(Path(folder), 10, FRAME)
 
 
@@ -414,7 +416,7 @@ def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_than_any_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot be staged in .*File too large.*; name a folder with room"):
+    with pytest.raises(BadInput, match=r"cannot be staged on disk .*File too large.*; name a folder with room"):
         scratch.Scratch(tmp_path, 1 << 60, FRAME)
     assert list(tmp_path.iterdir()) == []
 
@@ -425,6 +427,6 @@ def test_a_disk_that_fails_when_it_is_flushed(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "fdatasync", fails)
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(BadInput, match=r"cannot be staged in \S+ \(Input/output error; .* --scratch"):
+    with pytest.raises(BadInput, match=r"cannot be staged on disk \(Input/output error: .* --scratch"):
         store("staged", counts(), tmp_path)
     assert list(tmp_path.iterdir()) == []

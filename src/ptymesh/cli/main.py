@@ -113,4 +113,6 @@ def _report(error: Exception, sentence: str) -> None:
         import traceback
 
         traceback.print_exception(error)
-    print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+    # what a file calls its datasets may hold anything, line feeds too
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in sentence).split())
+    print(f"ptymesh: {line}", file=sys.stderr, flush=True)

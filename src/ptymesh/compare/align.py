@@ -292,6 +292,8 @@ class _Model:
         self.a, self.common, self.before = a, common, before
         self.target = b[common]
         self.norm = float(np.linalg.norm(self.target))
+        if not self.norm > 0:
+            raise BadInput("One of the images is zero wherever both are known; there is nothing to compare.")
         self.y, self.x = (np.broadcast_to(axis, a.shape)[common] for axis in _grid(a.shape))
         self.spectrum = None if before is None else fft.fft2(a * _ramp(a.shape, before))
 

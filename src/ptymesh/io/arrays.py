@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.hdf5 import DAMAGE, dataset_of, first_line, is_hdf5, native, open_hdf5, read_dataset, reading
+from ptymesh.io.hdf5 import (
+    DAMAGE,
+    dataset_of,
+    first_line,
+    in_other_files,
+    is_hdf5,
+    native,
+    open_hdf5,
+    read_dataset,
+    reading,
+)
 from ptymesh.io.npy import MOST_VALUES, numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
 
@@ -37,24 +47,30 @@ class Stored:
 
 
 def load_array(
-    reference: str, option: str, kinds: str = REAL, most: int = MOST_VALUES, window: tuple[int, int] | None = None
+    reference: str,
+    option: str,
+    kinds: str = REAL,
+    most: int = MOST_VALUES,
+    window: tuple[int, int] | None = None,
+    follow: Sequence[Path] = (),
 ) -> np.ndarray:
     """The numeric array that a reference names; BadInput, naming the option, where there is none.
 
     kinds: numpy's letters of the types that will do. most: more values than that are not read, nor an array whose last
-    two axes are not a window of these sides.
+    two axes are not a window of these sides. follow: folders, besides the file's own, in which others may lie that it
+    refers to.
     """
-    with _opened(reference, option) as stored:
+    with _opened(reference, option, follow) as stored:
         if window is not None and stored.shape[-2:] != window:
             raise BadInput(f"{option}: {reference} has shape {stored.shape} and the window {window}; make them equal.")
         return _read(stored, reference, option, kinds, most)
 
 
-def detector_array(value: str | float, option: str, shape: tuple[int, int]) -> np.ndarray:
+def detector_array(value: str | float, option: str, shape: tuple[int, int], follow: Sequence[Path] = ()) -> np.ndarray:
     """(H, W) from a number or a reference; leading axes of length one are dropped. BadInput on another shape."""
     if isinstance(value, int | float):
         return np.full(shape, float(value))
-    with _opened(value, option) as stored:
+    with _opened(value, option, follow) as stored:
         found = stored.shape
         while len(found) > 2 and found[0] == 1:
             found = found[1:]
@@ -74,7 +90,7 @@ def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) ->
 
 
 @contextlib.contextmanager
-def _opened(reference: str, option: str) -> Iterator[Stored]:
+def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Stored]:
     """The array behind a reference, as long as its file is open."""
     path, inside = _split(reference)
     if not os.path.exists(path):
@@ -96,7 +112,7 @@ def _opened(reference: str, option: str) -> Iterator[Stored]:
     elif is_hdf5(path):
         if not inside:
             raise BadInput(f"{option}: {path} is HDF5; say which dataset, as {path}:/path.")
-        opened = _hdf5(path, inside)
+        opened = _hdf5(path, inside, follow)
     elif is_npz(path):
         opened = _npz(path, inside, option)
     else:
@@ -135,14 +151,13 @@ def _npz(path: Path, inside: str, option: str) -> Iterator[Stored]:
 
 
 @contextlib.contextmanager
-def _hdf5(path: Path, inside: str) -> Iterator[Stored]:
-    with open_hdf5(path) as file:
+def _hdf5(path: Path, inside: str, follow: Sequence[Path]) -> Iterator[Stored]:
+    with open_hdf5(path, follow=follow) as file:
         data = dataset_of(file, inside)
         with reading(f"{inside} in {path}"):
-            shape, dtype = data.shape, data.dtype
-        if shape is None:
-            raise BadInput(f"{inside} in {path} holds nothing; name another dataset.")
-        if math.prod(shape) * dtype.itemsize > most_of(path.stat().st_size):
+            shape, dtype, home = data.shape, data.dtype, Path(data.file.filename)
+        # values that lie in several files are bounded by the memory alone, when they are read
+        if not in_other_files(data) and math.prod(shape) * dtype.itemsize > most_of(home.stat().st_size):
             raise BadInput(f"{inside} in {path} has shape {shape}, far more than its file holds; check the name.")
         yield Stored(shape, dtype, lambda: read_dataset(file, inside))
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from ptymesh.errors import BadInput
-from ptymesh.files import size
+from ptymesh.files import no_room, size
 
 WEEK_S = 7 * 24 * 3600
 #: Names of files that are made here; no other file of the folder is ever removed.
@@ -81,7 +81,7 @@ class Sink:
         try:
             self._file.write(view)
         except OSError as error:
-            raise no_room(self._plan, self._folder, error.strerror or str(error)) from error
+            raise _refusal(self._plan, self._folder, error) from error
         self._digest.update(view)
 
     def digest(self) -> str:
@@ -109,7 +109,7 @@ def made(plan: Plan) -> Path:
             if lock is not None:
                 os.utime(lock)
     except OSError as error:
-        raise no_room(plan, folder, error.strerror or str(error)) from error
+        raise _refusal(plan, folder, error) from error
     return target
 
 
@@ -122,7 +122,7 @@ def cache_folder() -> Path:
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.lstat().st_uid
-    except (OSError, RuntimeError) as error:  # RuntimeError: a home that nobody has
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~name` of an unknown user
         where = f"PTYMESH_CACHE is {given[:200]}" if given else "The folder for temporary files is missing"
         why = getattr(error, "strerror", None) or error
         raise BadInput(
@@ -146,20 +146,13 @@ def check_room(plan: Plan, folder: Path, coming: int) -> None:
     """BadInput where the folder's disk has no room for so many bytes and something to spare."""
     usage = shutil.disk_usage(folder)
     if usage.free < coming + min(LEFT_BYTES, LEFT_SHARE * usage.total):
-        raise no_room(plan, folder, os.strerror(errno.ENOSPC))
+        raise _refusal(plan, folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def no_room(plan: Plan, folder: Path, why: str) -> BadInput:
-    """What is said where a file cannot be written: which, how large, and what is free."""
-    try:
-        free = f", {size(shutil.disk_usage(folder).free)} are free there"
-    except OSError:
-        free = ""
-    needed = "" if plan.needed is None else f", {size(plan.needed)} are needed"
-    return BadInput(
-        f"{plan.source} cannot be unpacked into {folder} ({why}{needed}{free}); set PTYMESH_CACHE to a folder with "
-        f"room, or {plan.remedy}."
-    )
+def _refusal(plan: Plan, folder: Path, error: OSError) -> BadInput:
+    """What is said where a file cannot be written."""
+    fact = no_room(f"{plan.source} cannot be unpacked", folder, plan.needed, error)
+    return BadInput(f"{fact}; set PTYMESH_CACHE to a folder with room, or {plan.remedy}.")
 
 
 def _make(plan: Plan, folder: Path, target: Path, lock: int | None) -> None:
@@ -179,10 +172,12 @@ def _published(target: Path) -> Iterator[BinaryIO]:
     if nameless is not None:
         with os.fdopen(nameless, "w+b") as file:
             yield file
-            with contextlib.suppress(FileExistsError):  # where files cannot be locked, another may have been faster
+            # Without locks, another process may have made the same file meanwhile; its content is the same.
+            with contextlib.suppress(FileExistsError):
                 _name(nameless, target)
         return
-    for left in target.parent.glob(f"{target.name}.*.tmp"):  # by a process that was killed: the lock is ours
+    # This process holds the lock, so whoever wrote these was killed.
+    for left in target.parent.glob(f"{target.name}.*.tmp"):
         left.unlink(missing_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
@@ -212,11 +207,13 @@ def _nameless(target: Path) -> int | None:
 
 
 def _name(number: int, path: Path) -> None:
-    os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)  # dir_fd: for linkat(2)
+    # Python follows the link in /proc only where it calls linkat(2), which it does when a folder is given; as the path
+    # is absolute, the system ignores which one.
+    os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
 
 
 def _as_recorded(target: Path, lock: int | None) -> bool:
-    """Whether the file is there and still what was written; it is read again only where the system says it changed."""
+    """Whether the file is there and still what was written. It is read again only where its inode or times changed."""
     try:
         there = target.lstat()
     except FileNotFoundError:
@@ -242,8 +239,11 @@ def _as_recorded(target: Path, lock: int | None) -> bool:
 
 
 def _seen(there: os.stat_result) -> list[int]:
-    """What changes when anybody writes to a file, or puts another in its place."""
-    return [there.st_dev, there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
+    """What changes when anybody writes to a file, or puts another in its place.
+
+    Not the device: each machine has its own number for a file system that it shares with others.
+    """
+    return [there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
 
 
 def _recorded(lock: int) -> dict[str, Any]:
@@ -276,15 +276,25 @@ def _locked(path: Path) -> Iterator[int | None]:
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise BadInput(f"{path}, a lock of unpacked data, is no regular file; remove it.")
-        wait = 0.01
+        wait, last, since = 0.01, -1, 0.0
         while True:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _still_at_work(path, os.fstat(number).st_mtime)
-            except OSError:  # some network file systems refuse; naming the whole file keeps the result sound
+                touched = os.fstat(number).st_mtime_ns  # only compared with itself: the file server's clock may differ
+                if touched != last:
+                    last, since = touched, time.monotonic()
+                elif time.monotonic() - since > STALLED_S:
+                    raise BadInput(
+                        f"Another process holds {path} and has written nothing for {STALLED_S:.0f} s; end it, or set "
+                        f"PTYMESH_CACHE to another folder."
+                    ) from None
+            except OSError:
+                # Some network file systems have no locks. Two processes may then do the same work; nobody sees half of
+                # a file, as it gets its name when it is whole.
                 break
             else:
+                os.utime(number)  # those who wait see that another process has its turn
                 break
             time.sleep(wait)
             wait = min(2 * wait, 0.5)
@@ -293,20 +303,12 @@ def _locked(path: Path) -> Iterator[int | None]:
         os.close(number)
 
 
-def _still_at_work(path: Path, last: float) -> None:
-    if abs(time.time() - last) > STALLED_S:
-        raise BadInput(
-            f"Another process holds {path} and has written nothing for {STALLED_S:.0f} s; end it, or set PTYMESH_CACHE "
-            f"to another folder."
-        )
-
-
 def _forget_old(folder: Path) -> None:
     """Removes what nobody has used for a week: its lock is touched whenever it is."""
     for file in folder.iterdir():
         if not OURS.match(file.name):
             continue
-        with contextlib.suppress(OSError):  # another process was faster, or it is not ours to remove
+        with contextlib.suppress(OSError):  # another process removed it first, or we may not
             used = [one.lstat() for one in (file, file.with_name(f"{file.name}.lock")) if one.exists()]
             if all(stat.S_ISREG(one.st_mode) and time.time() - one.st_mtime > WEEK_S for one in used):
                 file.unlink()

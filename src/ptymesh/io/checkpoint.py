@@ -198,7 +198,9 @@ def save(
         with writing(shard, needed):
             generation.mkdir(parents=True, exist_ok=True)
             _write_shard(shard, arrays, views, per_view, tiles or {}, corner)
-            entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": _inventory(shard)}
+            with _shard_of(shard) as file:
+                held = _inventory(file)
+            entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": held}
             described = json.dumps({**entry, digests.NAME: digests.of_file(shard)})
     except Exception as error:
         problem = error
@@ -228,9 +230,9 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
     names: list[set[str]] = []
     tiles: dict[str, list[Path]] = {}
     for path, arrays in paths.items():
-        if _inventory(path) != arrays:
-            raise BadInput(f"The checkpoint's {path} does not hold the arrays that its manifest names; {COPY}.")
         with _shard_of(path) as file:
+            if _inventory(file) != arrays:
+                raise BadInput(f"The checkpoint's {path} does not hold the arrays that its manifest names; {COPY}.")
             shared |= {name: np.asarray(_held(file, f"shared/{name}")[()]) for name in _names(file, "shared")}
             shards.append((path, _views(file)))
             names.append(_names(file, "per_view"))
@@ -267,12 +269,11 @@ def _held(file: h5py.File, name: str) -> h5py.Dataset:
     return found
 
 
-def _inventory(path: Path) -> dict[str, str]:
+def _inventory(file: h5py.File) -> dict[str, str]:
     """Type and shape of every array in a shard, by name."""
-    with _shard_of(path) as file:
-        names = ["views", *(f"{group}/{name}" for group in GROUPS for name in sorted(_names(file, group)))]
-        held = {name: _held(file, name) for name in names}
-        return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
+    names = ["views", *(f"{group}/{name}" for group in GROUPS for name in sorted(_names(file, group)))]
+    held = {name: _held(file, name) for name in names}
+    return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
 
 
 def _views(file: h5py.File) -> np.ndarray:

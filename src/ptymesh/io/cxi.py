@@ -23,7 +23,6 @@ from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measur
 from ptymesh.io.hdf5 import (
     Hdf5File,
     attribute,
-    check_kind,
     dataset_of,
     has,
     is_hdf5,
@@ -61,11 +60,11 @@ MODES, DARKS = 4096, 10_000
 POSITIVE = {1: "it must be one positive number", 2: "it must be two positive numbers, y and x"}
 
 
-def recognises(path: Path) -> bool:
+def recognises(path: Path, options: DataOptions) -> bool:
     """HDF5 with the patterns where CXI keeps them."""
     if not is_hdf5(path):
         return False
-    with open_hdf5(path) as file:
+    with open_hdf5(path, follow=options.follow) as file:
         return any(has(file, name) for name in PATTERNS)
 
 
@@ -88,7 +87,7 @@ def read(path: Path, options: DataOptions) -> RawScan:
         if dark is not None:
             notes += ("The file's own dark pattern is subtracted.",)
         return RawScan(
-            patterns=sliceable(source, path),
+            patterns=sliceable(source),
             optics=optics,
             positions=positions,
             unit="px" if unit == "px" else "m",
@@ -133,13 +132,8 @@ def _mask(
     if stored == shape[1:]:
         return _good(read_dataset(file, name, kinds="buif"), name), None
     if len(stored) in (3, 4) and math.prod(stored[:-2]) == shape[0] and stored[-2:] == shape[1:]:
-        return None, MaskBits(_frames(file, path, name, options))
+        return None, MaskBits(Hdf5Source(path, name, follow=options.follow))
     raise BadInput(f"{name} in {path} has shape {stored}; the patterns are {shape}: use a mask (H, W) or (N, H, W).")
-
-
-def _frames(file: Hdf5File, path: Path, name: str, options: DataOptions) -> Hdf5Source:
-    check_kind(dataset_of(file, name).dtype, "buif", f"{name} in {path}")
-    return Hdf5Source(path, name, follow=options.follow)
 
 
 def _basis(file: Hdf5File) -> tuple[np.ndarray, np.ndarray]:
@@ -346,7 +340,7 @@ def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: Data
         raise BadInput(f"The dark pattern {name} in {path} has shape {stored}; the patterns are {shape}.")
     if len(stored) == 2:
         return read_dataset(file, name, kinds="buif").astype(np.float64)
-    frames = _frames(file, path, name, options)
+    frames = Hdf5Source(path, name, follow=options.follow)
     if frames.shape[0] > max(DARKS, shape[0]):
         raise BadInput(f"{name} in {path} holds {frames.shape[0]} dark frames; leave out all but {DARKS}.")
     everywhere = slice(0, shape[1]), slice(0, shape[2])
@@ -359,7 +353,7 @@ def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: Data
 def _probe(file: Hdf5File, shape: tuple[int, int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(M, H, W) complex; anything else under these names (NeXus: a word) is no probe."""
     for name in (f"{SOURCE}/illumination", f"{SOURCE}/probe"):
-        if item_of(file, name) is None or not hasattr(item_of(file, name), "shape"):
+        if not hasattr(item_of(file, name), "shape"):
             continue
         data = dataset_of(file, name)
         if data.ndim < 2 or data.dtype.kind != "c":

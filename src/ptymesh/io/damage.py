@@ -1,6 +1,7 @@
 """Damage that HDF5 does not notice, and at which it hangs or the process dies: looked for before HDF5 comes upon it.
 
-Global heaps, in which strings lie: an object of length zero there is stepped over for ever.
+Global heaps, in which strings lie: an object of length zero there is stepped over for ever. They are looked for in a
+file's first and last 64 MiB; heaps in the middle of a file above 128 MiB are not seen.
 Chunks: what is shorter than its pixels, or than the checksum behind them, is read beyond its end.
 Bitshuffle's chunks: lengths in them are believed, and bytes beyond the chunk read or written.
 """
@@ -29,7 +30,7 @@ MOST_BLOCK_BYTES = 1 << 24
 
 
 def check_heaps(path: Path) -> None:
-    """Raises BadInput where a global heap of a file is damaged."""
+    """Raises BadInput where a global heap is damaged, in a file's first and last `LOOKED_THROUGH` bytes."""
     state = path.stat()
     if not _sound(path, state.st_size, state.st_mtime_ns, state.st_ino):
         raise BadInput(f"{path} is truncated or damaged (in a heap of strings): copy the file again.")
@@ -80,27 +81,31 @@ class ChunkCheck:
         self.needed = data.chunks is not None and (self._packed or not set(self._kinds) - {SHUFFLE, FLETCHER32})
         self.needed |= data.chunks is not None and FLETCHER32 in self._kinds
         self._seen: set[tuple[int, ...]] = set()
+        self._element, self._chunks = data.dtype.itemsize, data.chunks or ()
+        self._stored: dict[tuple[int, ...], tuple[int, int]] | None = None
 
     def look(self, data: h5py.Dataset, where: tuple[int | slice, ...]) -> None:
         """Raises ValueError where a chunk of this part is damaged. Slices have start and stop."""
         if not self.needed:
             return
         part = tuple(slice(one, one + 1) if isinstance(one, int) else one for one in where)
-        for corner in _corners(part, data.chunks):
+        for corner in _corners(part, self._chunks):
             if corner not in self._seen:
                 self._seen.add(corner)
                 self._look(data, corner)
 
     def _look(self, data: h5py.Dataset, corner: tuple[int, ...]) -> None:
-        stored = data.id.get_chunk_info_by_coord(corner)
-        if stored.byte_offset is None:
+        if self._stored is None:
+            self._stored = _stored(data)
+        if corner not in self._stored:  # nothing was ever written there
             return
-        element, expected = data.dtype.itemsize, math.prod(data.chunks) * data.dtype.itemsize
-        done = [kind for place, kind in enumerate(self._kinds) if not stored.filter_mask >> place & 1]
+        size, mask = self._stored[corner]
+        element, expected = self._element, math.prod(self._chunks) * self._element
+        done = [kind for place, kind in enumerate(self._kinds) if not mask >> place & 1]
         least = CHECKSUM_BYTES * done.count(FLETCHER32)
         if not set(done) - {SHUFFLE, FLETCHER32}:
             least += expected
-        if stored.size < least:
+        if size < least:
             raise ValueError("a chunk of it is shorter than what it should hold")
         if self._packed and BITSHUFFLE in done:
             self._look_within(data.id.read_direct_chunk(corner)[1], element, expected)
@@ -122,6 +127,13 @@ class ChunkCheck:
             at += 4 + struct.unpack_from(">I", content, at)[0]
         if at + count % MULTIPLE * element > len(content):
             raise ValueError("a chunk of it ends too early")
+
+
+def _stored(data: h5py.Dataset) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Length and filter mask of every chunk by its first element. HDF5 goes through all of them to tell of one."""
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
+    data.id.chunk_iter(lambda chunk: found.__setitem__(tuple(chunk.chunk_offset), (chunk.size, chunk.filter_mask)))
+    return found
 
 
 def _corners(part: tuple[slice, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

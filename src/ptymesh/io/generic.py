@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ptymesh.io.hdf5 import check_count, check_kind, dataset_of, is_hdf5, open_h
 from ptymesh.io.options import DataOptions, KeyMap
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
-from ptymesh.io.staging import npz_members, npz_source, read_member, sliceable
+from ptymesh.io.staging import is_npz, npz_members, npz_source, read_member, sliceable
 
 #: Probe modes that a file can reasonably hold.
 MODES = 4096
@@ -24,7 +23,7 @@ MODES = 4096
 def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
     """The scan that these keys describe; BadInput where one is missing or has an unsuitable shape."""
     source: Hdf5Source | MappedSource
-    if zipfile.is_zipfile(path):
+    if is_npz(path):
         if keys.patterns not in npz_members(path):
             raise BadInput(
                 f"{options.path} has no array {keys.patterns}; data.keys.patterns can be one of "
@@ -36,7 +35,7 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
     elif is_hdf5(path):
         source = Hdf5Source(path, keys.patterns, keys.pattern_axes, options.follow)
         get = _Hdf5Arrays(path, options.follow)
-        patterns = sliceable(source, path)
+        patterns = sliceable(source)
     else:
         raise BadInput(f"{options.path} is neither HDF5 nor npz, so data.keys cannot name its arrays; convert it.")
 
@@ -139,7 +138,7 @@ def _scalar(get: Any, name: str | None) -> float | None:
     value = get(name, 1000, "iuf")
     if value is None:
         return None
-    if value.size != 1 or value.dtype.kind not in "iuf":
+    if value.size != 1:
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number.")
     return float(value.reshape(-1)[0])
 
@@ -148,7 +147,7 @@ def _pair(get: Any, name: str | None) -> Pair | None:
     value = get(name, 1000, "iuf")
     if value is None:
         return None
-    if value.size not in (1, 2) or value.dtype.kind not in "iuf":
+    if value.size not in (1, 2):
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number, or y and x.")
     flat = value.reshape(-1)
     return float(flat[0]), float(flat[-1])

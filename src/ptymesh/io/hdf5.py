@@ -8,6 +8,7 @@ are followed here by hand, and what they name is opened only where it is a regul
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -22,7 +23,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.damage import ChunkCheck, check_heaps
-from ptymesh.io.limits import check_room
+from ptymesh.io.limits import check_files, check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
 CACHE_BYTES = 64 << 20
@@ -47,6 +48,18 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
+#: What the system refuses for reasons that are not the file's, and what helps.
+SYSTEM = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs, or have the machine's limit of open files raised",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EAGAIN: "another program has it open for writing; wait until that is done",
+    errno.EIO: "the disk, or the way to it, fails; try again, or copy the file to another disk",
+    errno.ENOMEM: "free some memory, or take a larger machine",
+}
+#: How deep datasets are virtual, by their file and name.
+Checked = dict[tuple[Path, str], int]
 #: Kinds of numpy's dtypes in words.
 KINDS = {"buif": "numbers", "bui": "whole numbers", "iuf": "numbers", "buifc": "numbers"}
 
@@ -59,18 +72,30 @@ def reading(what: str, remedy: str = "copy the file again") -> Iterator[None]:
     except PtymeshError:
         raise
     except DAMAGE as error:
-        raise BadInput(f"{what} is truncated or damaged ({first_line(error)}): {remedy}.") from error
+        raise unreadable(what, error, remedy) from error
+
+
+def unreadable(what: str, error: BaseException, remedy: str = "copy the file again") -> BadInput:
+    """What h5py raised of something: the system's word where it was the system that refused, else damage."""
+    if isinstance(error, MemoryError):
+        return BadInput(f"{what} needs more memory than there is: free some, or, if it is small, {remedy}.")
+    number = error.errno if isinstance(error, OSError) else None
+    if number in SYSTEM:
+        return BadInput(f"{what} cannot be read ({os.strerror(number)}): {SYSTEM[number]}.")
+    return BadInput(f"{what} is truncated or damaged ({first_line(error)}): {remedy}.")
 
 
 class Hdf5File(h5py.File):
     """A file open for reading, and those open that its links have led to.
 
-    roots: folders in which what it refers to may lie, links resolved.
+    roots: folders in which what it refers to may lie, links resolved. checked: sources of virtual datasets, by file and
+    name, and how deep these are virtual themselves; the files that this one leads to share it.
     """
 
-    def __init__(self, path: Path, cache: int, roots: Sequence[Path]) -> None:
+    def __init__(self, path: Path, cache: int, roots: Sequence[Path], checked: Checked | None = None) -> None:
         self.path, self.cache, self.roots = path, cache, tuple(roots)
         self.others: dict[Path, Hdf5File] = {}
+        self.checked: Checked = {} if checked is None else checked
         super().__init__(path, "r", rdcc_nbytes=cache, locking="best-effort")
 
     def close(self) -> None:
@@ -83,8 +108,12 @@ class Hdf5File(h5py.File):
         """The file that this one refers to by name; BadInput where it may not be opened."""
         path = self.named(name)
         if path not in self.others:
-            self.others[path] = _opened(path, self.cache, self.roots)
+            self.others[path] = self.opened(path)
         return self.others[path]
+
+    def opened(self, path: Path) -> Hdf5File:
+        """Another file, which the caller closes."""
+        return _opened(path, self.cache, self.roots, self.checked)
 
     def place(self, name: bytes | str) -> Path | None:
         """Where a file of this name is, looked for as HDF5 does; None: nowhere."""
@@ -122,15 +151,11 @@ def open_hdf5(path: Path, cache: int = CACHE_BYTES, follow: Sequence[Path] = ())
     return _opened(path, cache, [path.resolve().parent, *(folder.resolve() for folder in follow)])
 
 
-def _opened(path: Path, cache: int, roots: Sequence[Path]) -> Hdf5File:
+def _opened(path: Path, cache: int, roots: Sequence[Path], checked: Checked | None = None) -> Hdf5File:
     if not path.is_file():
         raise BadInput(f"{path} is no regular file; give the path of one.")
-    try:
-        return Hdf5File(path, cache, roots)
-    except DAMAGE as error:
-        raise BadInput(
-            f"{path} cannot be opened as HDF5 ({first_line(error)}); it is truncated or damaged: copy it again."
-        ) from error
+    with reading(str(path), "copy it again"):
+        return Hdf5File(path, cache, roots, checked)
 
 
 def is_hdf5(path: Path) -> bool:
@@ -157,7 +182,7 @@ def item_of(file: Hdf5File, name: str) -> Any:
 def dataset_of(file: Hdf5File, name: str) -> h5py.Dataset:
     """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing,
     empty, or takes its values from where they must not come from."""
-    return _dataset(file, name, ())
+    return _dataset(file, name, ())[0]
 
 
 def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str | None = None) -> np.ndarray:
@@ -206,6 +231,12 @@ def native(array: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore"):
                 return array.astype(wanted)
     return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
+
+
+def in_other_files(data: h5py.Dataset) -> bool:
+    """Whether its values lie outside the file that it is in: it is virtual, or its storage raw."""
+    with reading(f"{data.name} in {data.file.filename}"):
+        return bool(data.is_virtual or data.id.get_create_plist().get_external_count() > 0)
 
 
 def attribute(item: Any, name: str) -> Any:
@@ -294,9 +325,9 @@ def _parts(name: bytes) -> list[bytes]:
     return [part for part in name.split(b"/") if part not in (b"", b".")]
 
 
-def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> h5py.Dataset:
-    """above: the virtual datasets that this one is a part of."""
-    what = f"{name} in {file.filename}"
+def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
+    """The dataset, and how deep it is virtual. above: the virtual datasets that this one is a part of."""
+    deep, what = 0, f"{name} in {file.filename}"
     with reading(what):
         home, found = _find(file, name)
         if not isinstance(found, h5py.h5d.DatasetID):
@@ -307,13 +338,13 @@ def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> 
         if plan.get_external_count():
             found = _with_storage(home, found, plan)
         if plan.get_layout() == h5py.h5d.VIRTUAL:
-            _check_sources(home, name, plan, above)
+            deep = _check_sources(home, name, plan, above)
         if plan.get_layout() == h5py.h5d.CHUNKED:
             chunk = math.prod(plan.get_chunk()) * found.get_type().get_size()
             check_room(chunk, f"One chunk of {what}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
         if any(plan.get_filter(i)[0] >= 256 for i in range(plan.get_nfilters())):  # 256: first registered plugin
             import hdf5plugin  # noqa: F401
-        return h5py.Dataset(found)
+        return h5py.Dataset(found), deep
 
 
 def _opened_object(group: Any, part: bytes) -> Any:
@@ -345,35 +376,80 @@ def _with_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
     return h5py.h5d.open(home.id, name, _beside())
 
 
-def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> None:
-    """BadInput where a virtual dataset has a source that is not there or must not be read, at any depth."""
+def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> int:
+    """How deep a virtual dataset is made of others; BadInput where one is not there or must not be read.
+
+    HDF5 keeps the files open that it reads, and takes values to be zero where it cannot open one.
+    """
     here = (*above, (home.path.resolve(), name))
     if len(here) > DEPTH or len(set(here)) < len(here):
-        raise BadInput(f"{name} in {home.path} is virtual, and made of itself or of too many others: copy its values.")
+        raise _made_of_itself(home, name)
     count = plan.get_virtual_count()
     if count > SOURCES:
         raise BadInput(
             f"{name} in {home.path} has {count} sources, more than {SOURCES}: copy its values into one file."
         )
-    known: set[tuple[str, str]] = set()
-    for index in range(count):
-        where, what = plan.get_virtual_filename(index), plan.get_virtual_dsetname(index)
-        if (where, what) not in known:
-            known.add((where, what))
-            _check_source(home, where, what, here)
+    pairs = {(plan.get_virtual_filename(index), plan.get_virtual_dsetname(index)) for index in range(count)}
+    height, sources = 0, _Sources(home)
+    try:
+        for where, what in sorted(pairs):
+            height = max(height, _check_source(sources, where, what, here))
+    finally:
+        sources.close()
+    if not above:
+        check_files(len({path for path, _ in home.checked}), f"{name} in {home.path}")
+    return height + 1
 
 
-def _check_source(home: Hdf5File, where: str, what: str, here: tuple[tuple[Path, str], ...]) -> None:
-    """One source, or, where its name counts blocks (%b), all that are there."""
-    counted = "%b" in where or "%b" in what
+class _Sources:
+    """The files that one refers to by name; of these, the last alone is open."""
+
+    def __init__(self, home: Hdf5File) -> None:
+        self.home, self._file, self._paths = home, home, {".": home.path}
+
+    def path(self, name: str) -> Path:
+        """Where the file is; BadInput where it may not be opened."""
+        if name not in self._paths:
+            self._paths[name] = self.home.named(name)
+        return self._paths[name]
+
+    def file(self, name: str) -> Hdf5File:
+        """The file, until the next is asked for."""
+        path = self.path(name)
+        if path != self._file.path:
+            self.close()
+            self._file = self.home if name == "." else self.home.opened(path)
+        return self._file
+
+    def close(self) -> None:
+        """That which is open, but for the first."""
+        if self._file is not self.home:
+            self._file.close()
+        self._file = self.home
+
+
+def _check_source(sources: _Sources, where: str, what: str, here: tuple[tuple[Path, str], ...]) -> int:
+    """One source, or, where its name counts blocks (%b), all that are there; how deep it is virtual itself."""
+    counted, height = "%b" in where or "%b" in what, 0
     for block in range(SOURCES if counted else 1):
         path, inside = (name.replace("%b", str(block)).replace("%%", "%") for name in (where, what))
-        if counted and block and not _is_there(home, path, inside):
-            return
-        _dataset(home if path == "." else home.other(path), inside, here)
+        if counted and block and not _is_there(sources, path, inside):
+            break
+        key, checked = (sources.path(path).resolve(), inside), sources.home.checked
+        if key not in checked:
+            data, deep = _dataset(sources.file(path), inside, here)
+            checked[Path(data.file.filename).resolve(), str(data.name)] = checked[key] = deep
+        if len(here) + checked[key] > DEPTH:
+            raise _made_of_itself(sources.home, here[-1][1])
+        height = max(height, checked[key])
+    return height
 
 
-def _is_there(home: Hdf5File, path: str, inside: str) -> bool:
-    if path != "." and home.place(path) is None:
+def _is_there(sources: _Sources, path: str, inside: str) -> bool:
+    if path != "." and sources.home.place(path) is None:
         return False
-    return has(home if path == "." else home.other(path), inside)
+    return has(sources.file(path), inside)
+
+
+def _made_of_itself(home: Hdf5File, name: str) -> BadInput:
+    return BadInput(f"{name} in {home.path} is virtual, and made of itself or of too many others: copy its values.")

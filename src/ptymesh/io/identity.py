@@ -99,10 +99,10 @@ def _frame_bytes(scan: Measurement) -> int:
 
 
 def _whole(scan: Measurement, world: World) -> str:
-    """Of all views, each looked at by one rank."""
+    """Of all views, each looked at by one rank: views side by side, which lie in the same chunks of a file."""
     failure, mine = None, 0
     try:
-        mine = _patterns(scan, np.arange(world.rank, scan.views, world.size))
+        mine = _patterns(scan, np.array_split(np.arange(scan.views), world.size)[world.rank])
     except Exception as error:
         failure = error
     world.all_well(failure, "reading the data")

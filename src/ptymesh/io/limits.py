@@ -1,4 +1,5 @@
-"""How much memory there is for what a file declares: sizes are compared with it before anything is allocated."""
+"""How much memory there is for what a file declares, and how many files may be open: looked at before either is
+used."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ from ptymesh.files import size
 
 #: Where Linux tells the limits of a job or container.
 CGROUPS = Path("/sys/fs/cgroup")
+#: ... and to which groups this process belongs.
+OWN = Path("/proc/self/cgroup")
+#: Open files that are left to everything else.
+SPARE_FILES = 32
 
 
 def free_memory() -> int:
@@ -27,6 +32,24 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
         raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
 
 
+def check_files(count: int, what: str) -> None:
+    """Raises BadInput where so many files cannot be open besides those that are; raises this process's limit first."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    needed = count + psutil.Process().num_fds() + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise BadInput(
+            f"{what} has its values in {count} files, and {hard} may be open at once: raise that limit (ulimit -n), or "
+            f"copy the values into one file."
+        )
+    if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice: other data sets may be open beside this one
+        most = 2 * needed if hard == resource.RLIM_INFINITY else min(2 * needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _of_process() -> int:
     if sys.platform == "win32":
         return sys.maxsize
@@ -37,18 +60,36 @@ def _of_process() -> int:
 
 
 def _of_group() -> int:
-    """What is left to the control group (version 2), and to those that it is in."""
+    """What is left to the control group (version 1 or 2), and to those that it is in."""
     try:
-        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1].rpartition("::")[2]
-    except (OSError, ValueError, IndexError):
+        lines = OWN.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
         return sys.maxsize
     left = sys.maxsize
-    folder = CGROUPS / own.lstrip("/")
-    while folder != CGROUPS and CGROUPS in folder.parents:
-        try:
-            most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-            left = min(left, most - used)
-        except (OSError, ValueError):  # "max": no limit here
-            pass
-        folder = Path(os.path.dirname(folder))
+    for line in lines:
+        _, kinds, own = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        if kinds == "":
+            root, limit, usage = CGROUPS, "memory.max", "memory.current"
+        elif "memory" in kinds.split(","):
+            root, limit, usage = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = Path(os.path.normpath(f"/{own.lstrip('/')}"))
+        for above in (group, *group.parents):  # in a container the root is the container's own group
+            folder = root / str(above).lstrip("/")
+            try:
+                most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+                left = min(left, most - used + _reclaimable(folder))
+            except (OSError, ValueError):  # "max", or no such file: no limit here
+                pass
     return left
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files that the system keeps in memory while nobody needs it; they count as used until then."""
+    kept = ("inactive_file", "active_file", "slab_reclaimable")
+    try:
+        stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text("ascii").splitlines())
+        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in kept)  # version 1 has total_ for all
+    except (OSError, ValueError):
+        return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +13,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
-from ptymesh.io.staging import npz_members, unpacked
+from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
 
 #: Readers, asked in this order whether a file is theirs.
@@ -38,7 +37,7 @@ def open_scan(data: DataOptions) -> RawScan:
     if data.keys is not None:
         return generic.read(path, data.keys, data)
     for reader in READERS:
-        if reader.recognises(path):
+        if reader.recognises(path, data):
             scan: RawScan = reader.read(path, data)
             return scan
     raise BadInput(_unknown(path, data.path))
@@ -63,7 +62,7 @@ def _unknown(path: Path, shown: Path) -> str:
     if is_hdf5(path):
         with open_hdf5(path) as file:
             return f"{shown} is HDF5, but not {known}; name its datasets {IN_KEYS}: it has {listing(file)}."
-    if zipfile.is_zipfile(path):
+    if is_npz(path):
         arrays = ", ".join(f"{name} {shape}" for name, (shape, _) in npz_members(path).items())
         return f"{shown} is a zip file, but not {known}; name its arrays {IN_KEYS}: it has {arrays or 'none'}."
     with path.open("rb") as file:

@@ -11,6 +11,9 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.files import size
+from ptymesh.io.damage import ChunkCheck
+from ptymesh.io.hdf5 import DAMAGE, first_line
+from ptymesh.io.limits import check_room
 
 #: A compressed dataset may unfold by this factor (deflate's own limit is 1032), and by so many bytes in any case.
 UNFOLDS, FREELY = 1100, 64 << 20
@@ -57,10 +60,12 @@ def check(found: h5py.Dataset, kinds: str) -> None:
     most = held * UNFOLDS + FREELY if properties.get_nfilters() else held
     if found.nbytes > most:
         raise BadInput(f"{what} declares {size(found.nbytes)} and holds {size(held)}.")
-    import psutil
-
-    if found.nbytes > FREELY and found.nbytes > (free := psutil.virtual_memory().available):
-        raise BadInput(f"{what} takes {size(found.nbytes)}, and this machine has {size(free)} of memory free.")
+    if found.nbytes > FREELY:
+        check_room(found.nbytes, what, "free some, or take a larger machine")
+    try:
+        ChunkCheck(found).look(found, tuple(slice(0, side) for side in found.shape))
+    except DAMAGE as error:
+        raise BadInput(f"{what} is damaged ({first_line(error)}).") from error
 
 
 def _is_of(dtype: np.dtype, kinds: str) -> bool:

@@ -181,7 +181,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
     if data.background is not None:
-        background: np.ndarray | None = detector_array(data.background, "data.background", shape)
+        background: np.ndarray | None = detector_array(data.background, "data.background", shape, data.follow)
     else:
         background = _of_file(raw.background, "background", data, good)
     return Measurement(
@@ -231,11 +231,11 @@ def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.n
     if good.shape != shape or good.dtype != np.bool_:
         raise BadInput(f"The mask of {data.path} has shape {good.shape} {good.dtype}; its patterns are {shape}.")
     if data.mask is not None:
-        given = detector_array(data.mask, "data.mask", shape)
+        given = detector_array(data.mask, "data.mask", shape, data.follow)
         good = good & ((given != 0) == (data.mask_true == "good"))
     flat = None
     if data.flat is not None:
-        flat = detector_array(data.flat, "data.flat", shape)
+        flat = detector_array(data.flat, "data.flat", shape, data.follow)
         good = good & (flat > 0)
     if not good.any():
         raise BadInput(
@@ -301,7 +301,7 @@ def _of_file(array: np.ndarray | None, what: str, data: DataOptions, good: np.nd
 
 def _dark(raw: RawScan, data: DataOptions, window: Window, good: np.ndarray) -> np.ndarray | None:
     if data.dark is not None:
-        dark: np.ndarray | None = detector_array(data.dark, "data.dark", good.shape)
+        dark: np.ndarray | None = detector_array(data.dark, "data.dark", good.shape, data.follow)
     else:
         dark = _of_file(raw.dark, "dark", data, good)
     if dark is None:
@@ -318,7 +318,7 @@ def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tu
     if flat is not None:
         scale = np.where(flat > 0, flat[flat > 0].mean() / np.where(flat > 0, flat, 1), 0)
     if data.gain is not None:
-        gain = detector_array(data.gain, "data.gain", shape)
+        gain = detector_array(data.gain, "data.gain", shape, data.follow)
         if not ((gain > LEAST_GAIN) & (gain < 1 / LEAST_GAIN)).all():
             odd = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
             raise BadInput(f"data.gain holds {odd:g}; detector units per count are positive, and not so far from 1.")
@@ -339,7 +339,7 @@ def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray
     """(N,) of the selected views, mean 1."""
     values = raw.intensity
     if data.intensity is not None:
-        values = load_array(data.intensity, "data.intensity", most=2 * count)
+        values = load_array(data.intensity, "data.intensity", most=2 * count, follow=data.follow)
     if values is None:
         return None
     values = np.atleast_1d(values).reshape(-1)

@@ -54,6 +54,10 @@ _KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
 REAL = "fiu"
 
 
+#: Of no object or probe: single precision could not hold the squares' sums.
+LARGEST = 1e15
+
+
 @dataclass(frozen=True)
 class ObjectTiles:
     """An object that comes tile by tile: sides (H, W) of the whole, and corner (y, x) and values (L, h, w) of each."""
@@ -220,6 +224,8 @@ class Result:
         views, modes = len(self.positions_px), 0 if self.opr is None else len(self.opr)
         window = self.probe.shape[-2:]
         shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window}
+        if modes and self.weights is None:
+            raise BadInput(f"/opr/modes of {path} has {modes} modes, of which no /opr/weights say the shares.")
         for name, wanted in shapes.items():
             array = getattr(self, name)
             if array is not None and array.shape != wanted:
@@ -230,6 +236,12 @@ class Result:
                 raise BadInput(
                     f"The {name} of {path} holds values that are not finite; take another result, or run again."
                 )
+        beyond = max(self.object.shape[-2:]) + max(window)  # where windows may lie, with room to spare
+        limits = {"object": LARGEST, "probe": LARGEST, "positions_px": beyond, "nominal_px": beyond}
+        for name, most in limits.items():
+            array = getattr(self, name)
+            if array is not None and (np.abs(array) > most).any():
+                raise BadInput(f"The {name} of {path} holds values beyond {most:g}, which cannot be; run again.")
 
 
 @contextmanager

@@ -24,10 +24,11 @@ from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
     dataset_of,
-    first_line,
+    in_other_files,
     native,
     open_hdf5,
     reading,
+    unreadable,
 )
 
 #: HDF5's chunk cache per dataset where chunks hold a single frame, and there is nothing to keep.
@@ -128,6 +129,8 @@ class Hdf5Source:
             if 0 not in data.shape and _never_written(data):
                 raise BadInput(f"{dataset} in {path} has shape {data.shape}, but no value was ever written to it.")
             self._axes = axes
+            #: What tells these patterns from others in the file that holds them, and that file.
+            self.label, self.home = f"{data.name} {axes}", Path(data.file.filename)
             self._dtype = native(np.empty(0, data.dtype)).dtype
             self._shape, self.raster = _scan_shape(data.shape, axes)
             chunks = data.chunks or (1,) * data.ndim
@@ -170,10 +173,7 @@ class Hdf5Source:
                 self._check.look(data, part)
                 block = data[part]
             except DAMAGE as error:
-                raise BadInput(
-                    f"Views {start} to {stop - 1} of {self.name} in {self._path} cannot be read ({first_line(error)}); "
-                    f"the file is truncated or damaged: copy it again."
-                ) from error
+                raise unreadable(f"{self.name} in {self._path} (views {start} to {stop - 1})", error) from error
             left = [a for a in self._axes if a != "r"]
             block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
             with np.errstate(over="ignore"):  # of long doubles, which become infinite, and are refused as such
@@ -199,10 +199,15 @@ class Hdf5Source:
     def _dataset(self) -> h5py.Dataset:
         if self._file is None or self._pid != os.getpid():
             cache = CACHE_BYTES if self.frames_per_chunk > 1 else LEAST_CACHE_BYTES
-            self._file, self._pid = open_hdf5(self._path, cache, self._follow), os.getpid()
-            self._data = dataset_of(self._file, self.name)
-            with reading(f"{self.name} in {self._path}"):
-                self._check = ChunkCheck(self._data)
+            file = open_hdf5(self._path, cache, self._follow)
+            try:
+                data = dataset_of(file, self.name)
+                with reading(f"{self.name} in {self._path}"):
+                    check = ChunkCheck(data)
+            except BaseException:
+                file.close()
+                raise
+            self._file, self._data, self._check, self._pid = file, data, check, os.getpid()
         assert self._data is not None
         return self._data
 
@@ -211,8 +216,7 @@ class Hdf5Source:
 
 
 def _never_written(data: h5py.Dataset) -> bool:
-    elsewhere = data.is_virtual or data.id.get_create_plist().get_external_count() > 0
-    return not elsewhere and data.id.get_storage_size() == 0
+    return not in_other_files(data) and data.id.get_storage_size() == 0
 
 
 def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:

@@ -113,7 +113,7 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
     return MappedSource(file, shape, dtype, axes, offset, header.fortran)
 
 
-def sliceable(source: Hdf5Source, path: Path) -> SlabSource:
+def sliceable(source: Hdf5Source) -> SlabSource:
     """The source itself, or a staged copy where reading one view would mean unpacking a chunk of a great many."""
     if not source.huge_chunks or 0 in source.shape:
         return source
@@ -129,8 +129,9 @@ def sliceable(source: Hdf5Source, path: Path) -> SlabSource:
 
     remedy = "write it again in chunks of one view"
     needed = count * height * width * source.dtype.itemsize
-    name = safe_name(fingerprint(path), source.name)
-    staged = made(Plan(path, name, copy, most_of(path.stat().st_size), needed, remedy))
+    home = source.home  # and not the file that links to it, which says nothing of what is in it
+    name = safe_name(fingerprint(home), source.label)
+    staged = made(Plan(home, name, copy, most_of(home.stat().st_size), needed, remedy))
     with staged.open("rb") as stream:
         found = read_header(stream, str(staged))
         return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)

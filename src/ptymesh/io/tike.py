@@ -18,7 +18,7 @@ NAME = "tike npz (data, scan, probe)"
 FEW = 1 << 20
 
 
-def recognises(path: Path) -> bool:
+def recognises(path: Path, _: DataOptions) -> bool:
     """An npz with `data` and `scan`."""
     return is_npz(path) and {"data", "scan"} <= set(npz_members(path))
 

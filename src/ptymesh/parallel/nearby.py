@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.parallel.processes import pid_space
+from ptymesh.files import pid_space
 
 if sys.platform != "win32":
     import fcntl

@@ -1,19 +1,10 @@
-"""Processes of this machine: within what their numbers mean the same, when one began, what has befallen it."""
+"""Processes of this machine: when one began, what has befallen it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-
-
-def pid_space() -> str:
-    """Tells this machine, since it was started, and its name space of processes from any other; empty if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return ""
 
 
 def fate_of(pid: int) -> str:

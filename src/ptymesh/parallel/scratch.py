@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.files import no_room
 
 #: Bytes that may wait to be written; then they are flushed, so that they can leave the page cache.
 FLUSH_BYTES = 64 << 20
@@ -143,15 +143,8 @@ class Scratch:
             os.posix_fadvise(self._number, start, length, getattr(os, f"POSIX_FADV_{advice}"))
 
     def _refusal(self, error: OSError) -> BadInput:
-        try:
-            left = f"; {shutil.disk_usage(self.folder).free / 1e9:.3g} GB are free there"
-        except OSError:
-            left = ""
-        return BadInput(
-            f"{self._count * self.frame / 1e9:.3g} GB of patterns cannot be staged in {self.folder} "
-            f"({error.strerror or error}{left}); name a folder with room with --scratch, or give a larger "
-            f"--memory-budget."
-        )
+        fact = no_room("The patterns cannot be staged on disk", self.folder, self._count * self.frame, error)
+        return BadInput(f"{fact}; name a folder with room with --scratch, or give a larger --memory-budget.")
 
 
 def _temporary_folder() -> Path:

@@ -29,8 +29,9 @@ from torch.distributed import Store
 
 from ptymesh import stopping
 from ptymesh.errors import Interrupted
+from ptymesh.files import pid_space
 from ptymesh.parallel.child import launched
-from ptymesh.parallel.processes import fate_of, pid_space
+from ptymesh.parallel.processes import fate_of
 from ptymesh.parallel.pulse import Pulse
 
 #: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a pulse may be late; after

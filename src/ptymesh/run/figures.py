@@ -144,6 +144,10 @@ def _same(result: Result, scan: Measurement) -> None:
             f"{scan.path} has {scan.views} views of {scan.window} pixels and the result {len(result.positions_px)} "
             f"of {window}; the data, or what is done to them, are not those of the run."
         )
+    reach = result.attrs.get("subpixel") == "bilinear"
+    first, last = np.floor(result.positions_px + 0.5) - reach, np.floor(result.positions_px + 0.5) + reach
+    if (first < 0).any() or (last + np.array(window) > result.object.shape[-2:]).any():
+        raise BadInput("The positions of the result lie beyond its object; take another one, or run again.")
     known = result.attrs.get("data_fingerprint")
     if known and scan.fingerprint and known != scan.fingerprint:
         raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")

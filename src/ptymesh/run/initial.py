@@ -23,7 +23,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.io.arrays import ANY, load_array
 from ptymesh.io.options import Options
-from ptymesh.io.results import Result
+from ptymesh.io.results import LARGEST, Result
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.tiles import Rect
 from ptymesh.physics import probes
@@ -41,8 +41,6 @@ from ptymesh.run.starts import (
 
 #: Relative difference of pixel sizes below which two grids are the same.
 SAME_PIXEL = 1e-6
-#: Of no object or probe: single precision could not hold the squares' sums.
-LARGEST = 1e15
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
 SAME_SCAN_PX = 20.0
 

@@ -29,6 +29,7 @@ from types import TracebackType
 
 from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.files import machine
 from ptymesh.parallel.processes import began
 from ptymesh.run.lock_file import (
     MOST,
@@ -38,7 +39,6 @@ from ptymesh.run.lock_file import (
     busy,
     create,
     identity,
-    machine,
     replace,
     same,
     tidy,

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 
-from ptymesh.parallel.processes import began, pid_space
+from ptymesh.files import machine
+from ptymesh.parallel.processes import began
 
 try:
     import fcntl
@@ -57,13 +58,6 @@ class Holder:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-
-def machine() -> str:
-    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
-    import platform
-
-    return pid_space() or platform.node()
 
 
 def busy(file: int) -> bool:

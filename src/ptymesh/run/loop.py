@@ -18,7 +18,7 @@ import torch
 
 from ptymesh import stopping
 from ptymesh.engines import Engine, constraints, positions, variable
-from ptymesh.errors import Diverged, Interrupted
+from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.parallel.devices import Later
 from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
@@ -61,6 +61,8 @@ class Loop:
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
         self.held_out = batches.hold_out(problem.unturned, hold_out, seed)
         self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
+        if not len(self.training):
+            raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic = Traffic()
         self._fine = problem

@@ -17,9 +17,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
+from ptymesh.io.results import LARGEST
 from ptymesh.problem import Problem
 from ptymesh.run.counters import Counters, counters_of
-from ptymesh.run.initial import LARGEST
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
