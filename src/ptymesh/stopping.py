@@ -32,10 +32,11 @@ TIDY_S = 3.0
 SAYING = "PTYMESH_STOPPED_SAYING"
 
 BEFORE = "Stopped before the run had begun; start it again."
+SINCE = "Stopped; `ptymesh resume` goes on from the last checkpoint, if there is one."
 
 _lock = threading.RLock()
 _watching = _requested = _at_once = False
-_sentence, _status, _speaks = BEFORE, Interrupted.exit_status, True
+_sentence, _since, _status, _speaks = BEFORE, SINCE, Interrupted.exit_status, True
 _tidying: list[Callable[[], Any]] = []
 
 
@@ -71,15 +72,20 @@ def requested() -> bool:
     return _requested
 
 
-def at_once(sentence: str, status: int = Interrupted.exit_status) -> None:
-    """A signal from here on, or one that came before, ends the process at once, with this sentence and status."""
+def at_once(sentence: str, status: int = Interrupted.exit_status, since: str = SINCE) -> None:
+    """A signal from here on, or one that came before, ends the process at once, with this sentence and status.
+
+    since: the sentence that is true instead once a batch is done (`held`).
+    """
+    global _since
+    _since = since
     _change(True, sentence, status)
 
 
 def held() -> None:
     """A signal from here on is for the run to act on."""
     if _at_once:
-        _change(False, _sentence)
+        _change(False, _since)
 
 
 def over() -> None:

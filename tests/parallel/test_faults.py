@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.distributed import DistStoreError, TCPStore
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
@@ -321,6 +322,45 @@ def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.sentence.startswith("The store of the run has gone, and rank 0 or the launcher, which kept it, with")
     assert program.is_loss(DistStoreError("wait timeout after 10ms"))
     assert program.account_for(RuntimeError("an error of somebody's")) is None
+
+
+def test_a_launcher_that_is_killed_leaves_ranks_the_time_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told to stop, and the store has gone: only one that stands still is ended."""
+    kept, port = keeper(tmp_path, "done")
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    dog = Watchdog(store.clone(), Pulse(phase="batch"), 1, 2)
+    store.set("done", "")
+    assert finish(kept)[0] == 0
+    ended: list[watchdog.Verdict] = []
+    monkeypatch.setattr(watchdog, "TICK_S", 0.02)
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.02)
+    monkeypatch.setattr(stopping, "_requested", True)
+    monkeypatch.setattr(dog, "_end", ended.append)
+    dog.start()
+    try:
+        time.sleep(0.5)
+        assert not ended
+        dog.pulse.budgets_s["batch"] = 0.0
+        end = time.monotonic() + PATIENCE_S
+        while not ended and time.monotonic() < end:
+            time.sleep(0.02)
+        assert ended and ended[0].stopped
+    finally:
+        dog.leave(failed=True)
+        dog.join()
+
+
+def test_what_a_stopped_run_says_is_true_after_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_watching", "_at_once", "_sentence", "_since"):
+        monkeypatch.setattr(stopping, name, getattr(stopping, name))  # for them to come back
+    monkeypatch.setattr(stopping, "_watching", True)
+    monkeypatch.setattr(stopping, "_requested", False)
+    stopping.at_once("It starts anew.", since="It goes on.")
+    assert stopping.sentence() == "It starts anew."
+    stopping.held()
+    assert stopping.sentence() == "It goes on."
 
 
 def post(

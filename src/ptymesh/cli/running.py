@@ -162,7 +162,8 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
             if not resume and world().rank == 0 and not launched():
                 stack.enter_context(noted(out, recipe.to_yaml()))
             before = "anything new" if resume else "the first batch"
-            stopping.at_once(f"Stopped before {before} was done; `ptymesh resume {out}` {what}.")
+            since = f"Stopped; `ptymesh resume {out}` goes on from the last checkpoint, if there is one."
+            stopping.at_once(f"Stopped before {before} was done; `ptymesh resume {out}` {what}.", since=since)
         yield
 
 

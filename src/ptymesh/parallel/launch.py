@@ -82,13 +82,14 @@ def launch(
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
+    saying = stopping.sentence()  # before signals are for the ranks
     with _quiet(), _Signals() as signals:
         logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
         logs.mkdir(parents=True, exist_ok=True)
         for attempt in range(max_restarts + 1):
             # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
             store = _store()
-            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **(environment or {})}
+            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
             environments = {
                 rank: _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal) | given
                 for rank in range(ranks)
@@ -155,7 +156,6 @@ def _environment(
         "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
         "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
         LAUNCHER: os.getpid(),
-        stopping.SAYING: stopping.sentence(),
         OUTPUT: logs / f"rank{rank}.txt" if rank or not terminal else "",
         CORES: ",".join(map(str, cpus)),
     }

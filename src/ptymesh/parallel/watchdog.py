@@ -214,9 +214,9 @@ class Watchdog(threading.Thread):
                 with self._lock:
                     verdict = self._tick()
             except Exception as error:
-                gone = self._idle() > self._budget()
+                gone = self._idle() > self._budget()  # else it may still end by itself, after a checkpoint
                 verdict = self._without_store(error) if gone else None
-                if stopping.requested():  # all ranks have been
+                if gone and stopping.requested():  # all ranks have been
                     verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
                 self._end(verdict)

@@ -291,7 +291,8 @@ class Ranks(World):
     def tell_checkpoint(self, text: str) -> None:
         """What the last checkpoint holds, for messages should this rank be lost; not collective."""
         if self.watchdog and self.rank == 0:
-            self.watchdog.tell(CHECKPOINT, text)
+            with suppress(RuntimeError):  # the store goes with the launcher, and the checkpoint is there all the same
+                self.watchdog.tell(CHECKPOINT, text)
 
     def words(self, text: str) -> list[str]:
         """What each rank says, in order of rank; collective."""
