@@ -337,7 +337,7 @@ def test_a_launcher_that_is_killed_leaves_ranks_the_time_for_a_checkpoint(
     monkeypatch.setattr(watchdog, "TICK_S", 0.02)
     monkeypatch.setattr(watchdog, "GRACE_S", 0.02)
     monkeypatch.setattr(stopping, "_requested", True)
-    monkeypatch.setattr(dog, "_end", ended.append)
+    monkeypatch.setattr(dog, "end", ended.append)
     dog.start()
     try:
         time.sleep(0.5)

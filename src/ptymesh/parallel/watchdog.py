@@ -219,7 +219,7 @@ class Watchdog(threading.Thread):
                 if gone and stopping.requested():  # all ranks have been
                     verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
-                self._end(verdict)
+                self.end(verdict)
             self._ticked = time.monotonic()
             if self._done.wait(TICK_S):
                 return
@@ -370,8 +370,8 @@ class Watchdog(threading.Thread):
                     return accuse(self.store, rank, said)
         return None
 
-    def _end(self, verdict: Verdict) -> None:
-        """Leaves without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
+    def end(self, verdict: Verdict) -> None:
+        """Ends this process without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0

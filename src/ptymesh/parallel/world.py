@@ -358,7 +358,7 @@ def join(device: str = "auto") -> World:
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, pulse, rank, size)
             stopping.before_leaving(watchdog.stopped)
-            _wait_for_all(store, rank, size, patience_s)
+            _wait_for_all(store, watchdog, patience_s)
         _joins, _store, _watchdog = _joins + 1, store, watchdog
         _watchdog.start()
         program.enter(place, _watchdog)
@@ -409,11 +409,12 @@ def _reaching_the_store(rank: int) -> Iterator[None]:
         raise PtymeshError(f"Rank {rank} cannot reach {keeper} at {address} ({reason(error)}).") from error
 
 
-def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) -> None:
+def _wait_for_all(store: dist.Store, watchdog: Watchdog, patience_s: float) -> None:
     """Returns when every rank has reached the store; names those that have not come in time.
 
-    Leaves as they do where one that has come was told to stop meanwhile.
+    Ends this process where there is a verdict meanwhile: a rank failed before it came, or was told to stop.
     """
+    rank, size = watchdog.rank, watchdog.size
     store.set(f"ptymesh/here/{rank}", "")
     missing, end = set(range(size)), time.monotonic() + patience_s
     while missing := {other for other in missing if not store.check([f"ptymesh/here/{other}"])}:
@@ -423,6 +424,6 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) ->
                 f"Rank {names} of {size} did not come within {patience_s:.0f} s; see whether every node was started "
                 "with the same MASTER_ADDR, MASTER_PORT and number of ranks."
             )
-        if (verdict := read_verdict(store)) and verdict.stopped:
-            stopping.leave(verdict.sentence, verdict.status)
+        if verdict := read_verdict(store):
+            watchdog.end(verdict)
         time.sleep(0.02)
