@@ -371,7 +371,7 @@ class Watchdog(threading.Thread):
         return None
 
     def end(self, verdict: Verdict) -> None:
-        """Ends this process without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
+        """Ends this process, whatever its main thread waits for. The launcher, if it is ours, speaks."""
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
