@@ -89,7 +89,7 @@ def held() -> None:
 
 
 def over() -> None:
-    """No signal changes how this process ends; to be called by the main thread, where signals were watched."""
+    """Ignore signals from here on, so that the process ends with its own status. Call it from the main thread."""
     _change(False, _sentence)
     if _watching:
         for number in SIGNALS:  # as it ends, Python takes handlers away: any signal would kill it
@@ -107,22 +107,28 @@ def sentence() -> str:
 
 
 def before_leaving(act: Callable[[], Any]) -> None:
-    """Who leaves at once does this first, on another thread."""
+    """Run `act` before the process exits on a signal, on another thread, until `forget`."""
     _tidying.append(act)
+
+
+def forget(act: Callable[[], Any]) -> None:
+    """Do not run `act` any more; nothing happens where it was not to be run."""
+    with contextlib.suppress(ValueError):
+        _tidying.remove(act)
 
 
 @contextlib.contextmanager
 def tidying(act: Callable[[], Any]) -> Iterator[None]:
-    """Within it, who leaves at once does this first, on another thread."""
+    """Within it: run `act` before the process exits on a signal, on another thread."""
     before_leaving(act)
     try:
         yield
     finally:
-        _tidying.remove(act)
+        forget(act)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[Any]:
-    """Within it, which must not take long, the process does not leave."""
+    """Within it, no signal makes the process exit; keep it short, as the signal is answered only afterwards."""
     return _lock
 
 

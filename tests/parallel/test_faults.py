@@ -363,6 +363,14 @@ def test_what_a_stopped_run_says_is_true_after_its_first_batch(monkeypatch: pyte
     assert stopping.sentence() == "It goes on."
 
 
+def test_a_rank_that_has_left_is_forgotten() -> None:
+    dog = Watchdog(torch.distributed.HashStore(), Pulse(), 0, 1)
+    before = list(stopping._tidying)
+    stopping.before_leaving(dog.stopped)
+    dog.leave()
+    assert stopping._tidying == before
+
+
 def post(
     entered: int = 5, waiting: bool = False, idle_s: float = 0.0, phase: str = "batch", budget_s: float = 60.0
 ) -> Post:
@@ -433,7 +441,10 @@ def test_a_stopped_process_is_told_from_one_that_is_busy() -> None:
         found = stilled({0: post(), 1: there}, silent, 5, space)
         assert found and found[0] == 1 and "has answered nothing for 7 s (stopped)" in found[1]
         assert stilled({0: post(), 1: replace(there, space="")}, silent, 5, space) is None
-        assert stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, space)
+        found = stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, space)
+        assert found and "(on another machine)" in found[1]
+        found = stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, "")
+        assert found and "another machine" not in found[1], "where no process can be looked for"
         assert stilled({0: post(), 1: replace(there, phase="left")}, silent, 5, space) is None
     finally:
         process.kill()

@@ -160,11 +160,12 @@ def stilled(
     timeout_s: a batch's budget; space: the reader's own. A process of this machine that is neither stopped nor gone is
     at work, however long it keeps its pulse from being posted.
     """
+    elsewhere = "on another machine" if space else "it cannot be seen whether it lives"
     for rank, post in posts.items():
         if post is None or post.phase == "left" or silent_s[rank] <= timeout_s:
             continue
         here = bool(space) and post.space == space
-        fate = fate_of(post.pid) if here else "on another machine"
+        fate = fate_of(post.pid) if here else elsewhere
         if fate and (here or silent_s[rank] > ELSEWHERE_S):
             did = f"has answered nothing for {silent_s[rank]:.0f} s ({fate}), last heard of in {post.place}"
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did}; the others wait for it."
@@ -239,6 +240,7 @@ class Watchdog(threading.Thread):
     def leave(self, failed: bool = False) -> None:
         """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
         self._done.set()
+        stopping.forget(self.stopped)
         if not failed:
             self.pulse.phase = "left"
             with contextlib.suppress(Exception), self._lock:

@@ -357,8 +357,12 @@ def join(device: str = "auto") -> World:
             store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, pulse, rank, size)
-            stopping.before_leaving(watchdog.stopped)
-            _wait_for_all(store, watchdog, patience_s)
+            stopping.before_leaving(watchdog.stopped)  # until it leaves
+            try:
+                _wait_for_all(store, watchdog, patience_s)
+            except BaseException:
+                watchdog.leave(failed=True)
+                raise
         _joins, _store, _watchdog = _joins + 1, store, watchdog
         _watchdog.start()
         program.enter(place, _watchdog)
