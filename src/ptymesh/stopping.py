@@ -32,10 +32,11 @@ TIDY_S = 3.0
 SAYING = "PTYMESH_STOPPED_SAYING"
 
 BEFORE = "Stopped before the run had begun; start it again."
+SINCE = "Stopped; `ptymesh resume` goes on from the last checkpoint, if there is one."
 
 _lock = threading.RLock()
 _watching = _requested = _at_once = False
-_sentence, _status, _speaks = BEFORE, Interrupted.exit_status, True
+_sentence, _since, _status, _speaks = BEFORE, SINCE, Interrupted.exit_status, True
 _tidying: list[Callable[[], Any]] = []
 
 
@@ -72,19 +73,24 @@ def requested() -> bool:
     return _requested
 
 
-def at_once(sentence: str, status: int = Interrupted.exit_status) -> None:
-    """A signal from here on, or one that came before, ends the process at once, with this sentence and status."""
+def at_once(sentence: str, status: int = Interrupted.exit_status, since: str = SINCE) -> None:
+    """A signal from here on, or one that came before, ends the process at once, with this sentence and status.
+
+    since: the sentence that is true instead once a batch is done (`held`).
+    """
+    global _since
+    _since = since
     _change(True, sentence, status)
 
 
 def held() -> None:
     """A signal from here on is for the run to act on."""
     if _at_once:
-        _change(False, _sentence)
+        _change(False, _since)
 
 
 def over() -> None:
-    """No signal changes how this process ends; to be called by the main thread, where signals were watched."""
+    """Ignore signals from here on, so that the process ends with its own status. Call it from the main thread."""
     _change(False, _sentence)
     if _watching:
         for number in SIGNALS:  # as it ends, Python takes handlers away: any signal would kill it
@@ -102,22 +108,28 @@ def sentence() -> str:
 
 
 def before_leaving(act: Callable[[], Any]) -> None:
-    """Who leaves at once does this first, on another thread."""
+    """Run `act` before the process exits on a signal, on another thread, until `forget`."""
     _tidying.append(act)
+
+
+def forget(act: Callable[[], Any]) -> None:
+    """Do not run `act` any more; nothing happens where it was not to be run."""
+    with contextlib.suppress(ValueError):
+        _tidying.remove(act)
 
 
 @contextlib.contextmanager
 def tidying(act: Callable[[], Any]) -> Iterator[None]:
-    """Within it, who leaves at once does this first, on another thread."""
+    """Within it: run `act` before the process exits on a signal, on another thread."""
     before_leaving(act)
     try:
         yield
     finally:
-        _tidying.remove(act)
+        forget(act)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[Any]:
-    """Within it, which must not take long, the process does not leave."""
+    """Within it, no signal makes the process exit; keep it short, as the signal is answered only afterwards."""
     return _lock
 
 

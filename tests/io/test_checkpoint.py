@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import checkpoint, digests
+from ptymesh.io import checkpoint, digests, manifests
 from ptymesh.parallel.world import World
 
 
@@ -404,3 +404,25 @@ def test_a_settled_generation_outlives_the_next_save(tmp_path: Path) -> None:
     Threads(1).run(saver(tmp_path, 1, 2))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "000003", "manifest.json"]
     assert_holds(tmp_path, 2)
+
+
+@pytest.mark.parametrize("place", ["_manifest", "_candidates"])
+def test_a_disk_that_fails_one_rank_fails_all_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Network drives know errors that no local disk has; none of the others is left waiting."""
+    for seed in (0, 1):
+        Threads(2).run(saver(tmp_path, 2, seed))
+    read, failures = getattr(manifests, place), [OSError(116, "Stale file handle")]
+
+    def stale(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read(*arguments)
+
+    monkeypatch.setattr(manifests, place, stale)
+    for found in Threads(2).run(lambda world: checkpoint.load(tmp_path, world)):
+        if place == "_manifest":
+            assert found.generation == 1 and "cannot be read (Stale file handle)" in found.note
+        else:
+            assert isinstance(found, BadInput) and "cannot be read (Stale file handle)" in str(found)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.distributed import DistStoreError, TCPStore
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput
 from ptymesh.files import pid_space
 from ptymesh.io import checkpoint
@@ -324,6 +325,53 @@ def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.Mon
     assert program.account_for(RuntimeError("an error of somebody's")) is None
 
 
+def test_a_launcher_that_is_killed_leaves_ranks_the_time_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told to stop, and the store has gone: only one that stands still is ended."""
+    kept, port = keeper(tmp_path, "done")
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    dog = Watchdog(store.clone(), Pulse(phase="batch"), 1, 2)
+    store.set("done", "")
+    assert finish(kept)[0] == 0
+    ended: list[watchdog.Verdict] = []
+    monkeypatch.setattr(watchdog, "TICK_S", 0.02)
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.02)
+    monkeypatch.setattr(stopping, "_requested", True)
+    monkeypatch.setattr(dog, "end", ended.append)
+    dog.start()
+    try:
+        time.sleep(0.5)
+        assert not ended
+        dog.pulse.budgets_s["batch"] = 0.0
+        end = time.monotonic() + PATIENCE_S
+        while not ended and time.monotonic() < end:
+            time.sleep(0.02)
+        assert ended and ended[0].stopped
+    finally:
+        dog.leave(failed=True)
+        dog.join()
+
+
+def test_what_a_stopped_run_says_is_true_after_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_watching", "_at_once", "_sentence", "_since"):
+        monkeypatch.setattr(stopping, name, getattr(stopping, name))  # for them to come back
+    monkeypatch.setattr(stopping, "_watching", True)
+    monkeypatch.setattr(stopping, "_requested", False)
+    stopping.at_once("It starts anew.", since="It goes on.")
+    assert stopping.sentence() == "It starts anew."
+    stopping.held()
+    assert stopping.sentence() == "It goes on."
+
+
+def test_a_rank_that_has_left_is_forgotten() -> None:
+    dog = Watchdog(torch.distributed.HashStore(), Pulse(), 0, 1)
+    before = list(stopping._tidying)
+    stopping.before_leaving(dog.stopped)
+    dog.leave()
+    assert stopping._tidying == before
+
+
 def post(
     entered: int = 5, waiting: bool = False, idle_s: float = 0.0, phase: str = "batch", budget_s: float = 60.0
 ) -> Post:
@@ -394,7 +442,10 @@ def test_a_stopped_process_is_told_from_one_that_is_busy() -> None:
         found = stilled({0: post(), 1: there}, silent, 5, space)
         assert found and found[0] == 1 and "has answered nothing for 7 s (stopped)" in found[1]
         assert stilled({0: post(), 1: replace(there, space="")}, silent, 5, space) is None
-        assert stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, space)
+        found = stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, space)
+        assert found and "(on another machine)" in found[1]
+        found = stilled({0: post(), 1: replace(there, space="")}, {0: 0.0, 1: 121.0}, 5, "")
+        assert found and "another machine" not in found[1], "where no process can be looked for"
         assert stilled({0: post(), 1: replace(there, phase="left")}, silent, 5, space) is None
     finally:
         process.kill()

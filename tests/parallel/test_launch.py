@@ -150,6 +150,30 @@ def test_a_killed_rank_is_named_and_the_others_are_ended(
     assert "rank 2 was ended by SIGTERM because it did not end by itself." in err
 
 
+def test_a_rank_that_fails_before_it_joins_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one waits for it, with a sentence of its own for when it is told to stop."""
+    monkeypatch.setattr(module, "PEERS_S", 4.0)
+    body = """
+    if rank == 1:
+        from torch.distributed import TCPStore
+        TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False).wait(["ptymesh/here/0"])
+        print("ptymesh: nothing to import.", file=sys.stderr)
+        sys.exit(2)
+    from ptymesh import stopping
+    stopping.watch()
+    from ptymesh.parallel.world import join
+    join("cpu")
+    """
+    assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 2
+    err = capfd.readouterr().err
+    tail = f"--- rank 1 (all of it in {tmp_path}/ranks/rank1.txt)\nptymesh: nothing to import.\n"
+    assert err.startswith(tail) and "Stopped" not in err
+    said = ") ended with status 2 before it had joined the others. There is no checkpoint yet.\n"
+    assert err.count("\n") == 3 and err.endswith(said)
+
+
 def test_ranks_are_bound_to_the_cores_of_a_memory_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system binds no process to cores")

@@ -22,6 +22,12 @@ pytestmark = pytest.mark.skipif(not nearby.possible(), reason="no shared memory 
 LENGTHS = (1, 7, 100_000, 3_000_001)
 
 
+def test_a_python_without_such_memory_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that are built for a C library older than the call."""
+    monkeypatch.delattr(os, "memfd_create")
+    assert not nearby.possible()
+
+
 def by_sockets(world: World) -> Ranks:
     """Ranks of the same group that share nothing."""
     assert isinstance(world, Ranks)

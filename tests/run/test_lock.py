@@ -238,6 +238,8 @@ def test_a_holder_that_stood_still_writes_nothing_more(tmp_path: Path) -> None:
         lock_file.replace(lock.path, replace(Holder.here(), host="node7"))
         with pytest.raises(PtymeshError, match="was taken by another run while this one stood still"):
             fence.batch(REPORT)
+        with pytest.raises(PtymeshError, match="was taken by another run"):
+            fence.saving(tmp_path)
     assert json.loads((tmp_path / NAME).read_text())["host"] == "node7", "the other's lock stays"
 
 

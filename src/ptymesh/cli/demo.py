@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh import stopping
 from ptymesh.cli.launching import folder
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def command(
         _, truth = write(options, out / "scan.cxi", force=True)
         arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
         execute(load_recipe(recipe, out=out), arguments, Launching(ranks), resume=False)
+        stopping.at_once(f"Stopped before the comparison was drawn; the result is {out / 'result.h5'}.", 0)
         found = _compare(out / "result.h5", truth, out / "comparison.png")
     typer.echo("")
     typer.echo(

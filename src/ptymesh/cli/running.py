@@ -178,7 +178,8 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
                 said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
             elif launched() and not (out / STARTED).exists():  # part of a command that is no run
                 said = stopping.BEFORE
-            stopping.at_once(said)
+            since = f"Stopped; `ptymesh resume {out}` goes on from the last checkpoint, if there is one."
+            stopping.at_once(said, since=since)
         yield
 
 

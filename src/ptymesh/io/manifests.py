@@ -102,8 +102,8 @@ def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
             manifest = _manifest(directory, number)
             for entry in manifest["files"][world.rank :: world.size]:
                 _check_digest(directory / folder(number) / entry["name"], entry[digests.NAME])
-        except BadInput as error:
-            problem = str(error)
+        except (BadInput, OSError) as error:  # whatever befalls one rank here, it comes to the sum below
+            problem = _in_words(error, directory)
         problems = [said[1:] for said in world.words("." + problem) if said != "."]
         if not problems:
             return manifest, f"{' '.join(notes)} Going on from generation {folder(number)}." if notes else ""
@@ -117,12 +117,19 @@ def _agreed_candidates(directory: Path, world: World) -> tuple[list[int], list[s
     if world.rank == 0:
         try:
             said["numbers"], said["notes"] = _candidates(directory)
-        except BadInput as error:
-            said["error"] = str(error)
+        except (BadInput, OSError) as error:
+            said["error"] = _in_words(error, directory)
     said = json.loads(world.words(json.dumps(said) if said else "")[0])
     if "error" in said:
         raise BadInput(said["error"])
     return said["numbers"], said["notes"]
+
+
+def _in_words(error: BadInput | OSError, directory: Path) -> str:
+    """What went wrong, in one sentence."""
+    if isinstance(error, OSError):
+        return f"The checkpoint's {error.filename or directory} cannot be read ({error.strerror or error}); {COPY}."
+    return str(error)
 
 
 def _none_sound(directory: Path, notes: list[str]) -> BadInput:

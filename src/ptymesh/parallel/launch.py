@@ -82,13 +82,14 @@ def launch(
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
+    saying = stopping.sentence()  # before signals are for the ranks
     with _quiet(), _Signals() as signals:
         logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
         logs.mkdir(parents=True, exist_ok=True)
         for attempt in range(max_restarts + 1):
             # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
             store = _store()
-            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **(environment or {})}
+            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
             environments = {
                 rank: _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal) | given
                 for rank in range(ranks)
@@ -155,7 +156,6 @@ def _environment(
         "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
         "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
         LAUNCHER: os.getpid(),
-        stopping.SAYING: stopping.sentence(),
         OUTPUT: logs / f"rank{rank}.txt" if rank or not terminal else "",
         CORES: ",".join(map(str, cpus)),
     }
@@ -249,11 +249,13 @@ class _Watch:
         self.forced: set[int] = set()
         self.interrupts, self.warned = 0, False
         self.failed_at = self.kill_at = math.inf
+        self.pids: dict[int, int] = {}
 
     def run(self) -> None:
         """Returns when all have ended."""
         handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
         self.running = {rank: handler.proc for rank, handler in handlers.items()}
+        self.pids = {rank: process.pid for rank, process in self.running.items()}
         while self.running:
             self._pass_on()
             self._hurry()
@@ -277,13 +279,15 @@ class _Watch:
                 del self.running[rank]
                 self.ended[rank] = process.returncode
                 if process.returncode < 0 and rank not in self.forced and not self.asked:
-                    self._accuse(rank, process.pid, signal.Signals(-process.returncode).name)
+                    self._accuse(rank, signal.Signals(-process.returncode).name)
         if any(self.ended.values()):
             self.failed_at = min(self.failed_at, time.monotonic())
 
     def _hurry(self) -> None:
         """Once one has failed, the others notice within a moment, or wait for it in vain and must be ended."""
         now = time.monotonic()
+        if now > self.failed_at + PEERS_S / 2 and not self.asked:
+            self._accuse_absent()
         if now > self.kill_at:
             self._kill()
         elif now > self.failed_at + PEERS_S and not self.warned:
@@ -292,12 +296,21 @@ class _Watch:
             self.forced |= set(self.running)
             self.kill_at = min(self.kill_at, now + PEERS_S)
 
-    def _accuse(self, rank: int, pid: int, name: str) -> None:
+    def _accuse_absent(self) -> None:
+        """A rank that failed before it had joined the others could not tell them, and they wait for it."""
+        known = (0, Diverged.exit_status, Interrupted.exit_status)
+        failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
+        if failed and self.running and not self.store.check([AGREED]) and read_post(self.store, failed[0]) is None:
+            rank, status = failed[0], self.ended[failed[0]]
+            did = f"ended with status {status} before it had joined the others"
+            accuse(self.store, rank, f"Rank {rank} (process {self.pids[rank]}) {did}.")
+
+    def _accuse(self, rank: int, name: str) -> None:
         """A rank that was killed cannot say so itself; the others then learn it, and need not wait for it."""
         post = read_post(self.store, rank)
         memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
         place = f", last heard of in {post.place}" if post else " before it had joined the others"
-        accuse(self.store, rank, f"Rank {rank} (process {pid}) was ended by {name}{memory}{place}.")
+        accuse(self.store, rank, f"Rank {rank} (process {self.pids[rank]}) was ended by {name}{memory}{place}.")
 
     def _send(self, number: int) -> None:
         for process in self.running.values():
@@ -326,6 +339,8 @@ def _tell(watch: _Watch, status: int, logs: Path) -> None:
     if status in FINAL and ended[0] == status:
         return
     verdict = read_verdict(watch.store)
+    if verdict and verdict.stopped and status != Interrupted.exit_status:
+        verdict = None  # a rank was told to stop because another one had failed
     if status != Interrupted.exit_status:
         for code in dict.fromkeys(code for code in ended.values() if code < 0):
             killed = [rank for rank in sorted(ended) if ended[rank] == code and rank in forced]

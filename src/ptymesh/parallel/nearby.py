@@ -91,7 +91,8 @@ class Plan:
 
 def possible() -> bool:
     """Whether this system has such memory, and a processor that keeps the order of writes."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and bool(pid_space())
+    x86_linux = sys.platform == "linux" and platform.machine() == "x86_64"
+    return x86_linux and hasattr(os, "memfd_create") and bool(pid_space())  # a Python for old systems lacks the call
 
 
 def create(size: int) -> tuple[int, str]:

@@ -161,11 +161,12 @@ def stilled(
     timeout_s: a batch's budget; space: the reader's own. A process of this machine that is neither stopped nor gone is
     at work, however long it keeps its pulse from being posted.
     """
+    elsewhere = "on another machine" if space else "it cannot be seen whether it lives"
     for rank, post in posts.items():
         if post is None or post.phase == "left" or silent_s[rank] <= timeout_s:
             continue
         here = bool(space) and post.space == space
-        fate = fate_of(post.pid) if here else "on another machine"
+        fate = fate_of(post.pid) if here else elsewhere
         if fate and (here or silent_s[rank] > ELSEWHERE_S):
             did = f"has answered nothing for {silent_s[rank]:.0f} s ({fate}), last heard of in {post.place}"
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did}; the others wait for it."
@@ -195,12 +196,12 @@ class Watchdog(threading.Thread):
                 with self._lock:
                     verdict = self._tick()
             except Exception as error:
-                gone = self._idle() > self._budget()
+                gone = self._idle() > self._budget()  # else it may still end by itself, after a checkpoint
                 verdict = self._without_store(error) if gone else None
-                if stopping.requested():  # all ranks have been
+                if gone and stopping.requested():  # all ranks have been
                     verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
-                self._end(verdict)
+                self.end(verdict)
             self._ticked = time.monotonic()
             if self._done.wait(TICK_S):
                 return
@@ -220,6 +221,7 @@ class Watchdog(threading.Thread):
     def leave(self, failed: bool = False) -> None:
         """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
         self._done.set()
+        stopping.forget(self.stopped)
         if not failed:
             self.pulse.phase = "left"
             with contextlib.suppress(Exception), self._lock:
@@ -351,8 +353,8 @@ class Watchdog(threading.Thread):
                     return accuse(self.store, rank, said)
         return None
 
-    def _end(self, verdict: Verdict) -> None:
-        """Leaves without waiting for a main thread that nothing can wake. The launcher, if it is ours, speaks."""
+    def end(self, verdict: Verdict) -> None:
+        """Ends this process, whatever its main thread waits for. The launcher, if it is ours, speaks."""
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0

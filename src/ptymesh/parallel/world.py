@@ -291,7 +291,8 @@ class Ranks(World):
     def tell_checkpoint(self, text: str) -> None:
         """What the last checkpoint holds, for messages should this rank be lost; not collective."""
         if self.watchdog and self.rank == 0:
-            self.watchdog.tell(CHECKPOINT, text)
+            with suppress(RuntimeError):  # the store goes with the launcher, and the checkpoint is there all the same
+                self.watchdog.tell(CHECKPOINT, text)
 
     def words(self, text: str) -> list[str]:
         """What each rank says, in order of rank; collective."""
@@ -356,8 +357,12 @@ def join(device: str = "auto") -> World:
             store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, pulse, rank, size)
-            stopping.before_leaving(watchdog.stopped)
-            _wait_for_all(store, rank, size, patience_s)
+            stopping.before_leaving(watchdog.stopped)  # until it leaves
+            try:
+                _wait_for_all(store, watchdog, patience_s)
+            except BaseException:
+                watchdog.leave(failed=True)
+                raise
         _joins, _store, _watchdog = _joins + 1, store, watchdog
         _watchdog.start()
         program.enter(place, _watchdog)
@@ -408,11 +413,12 @@ def _reaching_the_store(rank: int) -> Iterator[None]:
         raise PtymeshError(f"Rank {rank} cannot reach {keeper} at {address} ({reason(error)}).") from error
 
 
-def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) -> None:
+def _wait_for_all(store: dist.Store, watchdog: Watchdog, patience_s: float) -> None:
     """Returns when every rank has reached the store; names those that have not come in time.
 
-    Leaves as they do where one that has come was told to stop meanwhile.
+    Ends this process where there is a verdict meanwhile: a rank failed before it came, or was told to stop.
     """
+    rank, size = watchdog.rank, watchdog.size
     store.set(f"ptymesh/here/{rank}", "")
     missing, end = set(range(size)), time.monotonic() + patience_s
     while missing := {other for other in missing if not store.check([f"ptymesh/here/{other}"])}:
@@ -422,6 +428,6 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, patience_s: float) ->
                 f"Rank {names} of {size} did not come within {patience_s:.0f} s; see whether every node was started "
                 "with the same MASTER_ADDR, MASTER_PORT and number of ranks."
             )
-        if (verdict := read_verdict(store)) and verdict.stopped:
-            stopping.leave(verdict.sentence, verdict.status)
+        if verdict := read_verdict(store):
+            watchdog.end(verdict)
         time.sleep(0.02)

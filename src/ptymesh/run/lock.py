@@ -137,12 +137,16 @@ class Lock:
 
 
 class Fence(Callback):
-    """Looks after each batch whether the folder is still this run's."""
+    """Looks after each batch, and before anything is written, whether the folder is still this run's."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
 
     def batch(self, report: BatchReport) -> None:
+        """Raises PtymeshError where it is not."""
+        self._lock.check()
+
+    def saving(self, path: Path) -> None:
         """Raises PtymeshError where it is not."""
         self._lock.check()
 

@@ -104,6 +104,9 @@ class Callback:
     def epoch(self, report: EpochReport) -> None:
         """After each epoch."""
 
+    def saving(self, path: Path) -> None:
+        """A checkpoint or result is about to be written."""
+
     def saved(self, path: Path) -> None:
         """A checkpoint or result was written."""
 

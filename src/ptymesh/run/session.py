@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
@@ -83,6 +83,7 @@ def _run(
     except BadInput as error:
         failure = error
     world.all_well(failure, "looking at the output folder")
+    _agree(world, resume, out)
     with world.pulse.doing("read"):
         if resume:
             saved = _checkpoint(out / "checkpoint", world)
@@ -98,6 +99,17 @@ def _run(
         return _carry_out(recipe, recon, out, about, callbacks, stop)
 
 
+def _agree(world: World, resume: bool, out: Path) -> None:
+    """All ranks go on from a checkpoint, or none: each has looked by itself, and on a shared disk may see what was."""
+    found = world.words(str(resume))
+    if len(set(found)) > 1:
+        blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
+        raise PtymeshError(
+            f"Rank {blind} of {world.size} would start anew, and the others go on from the checkpoint in {out}: "
+            "their machines do not see the same files yet; start the run again in a minute."
+        )
+
+
 def _carry_out(
     recipe: Recipe,
     recon: Reconstruction,
@@ -109,6 +121,8 @@ def _carry_out(
     folder, world = out / "checkpoint", recon.world
 
     def save() -> None:
+        for callback in callbacks:
+            callback.saving(folder)
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
         world.barrier()  # so that a rank lost right after this is told of with this checkpoint
@@ -127,6 +141,8 @@ def _carry_out(
     path = out / "result.h5"
     recon.traffic = loop.traffic
     with world.pulse.doing("save"):
+        for callback in callbacks:
+            callback.saving(path)
         result = recon.save(path, recipe.to_yaml(), _measured(world, world.pulse.waited_s - waited))
         for callback in callbacks:
             callback.saved(path)

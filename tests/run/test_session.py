@@ -1,0 +1,53 @@
+"""Ranks that decide alike, and a folder that is looked after until the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ptymesh.errors import PtymeshError
+from ptymesh.parallel.world import World
+from ptymesh.run import lock
+from ptymesh.run.recipe import load_recipe
+from ptymesh.run.reports import Callback, EpochReport
+from ptymesh.run.session import _agree, run_recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+RECIPE = "{data: {path: scan.cxi}, stages: [{engine: rpie, epochs: 1, batch: 20}], output: {figures: false}}"
+
+
+def disagree(world: World) -> str:
+    _agree(world, True, Path("out"))
+    try:
+        _agree(world, world.rank == 0, Path("out"))
+    except PtymeshError as error:
+        return str(error)
+    return "agreed"
+
+
+def test_ranks_that_see_different_files_do_not_begin(ranks) -> None:  # type: ignore[no-untyped-def]
+    first, second = ranks(2, disagree)
+    assert first == second and first.startswith("Rank 1 of 2 would start anew, and the others go on from the check")
+
+
+class Thief(Callback):
+    """Another run takes the folder after the last batch."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """Between that batch and what is written then."""
+        lock._replace(Path("out", lock.NAME), replace(lock.Holder.here(), host="node7"))
+
+
+def test_a_run_whose_folder_was_taken_after_its_last_batch_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(checked(kind="xray", views=20, window=32, seed=3), Path("scan.cxi"))
+    Path("recipe.yaml").write_text(RECIPE)
+    recipe = load_recipe(Path("recipe.yaml"), out=Path("out"))
+    with pytest.raises(PtymeshError, match="was taken by another run"):
+        run_recipe(recipe, device="cpu", callbacks=[Thief()])
+    assert [path.name for path in Path("out").iterdir()] == [lock.NAME]
