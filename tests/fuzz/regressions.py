@@ -228,6 +228,9 @@ ENTRIES: dict[str, Entry] = {
     "every view held out": Entry(
         ("own.cxi",), recipe(data={"path": "own.cxi", "views": {"start": -1}}, hold_out=0.2), RUN
     ),
+    "a residual in words": Entry(
+        ("result.h5",), hdf5("result.h5", lambda file: put(file, "history/residual", ["low"])), VIEW
+    ),
     "a name of two lines": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "odd\nname", h5py.Empty("f"))), VIEW, EITHER
     ),

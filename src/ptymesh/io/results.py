@@ -54,6 +54,8 @@ _KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
 REAL = "fiu"
 
 
+#: Columns of the history that are numbers; others may be text.
+NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out")
 #: Of no object or probe: single precision could not hold the squares' sums.
 LARGEST = 1e15
 
@@ -211,7 +213,7 @@ class Result:
                 pixel_size_m=_pair(about["pixel_size_m"], "pixel_size_m", path) if "pixel_size_m" in about else None,
                 slice_spacing_m=spacing,
                 tilt_rad=_pair(about.get("tilt_rad", (0.0, 0.0)), "tilt_rad", path),
-                history={key: _array(history, key, REAL + "U") for key in history},
+                history={key: _array(history, key, REAL if key in NUMBERS else REAL + "U") for key in history},
                 recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
                 attrs=_attributes(file),
                 **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
