@@ -231,6 +231,11 @@ ENTRIES: dict[str, Entry] = {
     "a residual in words": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "history/residual", ["low"])), VIEW
     ),
+    "patterns that are one number": Entry(
+        ("tike.npz",),
+        lambda folder: np.savez(folder / "tike.npz", data=np.array(3.0), scan=np.ones((9, 2))),
+        ("inspect", "tike.npz"),
+    ),
     "a name of two lines": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "odd\nname", h5py.Empty("f"))), VIEW, EITHER
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from ptymesh.errors import PtymeshError
 from ptymesh.parallel.world import World
-from ptymesh.run import lock
+from ptymesh.run import lock, lock_file
 from ptymesh.run.recipe import load_recipe
 from ptymesh.run.reports import Callback, EpochReport
 from ptymesh.run.session import _agree, run_recipe
@@ -38,7 +38,7 @@ class Thief(Callback):
 
     def epoch(self, report: EpochReport) -> None:
         """Between that batch and what is written then."""
-        lock._replace(Path("out", lock.NAME), replace(lock.Holder.here(), host="node7"))
+        lock_file.replace(Path("out", lock.NAME), replace(lock.Holder.here(), host="node7"))
 
 
 def test_a_run_whose_folder_was_taken_after_its_last_batch_writes_nothing(

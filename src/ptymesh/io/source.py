@@ -119,7 +119,7 @@ class Hdf5Source:
             data = dataset_of(file, dataset)
             if axes is None:
                 axes = {3: "nyx", 4: "rcyx"}.get(data.ndim, "")
-            if data.ndim != len(axes):
+            if not axes or data.ndim != len(axes):
                 raise BadInput(
                     f"{dataset} in {path} has shape {data.shape}; patterns have three axes (views, y, x), or four for "
                     f"a raster (rows, columns, y, x)."

@@ -89,7 +89,7 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
         while len(shape) > 3 and shape[0] == 1:
             shape = shape[1:]
         axes = {3: "nyx", 4: "rcyx"}.get(len(shape), "")
-    if len(shape) != len(axes):
+    if not axes or len(shape) != len(axes):
         raise BadInput(f"{what} has shape {shape}; patterns have three axes (views, y, x), or four for a raster.")
     if dtype.kind not in "buif":
         raise BadInput(f"{what} holds {str(dtype)[:80]} values; patterns are counts.")

@@ -51,6 +51,8 @@ TOKEN = "PTYMESH_LOCK"
 #: Seconds between beats; without one, after which a holder elsewhere counts as dead; that the ranks of a launcher which
 #: was killed are given to end; between two looks.
 BEAT_S, SILENT_S, LEAVING_S, POLL_S = 5.0, 60.0, 60.0, 0.1
+#: Seconds of waiting after which it is said what for: ranks that were killed together with their launcher end at once.
+TOLD_S = 1.0
 
 
 class Lock:
@@ -326,12 +328,13 @@ class _Watch:
         self.said = said
         self._first: _Found | None = None
         self._since = 0.0
+        self._told = False
 
     def dead(self, found: _Found) -> bool:
         """To be asked again after a moment where it is not known yet. Raises BadInput where it lives."""
         new = self._first is None or self._first.identity != found.identity
         if new:
-            self._first, self._since = found, time.monotonic()
+            self._first, self._since, self._told = found, time.monotonic(), False
         waited, holder = time.monotonic() - self._since, found.holder
         if holder is None or holder.machine != machine():
             return self._silent(found, waited, new)
@@ -344,7 +347,8 @@ class _Watch:
                 f"{self.said} is in use: {holder} has ended, and its ranks still write there; "
                 "wait until they end, or end them."
             )
-        if new:
+        if waited > TOLD_S and not self._told:
+            self._told = True
             _tell(f"{holder} has ended, and its ranks still write to {self.said}; waiting for them")
         return False
 
