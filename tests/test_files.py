@@ -9,6 +9,8 @@ import os
 import resource
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -218,3 +220,21 @@ def test_two_writers_of_one_file_do_not_share_a_temporary(tmp_path: Path) -> Non
 def test_sizes_are_for_people() -> None:
     said = [files.size(count) for count in (0, 999, 1000, 1234567, 999.6e6, 5e12)]
     assert said == ["0 bytes", "999 bytes", "1 kB", "1.23 MB", "1 GB", "5 TB"]
+
+
+STOPPED = """
+import os, signal, time
+from ptymesh import stopping
+from ptymesh.files import replacing
+stopping.watch()
+with replacing("figure.png") as temporary:
+    temporary.write_text("half of it")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_a_signal_while_a_file_is_written_leaves_nothing(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", STOPPED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, len(ended.stderr.splitlines()), list(tmp_path.iterdir())) == (75, 1, [])

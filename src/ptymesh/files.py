@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
 
 #: What the system answers where there is no more room, or a file may not grow.
@@ -65,7 +66,8 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary name beside the file that `path` stands for: renamed into place when all went well, else removed.
+    """A temporary name beside the file that `path` stands for: renamed into place when all went well, else removed,
+    also where a signal ends the process (stopping.py).
 
     needed: bytes that will be written, for the message where the disk is full. durable: on the disk when this ends.
     Raises BadInput and PtymeshError as `target_of` and `writing` do.
@@ -74,7 +76,7 @@ def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durabl
     _remove_abandoned(target)
     temporary = target.with_name(f".{target.name}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with writing(path, needed):
+        with stopping.tidying(lambda: temporary.unlink(missing_ok=True)), writing(path, needed):
             yield temporary
             if durable:
                 to_disk(temporary)
