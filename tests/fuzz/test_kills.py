@@ -20,8 +20,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 def test_killed_at_random_moments_it_goes_on_to_the_same_bits(ground: Ground) -> None:
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
+    seed = 946288  # which once found a defect; `make kills` draws others
     rng = random.Random(seed)
     for number in random.Random(seed).sample(range(18), 4):
         outcome = ground.attempt(draw(rng, number, ("start", "batch", "save")))
