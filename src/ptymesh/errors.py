@@ -10,6 +10,13 @@ class PtymeshError(Exception):
     exit_status = 1
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory ran out, on a device or on the host."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
+
+
 class BadInput(PtymeshError, ValueError):
     """A data set, recipe or argument that cannot be used; nothing has been written."""
 

@@ -48,10 +48,17 @@ def _sides(shape: Any) -> list[Any]:
     return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]
 
 
+#: Pixels, distances and waves are longer and shorter than this (m).
+LENGTHS_M = (1e-15, 1e6)
+
+
 def _positive(name: str, value: float | None, unit: str) -> None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
         raise BadInput(f"The {name} is {_one_line(value)} {unit}; give a positive number.")
+    if unit == "m" and not LENGTHS_M[0] < value < LENGTHS_M[1]:  # type: ignore[operator]
+        least, most = LENGTHS_M
+        raise BadInput(f"The {name} is {value:g} m, which cannot be; give one between {least:g} and {most:g} m.")
 
 
 @dataclass(frozen=True)

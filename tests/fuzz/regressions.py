@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from fuzz import archives, cases, originals, signing
+from ptymesh.io.damage import HEAP
 
 REFUSED = ("2",)
 EITHER = ("0", "2")
@@ -170,6 +171,27 @@ def short_chunk(file: h5py.File) -> None:
     made.id.write_direct_chunk((0, 0, 0), b"\1")
 
 
+def stage_before(file: h5py.File) -> None:
+    """A last epoch in a stage before the first one."""
+    stages = file["history/stage"][()].astype(np.int64)
+    put(file, "history/stage", np.append(stages[:-1], -(2**62)))
+
+
+def heap_without_end(folder: Path) -> None:
+    """A heap of strings whose first object has no length: HDF5 steps over it for ever."""
+    content = bytearray((folder / "result.h5").read_bytes())
+    first = content.index(HEAP) + 16
+    content[first : first + 16] = bytes(16)
+    (folder / "result.h5").write_bytes(content)
+
+
+def brighter(folder: Path) -> None:
+    """Counts of 1e33 in tike.npz, from which a run comes to a probe that no result may hold."""
+    arrays = dict(np.load(folder / "tike.npz"))
+    np.savez(folder / "tike.npz", **{**arrays, "data": arrays["data"].astype(np.float32) * np.float32(1e33)})
+    recipe(data={"path": "tike.npz"}, stages=[{"engine": "lsqml", "epochs": 1}])(folder)
+
+
 BEAM, DETECTOR = "entry_1/instrument_1/beam_1", "entry_1/instrument_1/detector_1"
 INSPECT = ("inspect", "own.cxi", "--json")
 OTHERS = ("inspect", "others.cxi", "--json")
@@ -222,6 +244,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "a chunk shorter than its checksum": Entry(("result.h5",), hdf5("result.h5", short_chunk), VIEW),
     "OPR modes without weights": Entry(("result.h5",), hdf5("result.h5", modes_alone), VIEW),
+    "an OPR mode that is a number": Entry(
+        ("result.h5",), hdf5("result.h5", lambda file: (modes_alone(file), put(file, "opr/modes", 1j))), VIEW
+    ),
     "positions beyond the object": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "positions_px", file["positions_px"][()] + 1e9)), VIEW
     ),
@@ -258,6 +283,16 @@ ENTRIES: dict[str, Entry] = {
         ),
         RUN,
     ),
+    "a whole number of 5000 digits": Entry(("own.cxi",), text(f"data: {{path: own.cxi, crop: 0x{'f' * 4200}}}\n"), RUN),
+    "a whole number beyond all arrays": Entry(("own.cxi",), recipe(data={"path": "own.cxi", "crop": 16**40}), RUN),
+    "a stage before the first": Entry(("result.h5",), hdf5("result.h5", stage_before), VIEW, EITHER),
+    "text in a heap without end": Entry(("result.h5",), heap_without_end, VIEW),
+    "pixels smaller than anything": Entry(
+        ("own.cxi",),
+        recipe(data={"path": "own.cxi", "detector_pixel_m": 1e-300}),
+        ("convert", "recipe.yaml", "out/made.cxi"),
+    ),
+    "counts beyond all results": Entry(("tike.npz",), brighter, RUN, ("2", "3")),
     "a sound run": Entry(("own.cxi",), recipe(), RUN, ("0",)),
     "a sound resume": Entry(("stopped",), nothing, RESUME, ("0",)),
 }

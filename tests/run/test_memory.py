@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.geometry import Geometry
 from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
@@ -104,7 +104,7 @@ def test_the_answer_is_the_same(ranks: Any, size: int, name: str, sweep: int) ->
     ],
 )
 def test_what_counts(error: Exception, expected: bool) -> None:
-    assert memory.ran_out(error) is expected
+    assert ran_out_of_memory(error) is expected
 
 
 def test_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import typer
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
 from ptymesh.cli.checking import Command
-from ptymesh.errors import Interrupted, PtymeshError
+from ptymesh.errors import Interrupted, PtymeshError, ran_out_of_memory
 from ptymesh.parallel.place import share_cores
 
 #: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
@@ -36,6 +36,8 @@ COMMANDS = {
     "bench": "How fast is it here, against the floor?",
 }
 
+#: What helps where memory ran out unforeseen.
+MORE_MEMORY = "free some, take more ranks, crop or bin the patterns, or choose precision: single"
 #: Commands of which nothing remains but what they print: losing that is a failure.
 SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "--version")
 
@@ -104,7 +106,11 @@ def main() -> None:
         sys.exit(error.exit_status)
     except Exception as error:
         where = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."
-        _report(error, f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}. {where}")
+        said = " ".join(str(error).split())[:300]
+        if ran_out_of_memory(error):
+            _report(error, f"memory ran out ({said}); {MORE_MEMORY}. {where}")
+        else:
+            _report(error, f"unexpected {type(error).__name__}: {said}. {where}")
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import constants
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, Propagation, Radiation
+from ptymesh.geometry import LENGTHS_M, Pair, Propagation, Radiation
 from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
 from ptymesh.io.hdf5 import (
     Hdf5File,
@@ -52,8 +52,6 @@ LENGTH_M |= {"meter": 1.0, "metre": 1.0, "meters": 1.0, "metres": 1.0, "angstrom
 #: Photons used for imaging lie well inside these bounds (eV, m); anything else is a mistake of units.
 PLAUSIBLE_EV = (1.0, 1e7)
 PLAUSIBLE_M = (1e-14, 1e-2)
-#: Pixels, distances and waves are longer and shorter than this.
-LENGTHS_M = (1e-15, 1e6)
 #: Probe modes, and dark frames of a scan of few views, that a file can reasonably hold.
 MODES, DARKS = 4096, 10_000
 #: What ptymesh's own group may say, in words.

@@ -78,4 +78,4 @@ def _mark_stages(axes: Axes, epochs: np.ndarray, stages: np.ndarray, names: Sequ
 
 
 def _stage_name(stage: int, names: Sequence[str] | None) -> str:
-    return f"stage {stage + 1}" if names is None or stage >= len(names) else names[stage]
+    return names[stage] if names is not None and 0 <= stage < len(names) else f"stage {stage + 1}"

@@ -19,6 +19,7 @@ import torch
 from ptymesh import stopping
 from ptymesh.engines import Engine, constraints, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.io.results import LARGEST
 from ptymesh.parallel.devices import Later
 from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
@@ -247,13 +248,14 @@ class Loop:
         )
 
     def _check_estimate(self, engine: Engine) -> None:
-        """Diverged where object or probe are no numbers, if only where no view looks. Collective."""
+        """Diverged where object or probe are no numbers that a result may hold, if only where no view looks.
+        Collective."""
         estimate, world = self.state.estimate, self.problem.world
-        odd = torch.stack([(~array.isfinite()).any() for array in (estimate.object, estimate.probe)])
+        odd = torch.stack([(~(array.abs() <= LARGEST)).any() for array in (estimate.object, estimate.probe)])
         if bool(world.max(odd.to(torch.int64))[0].any()):
             raise Diverged(
                 f"Stage {self.state.stage + 1} ({engine.name}) diverged: object or probe hold values that are not "
-                "finite; try smaller steps, or a better start."
+                f"finite, or beyond {LARGEST:g}; try smaller steps, a better start, or data in smaller units."
             )
 
     def _save(self) -> None:

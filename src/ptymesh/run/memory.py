@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines import Engine
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.estimate import REACH, Estimate
 from ptymesh.files import size
 from ptymesh.io.limits import free_memory
@@ -67,13 +67,6 @@ def check_object(
             f"pixels{sliced} needs {size(needed)} on each of {world.size} ranks, which have {size(free)}: check "
             f"positions.unit and the object pixel, or use more memory, ranks or layout: tiled."
         )
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether it says that memory ran out, on a device or on the host."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
 
 
 class Snapshot:
@@ -130,7 +123,7 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
                 engine.step(problem, estimate, batch)
                 return
             except (MemoryError, RuntimeError) as error:
-                if not ran_out(error):
+                if not ran_out_of_memory(error):
                     raise
                 failure = " ".join(str(error).split())[:200]
             # out here the frames of the failed step, and what they held, are gone

@@ -19,6 +19,8 @@ from ptymesh.paths import regular, short
 
 #: Characters of a text, values in it (each time that an alias repeats them), and groups within groups.
 MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 50_000, 40
+#: Bits of a whole number: what arrays can hold.
+MOST_BITS = 63
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
 #: What the constructors raise of values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
@@ -68,7 +70,10 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         """The value of a node; what its constructor cannot read is named with its line."""
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if type(value) is int and value.bit_length() > MOST_BITS:
+                raise OverflowError
+            return value
         except _REFUSED as error:
             kind = node.tag.rpartition(":")[2]
             said = short(str(node.value), 60) if isinstance(node, ScalarNode) else "a list or a group"
