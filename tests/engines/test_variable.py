@@ -8,6 +8,7 @@ import torch
 
 from ptymesh.compare import object_error
 from ptymesh.engines import LSQML, RPIE, Engine, variable
+from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
 from ptymesh.physics.model import Model
@@ -126,3 +127,9 @@ def test_gain_matters() -> None:
     toy = drifting(views=30)
     slow, fast = (run(toy, RPIE(epochs=2, batch=10, probe={"opr": {"gain": g}}), 1) for g in (0.1, 0.9))
     assert relative(slow.weights[:, 1:], fast.weights[:, 1:]) > 0.1
+
+
+def test_modes_that_are_not_finite_end_the_run_in_a_sentence() -> None:
+    modes = torch.full((2, 4, 4), torch.nan, dtype=torch.complex64)
+    with pytest.raises(Diverged, match="modes or their shares are not finite"):
+        variable.orthogonal(torch.ones(3, 2), modes, torch.ones(4, 4, dtype=torch.complex64))

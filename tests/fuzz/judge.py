@@ -14,7 +14,7 @@ from fuzz.sandbox import FAULT, Ended, Limits, State
 #: What a try may leave beside what it was asked for: the cache and its locks, the lock of the kernels' compiler.
 ALWAYS = ("cache/*", "tmp/ptymesh-kernels-*.lock")
 #: With status 1: a try may write and take less than the machine says it has, which no command can foresee.
-NO_ROOM = ("cannot be written (File too large: ", "ptymesh: memory ran out (")
+NO_ROOM = ("cannot be written (File too large: ", "ptymesh: memory ran out (", " ran out of memory (")
 #: What nobody may leave anywhere.
 NEVER = ("*.tmp", "*.new")
 

@@ -247,6 +247,11 @@ ENTRIES: dict[str, Entry] = {
     "an OPR mode that is a number": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: (modes_alone(file), put(file, "opr/modes", 1j))), VIEW
     ),
+    "weights beyond all numbers": Entry(
+        ("result.h5",),
+        hdf5("result.h5", lambda file: put(file, "opr/weights", np.full((len(file["positions_px"]), 1), 2.0**64))),
+        VIEW,
+    ),
     "positions beyond the object": Entry(
         ("result.h5",), hdf5("result.h5", lambda file: put(file, "positions_px", file["positions_px"][()] + 1e9)), VIEW
     ),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.base import ProbeUpkeep
+from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 
@@ -64,7 +65,10 @@ def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Ten
     """The same sum_k w_jk V_k (real w) with orthogonal w, strongest V first, each of the norm of `like` (h, w).
 
     shares (N, K), modes (K, h, w). Signs are fixed by making each mode's largest share positive.
+    Raises Diverged where any of them is not finite.
     """
+    if not bool(shares.isfinite().all() & modes.isfinite().all()):
+        raise Diverged("The variable probe diverged: its modes or their shares are not finite; try smaller steps.")
     flat = torch.view_as_real(modes.to(torch.complex128)).reshape(len(modes), -1)
     q, r = torch.linalg.qr(shares.to(torch.float64))
     left, strength, right = torch.linalg.svd(r @ flat, full_matrices=False)

@@ -240,7 +240,8 @@ class Result:
                     f"The {name} of {path} holds values that are not finite; take another result, or run again."
                 )
         beyond = max(self.object.shape[-2:]) + max(window)  # where windows may lie, with room to spare
-        limits = {"object": LARGEST, "probe": LARGEST, "positions_px": beyond, "nominal_px": beyond}
+        limits = dict.fromkeys(("object", "probe", "opr", "weights", "background"), LARGEST)
+        limits |= {"positions_px": beyond, "nominal_px": beyond}
         for name, most in limits.items():
             array = getattr(self, name)
             if array is not None and (np.abs(array) > most).any():
