@@ -82,7 +82,8 @@ def _ending(ended: Ended, limits: Limits) -> list[Violation]:
         return [Violation("unsound", ended.note)]
     if "Traceback (most recent call last)" in ended.err + ended.out:
         return [Violation("traceback", said)]
-    if ended.status == 1 and any(words in said for words in NO_ROOM) and len(ended.err.strip().splitlines()) == 1:
+    spoken = all(line.startswith("ptymesh: ") for line in ended.err.strip().splitlines())
+    if ended.status == 1 and spoken and any(words in said for words in NO_ROOM):
         return []
     if ended.status not in (0, 2, 3) and not ended.stopped:
         return [Violation("status", f"{ended.status}: {said}")]

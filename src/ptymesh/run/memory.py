@@ -152,8 +152,9 @@ def needed(problem: Problem, estimate: Estimate) -> str:
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
         "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
     }
+    free = free_bytes(problem.device) if problem.device.type == "cuda" else free_memory()
     said = ", ".join(f"{size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (
-        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free_bytes(problem.device))} free; "
+        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free)} free; "
         "use more ranks or fewer modes, crop or bin the patterns, or choose precision: single."
     )
