@@ -123,6 +123,14 @@ def test_unexpected_errors_are_short(run: Run, failing: Any) -> None:
     assert run("fail")[2] == "ptymesh: unexpected KeyError: 'k'. The traceback is in out/log.txt.\n"
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: 9 bytes")])
+def test_memory_that_runs_out_is_said(run: Run, failing: Any, error: Exception) -> None:
+    failing(error)
+    status, out, err = run("fail")
+    assert (status, out) == (1, "") and "unexpected" not in err
+    assert err.startswith(f"ptymesh: memory ran out ({error}); free some or take a larger machine")
+
+
 @pytest.mark.parametrize("arguments", [["--debug", "fail"], ["fail", "--debug"]])
 def test_debug_shows_the_traceback_wherever_it_stands(run: Run, failing: Any, arguments: list[str]) -> None:
     failing(BadInput("the sentence"))
