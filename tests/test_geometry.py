@@ -64,3 +64,9 @@ def test_binning_makes_near_field_pixels_coarser() -> None:
 def test_nonsense_is_refused_with_its_value(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match=r"-1|0|nan|None"):
         make()
+
+
+@pytest.mark.parametrize("pixel", [1e-300, 1e9])
+def test_lengths_that_cannot_be(pixel: float) -> None:
+    with pytest.raises(BadInput, match=r"detector pixel is 1e[-+]\d+ m, which cannot be; give one between 1e-15 and"):
+        Geometry((8, 8), detector_pixel_m=(1e-6, pixel))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ptymesh.io import limits
+from ptymesh import limits
 
 GB = 10**9
 #: The files of a control group in version 2 and 1: limit, use, and what the names in memory.stat begin with.

@@ -10,13 +10,6 @@ class PtymeshError(Exception):
     exit_status = 1
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory ran out, on a device or on the host."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))
-
-
 class BadInput(PtymeshError, ValueError):
     """A data set, recipe or argument that cannot be used; nothing has been written."""
 
@@ -33,3 +26,10 @@ class Interrupted(PtymeshError):
     """Stopped by a signal; the run can be resumed (or requeued), from its checkpoint or from the start."""
 
     exit_status = 75
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory ran out, on a device or on the host."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and ("allocate memory" in str(error) or "out of memory" in str(error))

@@ -23,6 +23,8 @@ from ptymesh.errors import BadInput
 Propagation = Literal["far_field", "angular_spectrum", "fresnel"]
 Radiation = Literal["photon", "electron"]
 Pair = tuple[float, float]
+#: Pixels, distances and waves are longer and shorter than this (m).
+LENGTHS_M = (1e-15, 1e6)
 
 
 def photon_wavelength_m(energy_eV: float) -> float:
@@ -46,10 +48,6 @@ def _sides(shape: Any) -> list[Any]:
     """Those of a window's sides that are whole numbers above zero."""
     sides = shape if isinstance(shape, tuple | list) else ()
     return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]
-
-
-#: Pixels, distances and waves are longer and shorter than this (m).
-LENGTHS_M = (1e-15, 1e6)
 
 
 def _positive(name: str, value: float | None, unit: str) -> None:

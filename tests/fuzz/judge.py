@@ -13,8 +13,10 @@ from fuzz.sandbox import FAULT, Ended, Limits, State
 
 #: What a try may leave beside what it was asked for: the cache and its locks, the lock of the kernels' compiler.
 ALWAYS = ("cache/*", "tmp/ptymesh-kernels-*.lock")
-#: With status 1: a try may write and take less than the machine says it has, which no command can foresee.
+#: With status 1: how a run ends whose object takes what a try may not.
 NO_ROOM = ("cannot be written (File too large: ", "ptymesh: memory ran out (", " ran out of memory (")
+#: Bytes of a pixel of the object, and so many arrays of its size a run has at least.
+PIXEL, FIELDS = 8, 8
 #: What nobody may leave anywhere.
 NEVER = ("*.tmp", "*.new")
 
@@ -82,8 +84,7 @@ def _ending(ended: Ended, limits: Limits) -> list[Violation]:
         return [Violation("unsound", ended.note)]
     if "Traceback (most recent call last)" in ended.err + ended.out:
         return [Violation("traceback", said)]
-    spoken = all(line.startswith("ptymesh: ") for line in ended.err.strip().splitlines())
-    if ended.status == 1 and spoken and any(words in said for words in NO_ROOM):
+    if ended.status == 1 and _wants_more(ended, limits):
         return []
     if ended.status not in (0, 2, 3) and not ended.stopped:
         return [Violation("status", f"{ended.status}: {said}")]
@@ -92,6 +93,17 @@ def _ending(ended: Ended, limits: Limits) -> list[Violation]:
         if len(lines) != 1 or not lines[0].startswith("ptymesh: ") or lines[0].startswith("ptymesh: unexpected "):
             return [Violation("words", f"status {ended.status} with {len(lines)} lines: {' | '.join(lines)[:600]}")]
     return []
+
+
+def _wants_more(ended: Ended, limits: Limits) -> bool:
+    """Whether it says in sentences that a run had no room, and its positions do ask for an object of that size: a try
+    may write and take less than the machine has."""
+    spoken = all(line.startswith("ptymesh: ") for line in ended.err.strip().splitlines())
+    found = re.search(r"^\d+ views of .* object (\d+) x (\d+)", ended.out, re.MULTILINE)
+    if not spoken or not found or not any(words in last_line(ended.err) for words in NO_ROOM):
+        return False
+    size = PIXEL * int(found[1]) * int(found[2])
+    return size > limits.disk or FIELDS * size > limits.memory
 
 
 def last_line(text: str) -> str:

@@ -169,6 +169,17 @@ def test_good_conduct_is_none(tmp_path: Path) -> None:
         assert found == [], ended
 
 
+@pytest.mark.parametrize(("side", "kinds"), [(20_000, []), (64, ["status"])])
+def test_memory_may_run_out_where_the_object_is_large(tmp_path: Path, side: int, kinds: list[str]) -> None:
+    def runs(arguments: list[str]) -> None:
+        print(f"9 views of 16 x 16, object {side} x {side}, 1 mode, 1 rank on cpu, single precision")
+        print("ptymesh: Rank 0 ran out of memory (no). It needs more.", file=sys.stderr)
+        sys.exit(1)
+
+    ended, found = tries.attempt(case_in(tmp_path / "case", "inspect"), SHORT, runs)
+    assert [violation.kind for violation in found] == kinds, ended
+
+
 def test_who_gets_on_is_told_to_stop(tmp_path: Path) -> None:
     """A run that does one epoch after the other, as it was asked to, is no hang: it ends with 75, or it is one."""
 

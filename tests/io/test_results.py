@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from ptymesh import limits
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import digests, limits, plain
+from ptymesh.io import digests, plain
 from ptymesh.io.results import ObjectTiles, Result
 
 

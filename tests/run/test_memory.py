@@ -115,7 +115,7 @@ def test_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
 
     monkeypatch.setattr(problem, "chunks", chunks)
-    monkeypatch.setattr(memory, "free_memory", lambda: 3 << 30)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 3 << 30)
     with pytest.raises(PtymeshError) as failed:
         Loop(problem, RunState(toy.start()), [RPIE(epochs=1, batch=6)], seed=1).run()
     said = str(failed.value)

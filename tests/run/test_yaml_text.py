@@ -35,6 +35,7 @@ REFUSED = {
     "number without digits": ("seed: 0b_", "0b_ is no int (line 1)"),
     "hexadecimal without digits": ("x: 1\nseed: 0x_", "0x_ is no int (line 2)"),
     "endless number": ("seed: " + "9" * 5000, "is no int (line 1)"),
+    "number beyond arrays": (f"x: 1\nseed: {2**63}", "9223372036854775808 has more than the 63 bits of the whole"),
     "int of text": ("seed: !!int abc", "abc is no int (line 1)"),
     "float of text": ("seed: !!float abc", "abc is no float (line 1)"),
     "bool of text": ("seed: !!bool maybe", "maybe is no bool (line 1)"),

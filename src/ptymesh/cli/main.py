@@ -37,7 +37,7 @@ COMMANDS = {
 }
 
 #: What helps where memory ran out unforeseen.
-MORE_MEMORY = "free some, take more ranks, crop or bin the patterns, or choose precision: single"
+MORE_MEMORY = "free some or take a larger machine; of a run, use more ranks, fewer pixels or precision: single"
 #: Commands of which nothing remains but what they print: losing that is a failure.
 SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "--version")
 

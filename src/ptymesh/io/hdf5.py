@@ -23,7 +23,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.damage import ChunkCheck, check_heaps
-from ptymesh.io.limits import check_files, check_room
+from ptymesh.limits import check_files, check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
 CACHE_BYTES = 64 << 20

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ptymesh.files import size
-from ptymesh.io.limits import free_memory
 from ptymesh.io.preprocess import centroid
 from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
+from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 
 #: Arrays for the figure; they are no part of the JSON.

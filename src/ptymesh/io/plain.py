@@ -13,7 +13,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import size
 from ptymesh.io.damage import ChunkCheck
 from ptymesh.io.hdf5 import DAMAGE, first_line
-from ptymesh.io.limits import check_room
+from ptymesh.limits import check_room
 
 #: A compressed dataset may unfold by this factor (deflate's own limit is 1032), and by so many bytes in any case.
 UNFOLDS, FREELY = 1100, 64 << 20

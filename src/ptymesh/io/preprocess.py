@@ -16,12 +16,12 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
-from ptymesh.io.limits import check_room
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.positions import stored_positions, window_positions
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.io.window import Window, resampled_probe, window_of
+from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 
 #: Patterns that are averaged to find the centre.

@@ -24,7 +24,6 @@ h, w    window pixels
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -224,7 +223,7 @@ class Result:
 
     def _check(self, path: Path) -> None:
         """Raises BadInput where what was read from `path` does not fit together, or is not finite."""
-        views, modes = len(self.positions_px), 0 if self.opr is None else math.prod(self.opr.shape[:1])  # 1 of a number
+        views, modes = len(self.positions_px), 0 if self.opr is None else len(np.atleast_1d(self.opr))
         window = self.probe.shape[-2:]
         shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window}
         if modes and self.weights is None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.limits import check_room
 from ptymesh.io.options import DataOptions
+from ptymesh.limits import check_room
 
 #: What a window takes at least, in a pattern, masks, waves and sums, for each of its detector pixels.
 PIXEL_BYTES = 50

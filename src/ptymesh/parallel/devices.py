@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ptymesh.errors import BadInput
+from ptymesh.limits import free_memory
 
 #: Environment variables that stand for --device and --backend in somebody's own program.
 DEVICE, BACKEND = "PTYMESH_DEVICE", "PTYMESH_BACKEND"
@@ -174,10 +174,10 @@ def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[lis
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody has taken yet, of a CUDA device or of this machine."""
+    """Memory that nobody has taken yet, of a CUDA device, or of what this process may take of the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return free_memory()
 
 
 def sent(values: Tensor | np.ndarray, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from ptymesh.engines import Engine
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.estimate import REACH, Estimate
 from ptymesh.files import size
-from ptymesh.io.limits import free_memory
+from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import free_bytes
 from ptymesh.parallel.world import Record, World
@@ -152,9 +152,8 @@ def needed(problem: Problem, estimate: Estimate) -> str:
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
         "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
     }
-    free = free_bytes(problem.device) if problem.device.type == "cuda" else free_memory()
     said = ", ".join(f"{size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (
-        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free)} free; "
+        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free_bytes(problem.device))} free; "
         "use more ranks or fewer modes, crop or bin the patterns, or choose precision: single."
     )

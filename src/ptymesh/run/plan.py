@@ -29,7 +29,7 @@ from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
-from ptymesh.io.limits import check_room
+from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.layout import Blocks, Replicated
 from ptymesh.parallel.tiled import Tiled

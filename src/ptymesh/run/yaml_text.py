@@ -72,7 +72,8 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
             if type(value) is int and value.bit_length() > MOST_BITS:
-                raise OverflowError
+                said = f"{short(str(node.value), 60)} has more than the {MOST_BITS} bits of the whole numbers in arrays"
+                raise _refused(said, node.start_mark)
             return value
         except _REFUSED as error:
             kind = node.tag.rpartition(":")[2]
