@@ -163,7 +163,8 @@ def hang_test(
     command = [sys.executable, "-c", _LAUNCH, str(ranks), *PROBE, device, backend]
     began = time.monotonic()
     status, out, err = run(command, timeout_s, {**os.environ, **(extra or {})})
-    tried |= {"works": status == 0, "hangs": status is None, "seconds": time.monotonic() - began, "allreduce": []}
+    seconds = timeout_s if status is None else time.monotonic() - began  # ending what hangs takes time of its own
+    tried |= {"works": status == 0, "hangs": status is None, "seconds": seconds, "allreduce": []}
     if status == 0:
         answer = json.loads(out.splitlines()[-1])
         tried |= {"backend": answer["through"], "allreduce": answer["allreduce"]}
