@@ -67,6 +67,14 @@ def test_round_trip(tmp_path: Path, dtype: type) -> None:
     assert os.listdir(tmp_path / "deep") == ["result.h5"]
 
 
+def test_an_array_in_half_precision(tmp_path: Path) -> None:
+    """It has no number for the largest value that a background may have."""
+    written = Result(**{**vars(example()), "background": np.full((16, 12), 2.5, np.float16)})
+    written.save(tmp_path / "result.h5")
+    found = Result.load(tmp_path / "result.h5").background
+    assert found is not None and float(found.max()) == 2.5
+
+
 def test_pixel_units_have_no_pixel_size(tmp_path: Path) -> None:
     written = example()
     bare = Result(written.object, written.probe, written.positions_px)

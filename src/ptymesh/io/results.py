@@ -243,7 +243,8 @@ class Result:
         limits |= {"positions_px": beyond, "nominal_px": beyond}
         for name, most in limits.items():
             array = getattr(self, name)
-            if array is not None and (np.abs(array) > most).any():
+            # in double precision: half precision has no number for most limits
+            if array is not None and (np.abs(array) > np.float64(most)).any():
                 raise BadInput(f"The {name} of {path} holds values beyond {most:g}, which cannot be; run again.")
 
 
