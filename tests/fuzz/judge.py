@@ -15,6 +15,9 @@ from fuzz.sandbox import FAULT, Ended, Limits, State
 ALWAYS = ("cache/*", "tmp/ptymesh-kernels-*.lock")
 #: With status 1: how a run ends whose object takes what a try may not.
 NO_ROOM = ("cannot be written (File too large: ", "ptymesh: memory ran out (", " ran out of memory (")
+#: What a file that could not be written needs.
+TOO_LARGE = re.compile(r"File too large: ([\d.]+) (kB|MB|GB|TB) needed")
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 #: Bytes of a pixel of the object, and so many arrays of its size a run has at least.
 PIXEL, FIELDS = 8, 8
 #: What nobody may leave anywhere.
@@ -96,9 +99,12 @@ def _ending(ended: Ended, limits: Limits) -> list[Violation]:
 
 
 def _wants_more(ended: Ended, limits: Limits) -> bool:
-    """Whether it says in sentences that a run had no room, and its positions do ask for an object of that size: a try
-    may write and take less than the machine has."""
+    """Whether it says in sentences that there was no room, and a file that is to be written is larger than a try may
+    write, or its positions do ask for an object of such a size: the machine has more than a try may take."""
     spoken = all(line.startswith("ptymesh: ") for line in ended.err.strip().splitlines())
+    file = TOO_LARGE.search(last_line(ended.err))
+    if spoken and file and float(file[1]) * UNITS[file[2]] > limits.disk:
+        return True
     found = re.search(r"^\d+ views of .* object (\d+) x (\d+)", ended.out, re.MULTILINE)
     if not spoken or not found or not any(words in last_line(ended.err) for words in NO_ROOM):
         return False

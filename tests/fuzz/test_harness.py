@@ -180,6 +180,16 @@ def test_memory_may_run_out_where_the_object_is_large(tmp_path: Path, side: int,
     assert [violation.kind for violation in found] == kinds, ended
 
 
+@pytest.mark.parametrize(("needed", "kinds"), [("395 MB", []), ("640 kB", ["status"])])
+def test_a_file_may_be_larger_than_a_try_may_write(tmp_path: Path, needed: str, kinds: list[str]) -> None:
+    def converts(arguments: list[str]) -> None:
+        print(f"ptymesh: made.cxi cannot be written (File too large: {needed} needed, 9 GB free).", file=sys.stderr)
+        sys.exit(1)
+
+    ended, found = tries.attempt(case_in(tmp_path / "case", "inspect"), SHORT, converts)
+    assert [violation.kind for violation in found] == kinds, ended
+
+
 def test_who_gets_on_is_told_to_stop(tmp_path: Path) -> None:
     """A run that does one epoch after the other, as it was asked to, is no hang: it ends with 75, or it is one."""
 
