@@ -235,6 +235,14 @@ def test_dark_flat_and_gain(tmp_path: Path, generic: Load, everything: Load, pat
         generic(gain=str(tmp_path / "gain.npy"))
 
 
+def test_flat_that_is_all_but_dark(tmp_path: Path, generic: Load) -> None:
+    flat = np.ones((16, 20))
+    flat[2, 3] = 1e-310
+    np.save(tmp_path / "flat.npy", flat)
+    with pytest.raises(BadInput, match="makes counts inf times larger"):
+        generic(flat=str(tmp_path / "flat.npy"))
+
+
 def test_mask(tmp_path: Path, hdf5: Load, generic: Load, everything: Load, patterns: np.ndarray) -> None:
     good = np.random.default_rng(0).random((16, 20)) > 0.2
     np.save(tmp_path / "mask.npy", good)

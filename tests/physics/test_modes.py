@@ -34,3 +34,10 @@ def test_arbitrary_phases_of_the_input_do_not_show_in_its_own_modes() -> None:
 def test_weak_modes_survive_single_precision() -> None:
     modes = random_modes(torch.complex64) * torch.tensor([1, 1e-2, 1e-3, 1e-4])[:, None, None]
     assert torch.allclose(powers(orthogonalise(modes)), powers(modes), rtol=0.05)
+
+
+def test_modes_that_are_no_numbers_are_left_to_others() -> None:
+    """A run that diverges says so in its own words, and not in those of a decomposition."""
+    modes = random_modes(torch.complex64)
+    modes[1, 2, 3] = float("nan")
+    assert bool(orthogonalise(modes).isnan().any())

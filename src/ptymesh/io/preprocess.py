@@ -316,7 +316,8 @@ def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tu
         return None
     scale = np.ones(shape)
     if flat is not None:
-        scale = np.where(flat > 0, flat[flat > 0].mean() / np.where(flat > 0, flat, 1), 0)
+        with np.errstate(over="ignore"):  # what is too large is told below
+            scale = np.where(flat > 0, flat[flat > 0].mean() / np.where(flat > 0, flat, 1), 0)
     if data.gain is not None:
         gain = detector_array(data.gain, "data.gain", shape, data.follow)
         if not ((gain > LEAST_GAIN) & (gain < 1 / LEAST_GAIN)).all():

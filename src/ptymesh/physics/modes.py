@@ -19,9 +19,11 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
     """U^H, (M, M) complex128, by which `orthogonalise` mixes the modes.
 
     In each column of U the largest entry is made real and positive, so that the result does not depend on the
-    decomposition's arbitrary phases.
+    decomposition's arbitrary phases. Modes that are not finite are left as they are, for those to see who end the run.
     """
     flat = probe.reshape(len(probe), -1).to(torch.complex128)
+    if not bool(torch.view_as_real(flat).isfinite().all()):
+        return torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
     left = torch.linalg.svd(flat, full_matrices=False)[0]
     largest = left.gather(0, left.abs().argmax(0, keepdim=True))
     return (left * (largest.conj() / largest.abs())).mH.resolve_conj().contiguous()
