@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement, staging
 from ptymesh.io.arrays import ANY, detector_array, load_array
 from ptymesh.io.cache import cache_folder
+from ptymesh.io.hdf5 import native
 from ptymesh.io.options import DataOptions, PositionOptions
 
 COUNTS = np.random.default_rng(3).integers(0, 99, (6, 16, 20)).astype(np.uint16)
@@ -127,6 +129,13 @@ def test_every_version_of_the_header(version: tuple[int, int]) -> None:
 )
 def test_unsound_scan(scan: np.ndarray, words: str) -> None:
     refused(tike(headed(), npy(scan)), words)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize != 16 or sys.byteorder != "little", reason="of x86")
+def test_bits_that_are_no_long_double() -> None:
+    """They are NaN without a warning."""
+    odd = np.frombuffer(bytes(8) + b"\xff\x3f" + bytes(6), np.longdouble)
+    assert np.isnan(native(odd)).all() and native(odd).dtype == np.float64
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.longdouble, ">f8", "int8"])

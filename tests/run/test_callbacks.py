@@ -228,7 +228,24 @@ def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytes
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert len(rows(tmp_path / "metrics.jsonl")) == 2
     err = capsys.readouterr().err.splitlines()
-    assert len(err) == 2 and all("cannot be written any more (File too large); the run goes on" in line for line in err)
+    assert len(err) == 2 and all("cannot be written (File too large); the run goes on" in line for line in err)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_lines_that_the_disk_has_refused_are_written_later(tmp_path: Path, last: int) -> None:
+    """With the next one, or at the end."""
+    metrics, run, before = MetricsFile(), info(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    metrics.start(run)
+    play(metrics, run, last=2)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size + 10, before[1]))
+        play(metrics, run, first=2, last=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(rows(tmp_path / "metrics.jsonl")) == 2
+    play(metrics, run, first=3, last=last)
+    metrics.finish("done")
+    assert [row["epoch"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 1][:last]
 
 
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def native(array: np.ndarray) -> np.ndarray:
         least, most = (("f4", "f8"), ("c8", "c16"))[dtype.kind == "c"]
         wanted = least if dtype.itemsize < np.dtype(least).itemsize else most
         if not np.dtype(least).itemsize <= dtype.itemsize <= np.dtype(most).itemsize:
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):  # what is no number is looked for by who uses it
                 return array.astype(wanted)
     return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
 

@@ -313,17 +313,22 @@ class MetricsFile(Watcher):
             self._lines = None
 
 
+#: Bytes of lines that the disk has refused, beyond which no more are tried.
+MOST_MISSING = 1 << 20
+
+
 class Lines:
     """A text file that grows line by line; what is written about a run is not worth losing the run.
 
-    Where the disk refuses a line, that is said once on stderr, and the file ends with the last whole line.
+    Where the disk refuses a line, that is said once on stderr, and the file ends with the last whole line; what is
+    missing is written with the next one, or at the end, if the disk takes it then.
 
     anew: an earlier file goes; keep: so many of its lines stay, all where None. Raises BadInput where it cannot be
     opened, before anything is done.
     """
 
     def __init__(self, path: Path, *, anew: bool, keep: int | None = None) -> None:
-        self.path = path
+        self.path, self._missing, self._said = path, b"", False
         target_of(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,22 +345,35 @@ class Lines:
         """One more line."""
         if self._file is None:
             return
-        data, before, done = f"{line}\n".encode(), 0, 0
+        self._missing += f"{line}\n".encode()
         try:
-            before = os.fstat(self._file).st_size
-            while done < len(data):
-                done += os.write(self._file, data[done:])
+            self._write(self._file)
         except OSError as error:
+            if not self._said:
+                sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
+                print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+            self._said = True
+            if len(self._missing) > MOST_MISSING:
+                self.close()
+
+    def _write(self, file: int) -> None:
+        """All that is missing, or nothing."""
+        before, done = os.fstat(file).st_size, 0
+        try:
+            while done < len(self._missing):
+                done += os.write(file, self._missing[done:])
+        except OSError:
             with suppress(OSError):
-                if os.fstat(self._file).st_size == before + done:
-                    os.ftruncate(self._file, before)
-            self.close()
-            sentence = f"{self.path} cannot be written any more ({error.strerror}); the run goes on without it."
-            print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+                if os.fstat(file).st_size == before + done:
+                    os.ftruncate(file, before)
+            raise
+        self._missing = b""
 
     def close(self) -> None:
         """May be called again."""
         if self._file is not None:
+            with suppress(OSError):
+                self._write(self._file)
             with suppress(OSError):
                 os.close(self._file)
             self._file = None
