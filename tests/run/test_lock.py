@@ -206,6 +206,18 @@ def test_ranks_have_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hur
 
 
 @pytest.mark.skipif(lock_file.fcntl is None or sys.platform != "linux", reason="advisory locks")
+def test_a_share_in_a_lock_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with hold(tmp_path) as lock:
+        monkeypatch.setenv(TOKEN, lock.token)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", full)
+            with pytest.raises(BadInput, match=r"\.lock cannot be read \(Too many open files\)"):
+                share(tmp_path)
+
+
 def test_ranks_of_a_launcher_that_was_killed_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurried: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,9 +185,14 @@ def _resolved(folder: Path) -> Path:
 
 
 def share(folder: Path) -> Lock | None:
-    """A rank's share in the lock of its launcher, None where that holds none here."""
+    """A rank's share in the lock of its launcher, None where that holds none here. Raises BadInput where it cannot be
+    read."""
     token = os.environ.get(TOKEN)
-    found = _look(_resolved(folder) / NAME) if token else None
+    try:
+        found = _look(_resolved(folder) / NAME) if token else None
+    except OSError as error:
+        why = f"{folder / NAME} cannot be read ({error.strerror})"
+        raise BadInput(f"{why}; choose another folder, or start again.") from error
     if found is None:
         return None
     if found.holder is None or found.holder.token != token:
