@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest fuzz faults kills gpu-check clean
+.PHONY: help setup demo test lint types contract pytest conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
@@ -55,6 +55,10 @@ fuzz: setup
 
 faults: setup
 	$(BIN)/python tests/fuzz/faults.py --report faults.json
+
+# The Siemens star on 1 to 4 ranks, in both layouts, with one thread and two, and resumed elsewhere: a quarter of an hour.
+conformance: setup
+	$(BIN)/python tests/conformance/star.py
 
 kills: setup
 	$(BIN)/python tests/fuzz/kills.py --tries $(TRIES) $(if $(SEED),--seed $(SEED)) --report kills.json

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ptymesh.engines.lsqml import LSQML
 from ptymesh.engines.pie import RPIE
 from ptymesh.kernels import graphs
 from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.physics.passes import Passes
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -71,6 +73,34 @@ def test_the_same_as_one_by_one(subpixel: Any, fidelity: Any, device: Pretended,
     reconstructed(device, toy, GpuPasses(), fidelity=fidelity)
     # batches of 4, 3 and 4 views: the second of 4 is captured, and what is smaller is filled up
     assert launched == {4: 4}
+
+
+@pytest.mark.parametrize("subpixel", ["none", "fourier"])
+def test_steps_of_a_batch_are_followed(
+    subpixel: Any, device: Pretended, launched: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are not those with which a graph was captured: sums have the bits of kernels launched one by one, and
+    the largest terms are the same."""
+    sweep, tries = graphs.Graphs.sweep, count()
+
+    def compared(self: graphs.Graphs, passes: Any, model: Any, chunk: Any, scene: Any, task: Any, into: Any) -> Any:
+        assert into.object is not None
+        into.shifts.mul_(2.0 ** (next(tries) % 3))
+        names = ("object", "object_weight", "probe", "probe_weight", "reached")
+        wanted = replace(into, **{name: getattr(into, name).clone() for name in names})
+        found = sweep(self, passes, model, chunk, scene, task, into)
+        if found is not None:
+            again = replace(chunk, sweep={})
+            scene = passes.scene(model, again, scene.whole_object, scene.probe)
+            Passes.sweep(passes, model, again, scene, task, wanted)
+            for name in names:
+                assert torch.equal(getattr(into, name).here, getattr(wanted, name).here), name
+        return found
+
+    monkeypatch.setattr(graphs.Graphs, "sweep", compared)
+    toy = make(views=8, window=(8, 16), modes=2, subpixel=subpixel)
+    run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), "rpie", epochs=3, batch=2)
+    assert launched == {2: 11}
 
 
 def test_chunks_of_other_sizes_have_graphs_of_their_own(device: Pretended, launched: Counter[int]) -> None:

@@ -205,7 +205,8 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         assert sums.object is not None and sums.object_weight is not None
         sums.object += before
         sums.object_weight += before
-        passes.begin(sums, rows, columns)
+        fields = torch.full_like(case.object, before), torch.full_like(case.object.real, before)
+        passes.begin(sums, rows, columns, fields)
         late = sums.late
         assert isinstance(late, object_sums.ObjectSums) and int(late.open()[0].sum()) == len(rows)
         for swept_by in (passes.sweep, Passes.sweep.__get__(passes)):
@@ -214,49 +215,49 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
             swept_by(case.model, chunk, scene, "revise", sums)
         passes.settle(sums)
         assert not late.open()[0].any()
-        assert late.tops(sums.object) is None
-        tops = late.tops(sums.object_weight)
+        assert late.tops(fields[0]) is None
+        tops = late.tops(fields[1])
+        late.settle()
         if subpixel == "bilinear":
             assert tops is None
         else:
-            assert tops is not None and float(tops.max()) == float(blocked(sums.object_weight)[0][rows, columns].max())
-        found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight)])
+            assert tops is not None and float(tops.max()) == float(blocked(fields[1])[0][rows, columns].max())
+        found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight, *fields)])
+        assert torch.equal(found[-1][2], found[-1][0].to(case.dtype)), "in the precision of the object"
         outside = torch.ones(2 * (bands + 1), 3, dtype=torch.bool)
         outside[rows, columns] = False
-        assert bool((blocked(sums.object_weight)[0][outside] == before).all()), "others stay"
+        for field in (sums.object_weight, fields[1]):
+            assert bool((blocked(field)[0][outside] == before).all()), "others stay"
     for zero, seven in zip(*found, strict=True):
         assert float(zero.abs().max()) > 0 and torch.equal(zero, seven)
 
 
 @pytest.mark.parametrize("window", [(16, 32), (13, 10)])  # with a transform of the kernels' own, and without
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
-def test_what_a_probe_gathers_starts_at_nothing(subpixel: str, window: tuple[int, int]) -> None:
-    case = Case(torch.complex64, window, 2, subpixel)
-    case.object = case.waves(1, 96, 96)
-    none = torch.zeros(0, dtype=torch.int64)
-    for passes in case.both:
-        by_strips, in_turns = passes.sweep, Passes.sweep.__get__(passes)
-        for order in ([], [by_strips], [in_turns], [in_turns, by_strips], [by_strips, in_turns]):
-            found = []
-            for before in (0.0, float("nan")):
-                sums = nothing(case)
-                assert sums.probe is not None
-                sums.probe += before
-                sums.probe_weight += before
-                passes.begin(sums, none, none)
-                for swept_by in order:
-                    chunk = replace(case.chunk, sweep={})
-                    scene = passes.scene(case.model, chunk, case.object, case.probe)
-                    swept_by(case.model, chunk, scene, "revise", sums)
-                passes.finish(sums)
-                found.append((sums.probe, sums.probe_weight))
-            for zero, nan in zip(*found, strict=True):
-                assert torch.equal(zero, nan) and bool(zero.any()) == bool(order)
-    sums = replace(nothing(case), probe=None)
-    sums.probe_weight += 1
-    case.fused.begin(sums, none, none)
-    case.fused.finish(sums)
-    assert not sums.probe_weight.any()
+@pytest.mark.parametrize(("dtype", "parts"), [(torch.complex64, 1), (torch.complex64, 2), (torch.complex128, 2)])
+@pytest.mark.parametrize("way", ["sweep", "adjoint"])
+def test_sums_do_not_depend_on_order_or_chunks(
+    dtype: torch.dtype, parts: int, way: str, subpixel: str, window: tuple[int, int]
+) -> None:
+    case, found = Case(dtype, window, 2, subpixel), []
+    waves = case.many()
+    passes = case.fused
+    names = ("views", "rows", "anchors", "fractions", "weights", "counts")
+    for order in ([[0, 1, 2, 3, 4]], [[4], [1, 0], [3, 2]], [[2, 4, 3], [0], [1]]):
+        sums = nothing(case, parts=parts)
+        for views in order:
+            some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
+            scene = passes.scene(case.model, some, case.object, case.probe)
+            if way == "sweep":
+                passes.sweep(case.model, some, scene, "revise", sums)
+            else:
+                passes.adjoint(case.model, some, scene, waves[views], sums)
+        passes.settle(sums)
+        passes.finish(sums)
+        found.append(sums)
+    for name in ("object", "object_weight", "probe", "probe_weight", "reached"):
+        one, *others = (getattr(sums, name) for sums in found)
+        assert bool(one.any()) and all(torch.equal(one, other) for other in others), name
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
@@ -278,20 +279,3 @@ def test_threads_do_not_change_a_bit(subpixel: str) -> None:
     for name in ("object", "object_weight", "probe", "probe_weight"):
         for place in (1, 2):
             assert torch.equal(getattr(one[place], name), getattr(two[place], name))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("parts", [1, 2])
-def test_fixed_point_is_added_bit_for_bit(dtype: torch.dtype, parts: int) -> None:
-    rng = torch.Generator().manual_seed(3)
-    real = torch.zeros((), dtype=dtype).real.dtype
-    values = 10 * torch.randn(7, 3, 9, 11, parts, generator=rng, dtype=real)
-    corners = torch.randint(0, 20, (7, 2), generator=rng)
-    twin, fused = (torch.ones(2, parts, 3, 32, 40, dtype=torch.int64) for _ in range(2))
-    assert Passes().add_fixed(values, corners, 30, 50, twin) and CpuPasses(dtype).add_fixed(
-        values, corners, 30, 50, fused
-    )
-    assert torch.equal(twin, fused) and int((twin != 1).sum()) > 1000
-    for bad in (2.0**40, float("nan")):
-        values[3, 1, 4, 5, 0] = bad
-        assert not CpuPasses(dtype).add_fixed(values, corners, 30, 50, fused)

@@ -26,7 +26,7 @@ from ptymesh.kernels.triton_passes import GpuPasses
 GPU = torch.cuda.is_available()
 on_a_gpu = pytest.mark.skipif(not GPU, reason="there is no CUDA device")
 #: What a kernel's argument is, by its letter in SIGNATURES; patterns as most detectors have them.
-TYPES = {"c": "*fp32", "d": "*fp64", "n": "*i64", "v": "*i32", "u": "*u16", "b": "*i1", "i": "i32", "f": "fp32"}
+TYPES = {"c": "*fp32", "d": "*fp64", "n": "*i64", "u": "*u16", "b": "*i1", "i": "i32"}
 #: Backend, architecture, threads of a warp, kind of assembly and what it must hold.
 TARGETS = [
     ("cuda", 80, 32, "ptx", "sm_80"),
@@ -67,12 +67,12 @@ def test_compiled_without_a_gpu(target: tuple[str, object, int, str, str]) -> No
 
 #: Other constants than those of SIGNATURES; Triton takes arguments that are 1 for constants too.
 VARIANTS = [
-    {"M": 1, "splits": 1, "KIND": 0, "TASK": 1, "AXIS": -1, "SHARED": 1, "D_SHARED": 1, "BILINEAR": 0},
-    {"B": 1, "KIND": 2, "TASK": 2, "AXIS": 0, "SHARED": 1},
+    {"M": 1, "KIND": 0, "TASK": 1, "AXIS": -1, "SHARED": 1, "D_SHARED": 1, "BILINEAR": 0, "SHIFTED": 0},
+    {"KIND": 2, "TASK": 2, "AXIS": 0, "SHARED": 1, "PARTS": 1},
 ]
 
 
-@pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one view"])
+@pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one part"])
 def test_variants_compile(constants: dict[str, int]) -> None:
     found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in triton_kernels.SIGNATURES]
     plain = [assembly(kernel, ("cuda", 90, 32), "ptx", {}) for kernel in triton_kernels.SIGNATURES]

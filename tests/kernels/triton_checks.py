@@ -22,20 +22,24 @@ from twins import (
     compare_scenes,
     compare_steps,
     compare_systems,
+    nothing,
 )
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_passes
 from ptymesh.kernels.fused import FusedScene
 from ptymesh.kernels.triton_passes import GpuPasses
-from ptymesh.parallel.exact import FixedSum, Grid
-from ptymesh.physics.passes import Adjoints, Passes
+from ptymesh.physics.kinds import SUMS
+from ptymesh.physics.passes import Adjoints, Chunk, Passes
+from ptymesh.physics.rounding import shifts_for
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative
 
 DEVICE = os.environ["PTYMESH_TRITON_DEVICE"]
 SINGLE = torch.complex64
+#: Sums that adjoints of waves are added to.
+NAMES = ("object", "object_weight", "probe", "probe_weight")
 
 
 @pytest.fixture
@@ -105,38 +109,70 @@ def test_systems(subpixel: str) -> None:
     compare_systems(GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def empty(case: GpuCase, parts: int) -> Adjoints:
+    """Sums without any term, in so many parts."""
+    sums = nothing(case)
+    fields = {name: getattr(sums, name) for name in NAMES}
+    made = {name: f.new_zeros((parts * (len(f) // sums.parts), *f.shape[1:])) for name, f in fields.items()}
+    return replace(sums, parts=parts, **made)
+
+
+def some_of(chunk: Chunk, places: list[int]) -> Chunk:
+    """These views of a chunk, in this order."""
+    given = {name: getattr(chunk, name) for name in ("views", "rows", "anchors", "fractions", "weights", "counts")}
+    return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, sweep={})
+
+
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("tile", [64, 512])
-def test_sums_in_fixed_point(dtype: torch.dtype, parts: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_passes, "TILE", tile)
-    rng = torch.Generator().manual_seed(3)
-    values = torch.randn(6, 3, 9, 13, parts, generator=rng, dtype=dtype)
-    values[0, 0, 0, :7, 0] = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -0.49999999999999994, 1e-30]) / 2**20
-    values[1] *= 2.0**29  # nearly as large as they may be: whole numbers of any float
-    corners = torch.stack((torch.randint(0, 12, (6,), generator=rng), torch.randint(0, 18, (6,), generator=rng)), 1)
-    values, corners = values.to(DEVICE), corners.to(DEVICE)
-    found = []
-    for passes in (Passes(), GpuPasses()):
-        out = torch.arange(2 * parts * 3 * 21 * 31, device=DEVICE).view(2, parts, 3, 21, 31) * 3
-        for exponent, bits in ((20, 52), (24, 56)):
-            assert passes.add_fixed(values, corners, exponent, bits, out)
-        found.append(out)
-    assert torch.equal(found[1], found[0]) and int(found[0].abs().max()) > 2**53
+@pytest.mark.parametrize("dtype", [SINGLE, torch.complex128])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_sums_have_the_same_bits_in_any_order(
+    subpixel: str, dtype: torch.dtype, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of views, in any chunks, tiles and programs."""
+    case, found = GpuCase(dtype, (16, 32), subpixel=subpixel), []
+    waves, last = case.many(), case.views - 1
+    whole, single = [list(range(case.views))], [[k] for k in range(case.views)]
+    backwards, two = [whole[0][::-1]], [[last, 0], whole[0][1:last]]
+    for chunks, tile, programs in ((whole, 512, 1), (single, 512, 1), (backwards, 64, 1), (two, 128, 4096)):
+        monkeypatch.setattr(triton_passes, "TILE", tile)
+        monkeypatch.setattr(triton_passes, "PROGRAMS", programs)
+        passes, sums = GpuPasses(), empty(case, parts)
+        for places in chunks:
+            chunk = some_of(case.chunk, places)
+            scene = passes.scene(case.model, chunk, case.object, case.probe)
+            passes.adjoint(case.model, chunk, scene, waves[places], sums)
+        found.append([getattr(sums, name) for name in (*NAMES, "reached")])
+    for other in found[1:]:
+        for got, wanted in zip(other, found[0], strict=True):
+            assert float(wanted.abs().max()) > 0 and torch.equal(got, wanted)
 
 
-def test_values_beyond_fixed_point_are_told() -> None:
-    largest = torch.full((1, 1, 3, 5, 1), 2.0**20, device=DEVICE)
-    corners = torch.zeros(1, 2, dtype=torch.int64, device=DEVICE)
-    out = torch.zeros(2, 1, 1, 8, 8, dtype=torch.int64, device=DEVICE)
-    for value, fits in ((2.0**20, True), (-(2.0**20), True), (2.0**20 + 1, False), (float("nan"), False)):
-        largest[0, 0, 1, 2, 0] = value
-        for passes in (Passes(), GpuPasses()):
-            assert bool(passes.add_fixed(largest, corners, 10, 30, out)) is fits
-        total = FixedSum(out.view(2, 8, 8), Grid(1.0, 2), GpuPasses())
-        total.grid.exponent, total.grid.bits = 10, 30
-        total.add(largest[..., 0])
-        assert int(total.spoilt) == (not fits)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [SINGLE, torch.complex128])
+@pytest.mark.usefixtures("small_tiles")
+def test_terms_are_rounded_as_the_twin_rounds_them(dtype: torch.dtype, parts: int) -> None:
+    """To the last bit, where they have few; the first part's step is larger than their last bit."""
+    case = GpuCase(dtype, subpixel="none")
+    waves, found = few_bits(case.many()), []
+    case.object, case.probe = few_bits(case.object), few_bits(case.probe)
+    chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, sweep={})
+    shifts, _ = shifts_for(torch.full((SUMS,), 2.0**42), 4 * case.views)
+    for passes in case.both:
+        sums = replace(empty(case, parts), shifts=shifts.to(DEVICE))
+        scene = passes.scene(case.model, chunk, case.object, case.probe)
+        passes.adjoint(case.model, chunk, scene, waves, sums)
+        found.append(sums)
+    for name in (*NAMES, "reached"):
+        assert torch.equal(getattr(found[1], name), getattr(found[0], name)), name
+    for name in NAMES:
+        first, *rest = getattr(found[1], name).split(len(getattr(found[1], name)) // parts)
+        assert bool(first.any()) and all(bool(part.any()) for part in rest)
+
+
+def few_bits(values: Tensor) -> Tensor:
+    """Multiples of 1/8 near these numbers, within 2."""
+    return torch.view_as_complex((8 * torch.view_as_real(values)).round().clamp(-16, 16) / 8)
 
 
 def mapped(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -164,13 +200,10 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
     change[end] = d_object
     found = []
     for obj, d_obj, offset in ((case.object, d_object, 0), (far, change, place)):
-        sums = Adjoints(
-            torch.zeros_like(obj) if offset == 0 else mapped(*obj.shape, dtype=SINGLE),
-            torch.zeros_like(obj.real) if offset == 0 else mapped(*obj.shape, dtype=torch.float32),
-            torch.zeros_like(case.probe),
-            torch.zeros_like(case.probe[0].real),
-            case.opr,
-            case.opr.real,
+        sums = replace(
+            empty(case, 2),
+            object=mapped(2, *obj.shape[1:], dtype=torch.complex128),
+            object_weight=mapped(2, *obj.shape[1:], dtype=torch.float64),
         )
         passes, chunk = GpuPasses(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
         scene = passes.scene(case.model, chunk, obj, case.probe)
@@ -180,21 +213,9 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
         steps = passes.position_step(case.model, chunk, obj, scene, chi) if subpixel == "fourier" else scene.exit
         systems = passes.systems(case.model, chunk, scene, d_obj, case.probe, chi)
         kept = (sums.object[end].clone(), sums.object_weight[end].clone(), sums.probe, sums.probe_weight)
-        found.append((scene.windows, scene.exit, *kept, steps, systems))
+        found.append((scene.windows, scene.exit, *kept, sums.reached, steps, systems))
     for near, distant in zip(*found, strict=True):
         assert float(near.abs().max()) > 0 and torch.equal(near, distant)
-
-
-@untouched
-def test_fixed_sums_of_more_than_2_31_numbers() -> None:
-    side = 23184  # four planes
-    values = torch.randn(1, 1, 3, 5, 2, generator=torch.Generator().manual_seed(1))
-    corner = torch.tensor([[side - 4, side - 6]])
-    out, near = mapped(2, 2, 1, side, side, dtype=torch.int64), torch.zeros(2, 2, 1, 8, 8, dtype=torch.int64)
-    assert out.numel() > 2**31
-    GpuPasses().add_fixed(values, corner, 20, 50, out)
-    Passes().add_fixed(values, torch.tensor([[4, 2]]), 20, 50, near)
-    assert torch.equal(out[..., -8:, -8:], near) and int(near.abs().max()) > 0
 
 
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])

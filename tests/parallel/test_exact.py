@@ -1,4 +1,4 @@
-"""Sums in integers: exact, whatever the order, and fixed point as fine as it is said to be."""
+"""Sums in integers and of rounded terms: exact, whatever the order, with steps as fine as they are said to be."""
 
 import math
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.parallel.exact import HEADROOM, ExactSum, FixedSum, Grid, Tally
-from ptymesh.physics.passes import Passes
+from ptymesh.parallel.exact import ExactSum, Tally
+from ptymesh.physics import views
+from ptymesh.physics.rounding import bits_for, largest, narrowed, rounded, shifts_for, total_of
 from toy import relative
 
 CPU = torch.device("cpu")
@@ -53,33 +54,27 @@ def test_what_is_no_number_makes_the_sum_none(bad: float) -> None:
     assert math.isnan(found[0]) and found[1] == 5
 
 
-def test_a_tally_is_exact_where_it_is_told_to() -> None:
-    values = numbers((50, 2), 5)
-    for exact in (True, False):
-        tally = Tally((2,), CPU, exact=exact)
-        tally.add(values[:20])
-        tally.add(values[20:])
-        assert tally.local.dtype == (torch.int64 if exact else torch.float64)
-        assert relative(tally.read(tally.local), values.sum(0)) < 1e-12
+def test_a_tally_adds_chunk_after_chunk() -> None:
+    values, tally = numbers((50, 2), 5), Tally((2,), CPU)
+    tally.add(values[:20])
+    tally.add(values[20:])
+    assert torch.equal(tally.read(tally.local), exactly(values))
 
 
-@pytest.mark.parametrize("terms", [1, 64, 65, 100_000])
-def test_steps_of_the_grid_are_as_documented(terms: int) -> None:
-    grid = Grid(1000.0, terms)
-    guard = math.ceil(math.log2(terms))
-    assert grid.bits == 62 - guard
-    step = 1024 * 2.0 ** (HEADROOM - 2 * grid.bits)
-    values = numbers((500,), 3)
-    limbs = torch.zeros(2, 1, 1, 1, 500, dtype=torch.int64)
-    assert Passes().add_fixed(values.view(1, 1, 1, -1, 1), torch.zeros(1, 2).long(), grid.exponent, grid.bits, limbs)
-    error = (grid.decode(*limbs).flatten() - values).abs()
-    assert bool((error <= torch.maximum(values.abs() * 2e-16, torch.tensor(step))).all())
-    largest = torch.tensor([1000 * 2.0 ** (HEADROOM - 1)])
-    for value, fits in ((largest, True), (-largest, True), (4 * largest, False), (largest * math.nan, False)):
-        limb = torch.zeros(2, 1, 1, 1, 1, dtype=torch.int64)
-        corners = torch.zeros(1, 2).long()
-        assert Passes().add_fixed(value.view(1, 1, 1, 1, 1), corners, grid.exponent, grid.bits, limb) is fits
-        assert not fits or int(limb.abs().max()) * terms < 2**63
+@pytest.mark.parametrize("terms", [1, 2, 64, 65, 100_000])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_steps_are_as_documented(terms: int, parts: int) -> None:
+    """All sums of so many terms within the limit are exact, and terms are held to half a step."""
+    shifts, limits = shifts_for(torch.tensor([1000.0, 0.0, math.nan, 1024.0]), terms)
+    assert limits.tolist() == [1024, 2, 2, 2048]
+    bits = bits_for(terms)
+    step = 1024 * 2.0 ** (-bits if parts == 1 else -2 * bits - 1)
+    values = (2048 * torch.rand(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 1024)[:, None]
+    found = rounded(values, shifts[0], parts)
+    assert bool(((found / 2 ** math.floor(math.log2(step))) % 1 == 0).all())
+    kept = narrowed(found.T, torch.float64, 1)[0]
+    assert float((kept - values[:, 0]).abs().max()) <= max(step / 2, 1024 * 2.0**-53)
+    assert terms * 2.0**bits <= 2.0**53 and float(largest(values)) <= 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float32])
@@ -87,33 +82,39 @@ def test_windows_added_in_any_order_have_the_same_bits(dtype: torch.dtype) -> No
     rng = torch.Generator().manual_seed(2)
     windows = torch.randn(30, 2, 5, 7, generator=rng, dtype=dtype) * 1e3
     corners = torch.stack((torch.randint(0, 12, (30,), generator=rng), torch.randint(0, 10, (30,), generator=rng)), 1)
-    like = torch.zeros(2, 16, 16, dtype=dtype)
+    wide, parts = (torch.complex128 if dtype.is_complex else torch.float64), 1 + (dtype == torch.complex128)
+    shifts, _ = shifts_for(largest(windows)[None], 30)
 
     def added(order: Tensor, pieces: int) -> Tensor:
-        total = FixedSum.over(like, 1.0, 30, Passes())
+        total = torch.zeros(parts * 2, 16, 16, dtype=wide)
         for some in order.chunk(pieces):
-            total.add(windows[some], corners[some])
-        return total.decode(total.out, total.spoilt, dtype)
+            views.add_back(total, rounded(windows[some], shifts[0], parts), corners[some])
+        return narrowed(total, dtype, 2)
 
     one = added(torch.arange(30), 1)
     assert torch.equal(added(torch.arange(29, -1, -1), 7), one)
-    expected = torch.zeros(2, 16, 16, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+    expected = torch.zeros(2, 16, 16, dtype=wide)
     for window, (y, x) in zip(windows, corners.tolist(), strict=True):
         expected[:, y : y + 5, x : x + 7] += window
     assert relative(one, expected) < (1e-15 if dtype == torch.complex128 else 1e-7)
 
 
-def test_values_out_of_range_spoil_the_sum() -> None:
-    like = torch.zeros(1, 4, 4)
-    total = FixedSum.over(like, 1.0, 2, Passes())
-    total.add(torch.full((1, 1, 4, 4), 2.0**70))
-    assert bool(total.decode(total.out, total.spoilt, torch.float32).isnan().all())
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_total_is_free_of_order_and_threads(threads: int) -> None:
+    values = numbers((100_003,), 5)
+    torch.set_num_threads(threads)
+    try:
+        found = total_of(values), total_of(values.flip(0))
+    finally:
+        torch.set_num_threads(1)
+    assert found[0] == found[1] and abs(float(found[0]) / math.fsum(values.tolist()) - 1) < 1e-13
+    assert total_of(values[:0]) == 0 and total_of(torch.full((5,), 0.25)) == 1.25
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("window", [(128, 128), (24, 28), (15, 13), (97, 64)])
 def test_a_transform_does_not_depend_on_its_neighbours(window: tuple[int, int], dtype: torch.dtype) -> None:
-    """What deterministic runs build upon: the FFT of a stack is that of each, bit for bit."""
+    """What equal bits build upon: the FFT of a stack is that of each, bit for bit."""
     rng = torch.Generator().manual_seed(3)
     stack = torch.randn(11, 3, *window, generator=rng, dtype=dtype)
     for transform in (torch.fft.fft2, torch.fft.ifft2):

@@ -49,7 +49,7 @@ def test_a_tilt_reaches_model_and_result() -> None:
 
 def test_deterministic_is_an_option_and_in_the_result(tmp_path: Path) -> None:
     exact, plain = (pm.reconstruct(scan(), pm.RPIE(epochs=2, batch=9), deterministic=d) for d in (True, False))
-    assert not np.array_equal(exact.object, plain.object) and relative(exact.object, plain.object) < 1e-5
+    assert np.array_equal(exact.object, plain.object), "windows of 32 x 32 need no one thread"
     exact.save(tmp_path / "result.h5")
     assert pm.Result.load(tmp_path / "result.h5").attrs["deterministic"] and not plain.attrs["deterministic"]
     assert Recipe.parse({"data": {"path": "scan.cxi"}, "deterministic": True}).deterministic

@@ -13,6 +13,7 @@ happens inside: a rank without views in a batch calls nothing, and its sums are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,11 @@ from torch import Tensor
 from ptymesh.kernels import passes_for
 from ptymesh.physics.model import Model, power
 from ptymesh.physics.passes import Adjoints
+from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem import Chunk
+
+#: Of sums: terms of users' losses may be of any size.
+PARTS = 2
 
 
 def intensities(
@@ -86,20 +91,25 @@ class _Intensities(torch.autograd.Function):
         _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
         waves = model.detect_adjoint(detected * (2 * slope)[:, None], fractions)
         found: dict[str, Tensor] = {}
+        shifts, _ = shifts_for(_bounds(obj, probe, opr, chunk.weights, waves), 4 * len(waves))
         sums = Adjoints(
-            torch.zeros(obj.shape, dtype=obj.dtype, device=obj.device) if by_obj else None,
-            torch.zeros(obj.shape, dtype=slope.dtype, device=obj.device) if by_obj else None,
-            torch.zeros_like(probe) if by_probe or by_opr else None,
-            torch.zeros_like(probe[0].real),
-            torch.zeros_like(opr),
-            torch.zeros_like(opr.real),
+            _empty(obj) if by_obj else None,
+            _empty(obj.real) if by_obj else None,
+            _empty(probe) if by_probe or by_opr else None,
+            _empty(probe[:1].real),
+            _empty(opr),
+            _empty(opr.real),
+            shifts,
+            torch.zeros_like(shifts[:, 0]),
+            parts=PARTS,
+            shifted=model.subpixel == "fourier",
         )
         ctx.passes.adjoint(model, chunk, scene, waves, sums)
         ctx.passes.finish(sums)
         if sums.object is not None:
-            found["object"] = sums.object
+            found["object"] = narrowed(sums.object, obj.dtype, len(obj))
         if by_probe and sums.probe is not None:
-            found["probe"] = sums.probe
+            found["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
         if by_fractions:
             moved = [model.position_derivative(obj, chunk.anchors, fractions, scene, axis) for axis in (0, 1)]
             found["fractions"] = torch.stack([(d.conj() * waves).real.sum((1, 2, 3)) for d in moved], dim=1)
@@ -109,6 +119,22 @@ class _Intensities(torch.autograd.Function):
         if by_background:
             found["background"] = slope.sum_to_size(background.shape)
         if by_opr:
-            found["opr"] = sums.opr
+            found["opr"] = model.unshifted(narrowed(sums.opr, opr.dtype, len(opr)))
         names = ("object", "probe", "fractions", "weights", "background", "opr")
         return (None, None, *(found.get(name) for name in names))
+
+
+def _empty(like: Tensor) -> Tensor:
+    """Sums of arrays like this (C, ...), in double precision, 0."""
+    dtype = torch.complex128 if like.is_complex() else torch.float64
+    return like.new_zeros((PARTS * len(like), *like.shape[1:]), dtype=dtype)
+
+
+def _bounds(obj: Tensor, probe: Tensor, opr: Tensor, weights: Tensor, waves: Tensor) -> Tensor:
+    """How large terms of each kind of sum (6,) can be, as of slopes of any size nothing is known beforehand."""
+    o, p, q, w = (2 * largest(t) for t in (obj, probe, opr, waves))
+    a = largest(weights)
+    beam = a * (len(probe) * p + len(opr) * q)
+    spread = math.sqrt(probe.shape[-2] * probe.shape[-1])  # of a transform
+    by_probe, light = spread * a * o * w, (a * o).square()
+    return torch.stack((beam * w, beam.square(), by_probe, light, by_probe, light))

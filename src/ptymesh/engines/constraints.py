@@ -18,6 +18,7 @@ from ptymesh.engines.base import Engine, Limits, Smooth, Support
 from ptymesh.estimate import Estimate
 from ptymesh.physics.modes import mixed, orthogonalising
 from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.rounding import times, total_of
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 
@@ -70,7 +71,7 @@ def rescale(estimate: Estimate, factor: float) -> None:
 def hold_power(engine: Engine, estimate: Estimate) -> None:
     """sum |P|^2 to the stage's value (remembered from the first time where the recipe names none)."""
     assert engine.probe.power is not None
-    current = (estimate.probe.abs() ** 2).sum(dtype=torch.float64)
+    current = total_of(torch.view_as_real(estimate.probe).square())
     if engine.probe.power.counts is None:
         engine.state.setdefault("probe_power", current.clone())
         target = float(engine.state["probe_power"])
@@ -88,11 +89,11 @@ def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
     Returns d (2,), y x.
     """
     intensity = (estimate.probe.abs() ** 2).sum(0).to(torch.float64)
-    total = intensity.sum()
+    total = total_of(intensity)
     d = []
     for axis, n in enumerate(intensity.shape):
         r = torch.arange(n, dtype=torch.float64, device=intensity.device)
-        d.append(n // 2 - (intensity.sum(1 - axis) * r).sum() / total)
+        d.append(n // 2 - total_of(intensity * (r if axis else r[:, None])) / total)
     move = torch.stack(d).round() if whole else torch.stack(d)
     if whole:
         estimate.anchors -= move.to(estimate.anchors.dtype)
@@ -115,14 +116,14 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
         both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
-        along = torch.where(both, first.conj() * second, 0)
+        along = torch.where(both, times(first.conj(), second), 0)
         sums += [along.real, along.imag]
     gradient = torch.angle(torch.view_as_complex(problem.layout.totals(*sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]
-    estimate.object[-1] *= _ramp(
-        estimate.object, gradient, -1.0, [m - c for m, c in zip(middle, estimate.corner, strict=True)]
-    )
-    estimate.probe *= _ramp(estimate.probe, gradient, 1.0, [n // 2 for n in estimate.window])
+    corner = [m - c for m, c in zip(middle, estimate.corner, strict=True)]
+    ramp = _ramp(estimate.object, gradient, -1.0, corner)
+    estimate.object[-1] = times(estimate.object[-1], ramp)
+    estimate.probe.copy_(times(estimate.probe, _ramp(estimate.probe, gradient, 1.0, [n // 2 for n in estimate.window])))
     return gradient
 
 

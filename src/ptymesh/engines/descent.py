@@ -26,6 +26,7 @@ from ptymesh.parallel.layout import Touched, product
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.model import power
+from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
 #: Steps that a line search looks at, besides none.
@@ -132,7 +133,7 @@ class Descent(Engine):
 
 def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
     """<a, b> over object and probe, 0-d float64."""
-    return problem.dot(a.object, b.object, estimate) + product(a.probe, b.probe).sum(dtype=torch.float64)
+    return problem.dot(a.object, b.object, estimate) + total_of(product(a.probe, b.probe))
 
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:

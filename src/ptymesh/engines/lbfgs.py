@@ -30,6 +30,7 @@ from torch import Tensor
 from ptymesh.engines.autodiff import Autodiff, Gradient
 from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.estimate import Estimate
+from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
 Vector = dict[str, Tensor]
@@ -176,7 +177,7 @@ def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector
     of_object = problem.dots(((a[n], b[n]) for n in names if n in OBJECT for a, b in pairs), estimate)
     total = of_object.view(-1, len(pairs)).sum(0)
     for name in [n for n in names if n not in OBJECT]:
-        total = total + torch.stack([(a[name] * b[name]).sum(dtype=torch.float64) for a, b in pairs])
+        total = total + torch.stack([total_of(a[name] * b[name]) for a, b in pairs])
     return total.cpu()
 
 

@@ -88,7 +88,7 @@ class LSQML(Engine):
         problem.add(estimate.probe, by_probe * d_probe)
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Swept]]:
-        accumulator, swept = problem.accumulator(estimate, batch), []
+        accumulator, swept = problem.accumulator(estimate, batch, task="revise"), []
         for chunk in accumulator.chunks(keep=True):
             scene = problem.scene(estimate, chunk)
             chi = accumulator.revise(chunk, scene, keep=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ptymesh.engines import waves
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Problem
 
 #: |f_j| beyond which a view gets a new anchor.
@@ -57,7 +58,8 @@ def _adapt(engine: Engine, move: Tensor) -> None:
     gain = engine.state.get("position_gain", torch.ones((), dtype=torch.float64, device=move.device))
     last = engine.state.get("position_move")
     if last is not None:
-        cosine = (move * last).sum() / (move.norm() * last.norm()).clamp(min=torch.finfo(move.dtype).tiny)
+        norms = (total_of(move * move) * total_of(last * last)).sqrt()
+        cosine = total_of(move * last) / norms.clamp(min=torch.finfo(move.dtype).tiny)
         factor = torch.where(cosine > AGREE, FASTER, torch.where(cosine < 0, SLOWER, 1.0))
         gain = (gain * factor).clamp(LOWEST, HIGHEST)
     engine.state["position_gain"], engine.state["position_move"] = gain, move
@@ -68,7 +70,7 @@ def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
     centred = nominal - nominal.mean(0)
     design = torch.cat((centred / centred.abs().max().clamp(min=1.0), torch.ones_like(centred[:, :1])), dim=1)
     solution = torch.linalg.lstsq(design.cpu(), displacement.cpu(), driver="gelsd").solution
-    return design @ solution.to(design.device)
+    return (design[:, :, None] * solution.to(design.device)).sum(1)
 
 
 def reanchor(engine: Engine, problem: Problem, estimate: Estimate, memories: Sequence[dict[str, Tensor]] = ()) -> None:

@@ -39,14 +39,17 @@ class Sweep:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], loss: Loss) -> None:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
-        self.accumulator = problem.accumulator(estimate, Batch(batch.views, batch.refine, batch.epoch, vary))
+        #: Whether waves are those of the model's fidelity, which nobody looks at.
+        self._plain = isinstance(loss, OfFidelity) and not {"background", "slice_spacing", "tilt"} & wanted
+        wide = Batch(batch.views, batch.refine, batch.epoch, vary)
+        self.accumulator = problem.accumulator(estimate, wide, task="descend" if self._plain else None)
         self.terms = problem.tally(loss.terms)
         shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
         self.tallies = {name: problem.tally(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
         """Sweeps the batch; `note`: for the running loss of the epoch."""
-        if isinstance(self.loss, OfFidelity) and not {"background", "slice_spacing", "tilt"} & self.wanted:
+        if self._plain:
             for chunk in self.accumulator.chunks():
                 self.terms.add(self.accumulator.descend(chunk, self.problem.scene(self.estimate, chunk), note))
             return

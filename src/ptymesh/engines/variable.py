@@ -17,6 +17,7 @@ from torch import Tensor
 from ptymesh.engines.base import ProbeUpkeep
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
+from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Problem
 
 #: Weight of all views, whatever their shares, in the norm of the modes' update: keeps modes that nobody uses still.
@@ -46,12 +47,14 @@ def after_batch(upkeep: ProbeUpkeep, problem: Problem, estimate: Estimate, epoch
 def after_epoch(problem: Problem, estimate: Estimate) -> None:
     """Every rank learns all weights; then the gauges, on rank 0's word."""
     weights = problem.layout.merge(estimate.weights)
-    mean = weights[:, 0].mean()
+    mean = (total_of(weights[:, 0]) / len(weights)).to(weights.dtype)
     weights[:, 0] /= mean
     estimate.probe *= mean
     if len(estimate.opr):
         constant = weights[:, 1:].mean(0)
-        estimate.probe[0] += torch.einsum("k,khw->hw", constant.to(estimate.opr.dtype), estimate.opr)
+        estimate.probe[0] += torch.view_as_complex(
+            (constant[:, None, None, None] * torch.view_as_real(estimate.opr)).sum(0)
+        )
         shares, modes = orthogonal(weights[:, 1:] - constant, estimate.opr, estimate.probe[0])
         weights[:, 1:] = shares
         estimate.opr.copy_(modes)
@@ -71,9 +74,9 @@ def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Ten
         raise Diverged("The variable probe diverged: its modes or their shares are not finite; try smaller steps.")
     flat = torch.view_as_real(modes.to(torch.complex128)).reshape(len(modes), -1)
     q, r = torch.linalg.qr(shares.to(torch.float64))
-    left, strength, right = torch.linalg.svd(r @ flat, full_matrices=False)
-    norm = torch.linalg.vector_norm(like.to(torch.complex128))
-    new = q @ left * (strength / norm)
+    left, strength, right = torch.linalg.svd((r[:, :, None] * flat).sum(1), full_matrices=False)
+    norm = total_of(torch.view_as_real(like.to(torch.complex128)).square()).sqrt()
+    new = (q[:, :, None] * left).sum(1) * (strength / norm)
     sign = new.gather(0, new.abs().argmax(0, keepdim=True)).sign()
     sign = torch.where(sign == 0, torch.ones_like(sign), sign)
     parts = (right * norm * sign.T).reshape(*modes.shape, 2)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
+from ptymesh.physics.modes import mixed
+from ptymesh.physics.rounding import times
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 
@@ -22,7 +24,7 @@ from ptymesh.problem import Problem
 def rotate(engine: Engine, rotation: Tensor) -> None:
     """psi_jm <- sum_n R_mn psi_jn: the probe's modes were mixed by R (M, M)."""
     for psi in _each(engine):
-        psi.copy_(torch.einsum("mn,bnhw->bmhw", rotation.to(psi.dtype), psi))
+        psi.copy_(mixed(psi, rotation.to(psi.dtype)))
 
 
 def move(engine: Engine, problem: Problem, by: Tensor) -> None:
@@ -44,11 +46,11 @@ def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[fl
     positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions).to(torch.float64)
     middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.extent, strict=True)]
     g = torch.tensor(gradient, dtype=torch.float64, device=problem.device)
-    phase = -((positions + torch.tensor(middle, device=problem.device)) @ g)
+    phase = -((positions + torch.tensor(middle, device=problem.device)) * g).sum(1)
     # of all views, so that own ones are computed alike whatever others there are
     factor = torch.polar(torch.ones_like(phase), phase)[own, None, None, None]
     for psi in _kept(engine):
-        psi *= factor.to(psi.dtype)
+        psi.copy_(times(psi, factor.to(psi.dtype)))
 
 
 def roll(engine: Engine, problem: Problem, by: Tensor) -> None:

@@ -6,8 +6,8 @@ beams        (1 or B, M, h, w) probes, one for all views or one each;  a  (B,) r
 chi          (B, M, h, w) waves at the exit
 real, complex   of one precision
 
-Views are written by one thread each; sums over views are made by bands of rows, every pixel adding view after view.
-So nothing that is computed depends on the number of threads. Bands and views are independent: there are no races.
+Views are written by one thread each; sums over views are made by bands of rows, of terms that are rounded
+(physics/rounding.py): they do not depend on the order. Bands and views are independent: there are no races.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from ptymesh.kernels.compiled_blocks import AHEAD
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
-    add_complex,
+    add_complex_rounded,
+    add_number,
+    add_rounded,
     fetch,
-    load,
+    highest,
+    larger,
     load_complex,
+    magnitude,
     spread,
-    store,
     store_complex,
     total,
 )
+from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, PROBE, PROBE_WEIGHT
 
 U: Any = np.uint64
-ZERO, TWO = U(0), U(2)
+ZERO, ONE, TWO = U(0), U(1), U(2)
 # What one thread does stands in a function of its own: numba takes several times longer over the body of a parallel
 # loop. The index of such a loop is unsigned, and with a signed one it would make a float.
 
@@ -82,33 +86,108 @@ def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
 
 
 @inlined
-def _add_light_of(r: int, beams: Any, light: Any) -> None:
-    """Row r of light (1, h, w): sum_m |P_m|^2."""
-    light[0, r] = 0
+def _light_of(b: int, r: int, beams: Any, light: Any, reached: Any) -> None:
+    """Row r of light (n, h, w), of beam b: sum_m |P_m|^2."""
+    k, top = light[b, r], light.dtype.type(0)
+    k[:] = 0
     for m in range(beams.shape[1]):
-        p, k = beams[0, m, r], light[0, r]
+        p = beams[b, m, r]
         for c in range(len(k)):
             k[c] += p[c].real * p[c].real + p[c].imag * p[c].imag
+    for c in range(len(k)):
+        top = max(top, k[c])
+    reached[OBJECT_WEIGHT] = max(reached[OBJECT_WEIGHT], top)
 
 
 @inlined
-def _meet(j: int, r: int, chi: Any, f: float, beams: Any, windows: Any) -> None:
-    """Row r of view j: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
+def _meet(j: int, b: int, r: int, chi: Any, f: float, beams: Any, windows: Any, reached: Any) -> None:
+    """Row r of view j, beam b: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
     M, h, w = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3])
-    mode, i, e, o = TWO * h * w, TWO * w * (h * M * j + r), TWO * w * r, TWO * w * (h * j + r)
-    by, full = spread(f), w // LANES * LANES
+    mode, i, e, o = TWO * h * w, TWO * w * (h * M * j + r), TWO * w * (h * M * b + r), TWO * w * (h * j + r)
+    by, full, top = spread(f), w // LANES * LANES, spread(f - f)
     for c in range(ZERO, TWO * full, TWO * LANES):
         (p, q), (s, t) = load_complex(beams, e + c), load_complex(chi, i + c)
         real, imaginary = p * s + q * t, p * t - q * s
         for m in range(U(1), M):
             (p, q), (s, t) = load_complex(beams, e + c + m * mode), load_complex(chi, i + c + m * mode)
             real, imaginary = real + (p * s + q * t), imaginary + (p * t - q * s)
-        store_complex(windows, o + c, by * real, by * imaginary)
+        real, imaginary = by * real, by * imaginary
+        top = larger(magnitude(real), larger(magnitude(imaginary), top))
+        store_complex(windows, o + c, real, imaginary)
+    most = highest(top)
     for c in range(full, w):
-        found = np.conj(f * beams[0, 0, r, c]) * chi[j, 0, r, c]
+        found = np.conj(f * beams[b, 0, r, c]) * chi[j, 0, r, c]
         for m in range(U(1), M):
-            found += np.conj(f * beams[0, m, r, c]) * chi[j, m, r, c]
+            found += np.conj(f * beams[b, m, r, c]) * chi[j, m, r, c]
         windows[j, r, c] = found
+        most = max(most, abs(found.real), abs(found.imag))
+    reached[OBJECT] = max(reached[OBJECT], most)
+
+
+@inlined
+def _to_windows(j: int, chi: Any, beams: Any, a: Any, windows: Any, light: Any, reached: Any) -> None:
+    b = ZERO if len(beams) == 1 else j
+    for r in range(U(chi.shape[2])):
+        _meet(j, b, r, chi, a[j], beams, windows, reached)
+        if b < U(len(light)) and (j == ZERO or b == j):
+            _light_of(b, r, beams, light, reached)
+
+
+@parallel
+def to_windows(chi: Any, beams: Any, a: Any, windows: Any, light: Any, reached: Any) -> None:
+    """windows_j = sum_m conj(a_j beams_jm) chi_jm, and light (1 or B, h, w) = sum_m |beams_jm|^2.
+
+    reached (B, n): the largest of either in each view, by kind of sum (physics/rounding.py), if not larger before.
+    """
+    for i in prange(len(chi)):
+        _to_windows(U(i), chi, beams, a, windows, light, reached[i])
+
+
+@inlined
+def _probe_row(
+    j: int,
+    r: int,
+    chi: Any,
+    obj: Any,
+    n: Any,
+    f: float,
+    shifts: Any,
+    half: int,
+    light_half: int,
+    out: Any,
+    weight: Any,
+    reached: Any,
+) -> None:
+    """Row r of view j: adds f conj(S_j O) chi_jm and f^2 |S_j O|^2, rounded."""
+    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
+    y, x, full, by, by2 = U(n[j, 0]) + r, U(n[j, 1]), w // LANES * LANES, spread(f), spread(f * f)
+    shift, fine = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1])
+    light_shift, light_fine = spread(shifts[PROBE_WEIGHT, 0]), spread(shifts[PROBE_WEIGHT, 1])
+    top = light_top = spread(f - f)
+    fetch(obj, TWO * (W * (y + AHEAD) + x), TWO * w)
+    for c in range(ZERO, full, LANES):
+        u, v = load_complex(obj, TWO * (W * y + x + c))
+        k, power = w * r + c, by2 * (u * u + v * v)
+        light_top = larger(power, light_top)
+        add_rounded(weight, k, light_half, power, light_shift, light_fine)
+        u, v = by * u, by * v
+        for m in range(M):
+            s, t = load_complex(chi, TWO * (h * w * (j * M + m) + k))
+            real, imaginary = u * s + v * t, u * t - v * s
+            top = larger(magnitude(real), larger(magnitude(imaginary), top))
+            add_complex_rounded(out, TWO * (h * w * m + k), half, real, imaginary, shift, fine)
+    most, light_most = highest(top), highest(light_top)
+    for c in range(full, w):
+        O, k = f * obj[y, x + c], w * r + c
+        light = O.real * O.real + O.imag * O.imag
+        add_number(weight, k, light_half, light, shifts[PROBE_WEIGHT, 0], shifts[PROBE_WEIGHT, 1])
+        light_most = max(light_most, light)
+        for m in range(M):
+            z, at = np.conj(O) * chi[j, m, r, c], TWO * (h * w * m + k)
+            add_number(out, at, half, z.real, shifts[PROBE, 0], shifts[PROBE, 1])
+            add_number(out, at + ONE, half, z.imag, shifts[PROBE, 0], shifts[PROBE, 1])
+            most = max(most, abs(z.real), abs(z.imag))
+    reached[PROBE], reached[PROBE_WEIGHT] = max(reached[PROBE], most), max(reached[PROBE_WEIGHT], light_most)
 
 
 @inlined
@@ -119,43 +198,25 @@ def _to_probe(
     n: Any,
     a: Any,
     beams: Any,
+    shifts: Any,
     bands: int,
-    blank: bool,
     out: Any,
     weight: Any,
     windows: Any,
     light: Any,
+    reached: Any,
 ) -> None:
-    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
-    full, start, stop = w // LANES * LANES, h * band // bands, h * (band + U(1)) // bands
-    for r in range(start, stop):
-        if blank:
-            for m in range(M):
-                out[m, r] = 0
-            weight[r] = 0
-        if len(windows) > 0:
-            _add_light_of(r, beams, light)
+    M, h = U(chi.shape[1]), U(chi.shape[2])
+    area, two = h * U(chi.shape[3]), len(weight) > 1
+    half, light_half = TWO * M * area if two else ZERO, area if two else ZERO
+    start, stop = h * band // bands, h * (band + U(1)) // bands
+    for r in range(start, stop if len(windows) > 0 else start):
+        _light_of(ZERO, r, beams, light, reached)
     for j in range(U(len(chi))):
-        f = a[j]
-        by, by2 = spread(f), spread(f * f)
         for r in range(start, stop):
-            y, x = U(n[j, 0]) + r, U(n[j, 1])
-            fetch(obj, TWO * (W * (y + AHEAD) + x), TWO * w)
-            for c in range(ZERO, full, LANES):
-                u, v = load_complex(obj, TWO * (W * y + x + c))
-                k = w * r + c
-                store(weight, k, load(weight, k) + by2 * (u * u + v * v))
-                u, v = by * u, by * v
-                for m in range(M):
-                    s, t = load_complex(chi, TWO * (h * w * (j * M + m) + k))
-                    add_complex(out, TWO * (h * w * m + k), u * s + v * t, u * t - v * s)
-            for c in range(full, w):
-                O = f * obj[y, x + c]
-                weight[r, c] += O.real * O.real + O.imag * O.imag
-                for m in range(M):
-                    out[m, r, c] += np.conj(O) * chi[j, m, r, c]
+            _probe_row(j, r, chi, obj, n, a[j], shifts, half, light_half, out, weight, reached)
             if len(windows) > 0:
-                _meet(j, r, chi, f, beams, windows)
+                _meet(j, ZERO, r, chi, a[j], beams, windows, reached)
 
 
 @parallel
@@ -165,32 +226,32 @@ def to_probe(
     n: Any,
     a: Any,
     beams: Any,
-    bands: int,
-    blank: bool,
+    shifts: Any,
     out: Any,
     weight: Any,
     windows: Any,
     light: Any,
+    reached: Any,
 ) -> None:
-    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2; both start at 0 if they are blank.
+    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2, rounded.
 
-    windows (0 or B, h, w): of views, sum_m conj(a_j beams_m) chi_jm, and light (1, h, w), sum_m |beams_m|^2, while chi
-    is in the cache; beams (1, M, h, w). Windows may be the memory of chi, if there is one mode.
+    out (parts M, h, w), weight (parts, h, w) of double precision; shifts (n, 2), by kind of sum and part. windows (0 or
+    B, h, w): of views, sum_m conj(a_j beams_m) chi_jm, and light (1, h, w), sum_m |beams_m|^2, while chi is in the
+    cache; beams (1, M, h, w). Windows may be the memory of chi, if there is one mode. reached (bands, n): see
+    `to_windows`.
     """
-    for i in prange(bands):
-        _to_probe(U(i), chi, obj, n, a, beams, U(bands), blank, out, weight, windows, light)
+    for i in prange(len(reached)):
+        given, found = (chi, obj, n, a, beams, shifts), (out, weight, windows, light, reached[i])
+        _to_probe(U(i), *given, U(len(reached)), *found)
 
 
 @inlined
-def _to_probes(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
+def _to_probes(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any) -> None:
     B, M, h, w = chi.shape
     for j in range(B):
         y, x, f = n[j, 0], n[j, 1], a[j]
-        f2 = f * f
         for r in range(h * band // bands, h * (band + 1) // bands):
-            o, k = obj[y + r, x : x + w], weight[r]
-            for c in range(w):
-                k[c] += f2 * (o[c].real * o[c].real + o[c].imag * o[c].imag)
+            o = obj[y + r, x : x + w]
             for m in range(M):
                 p, q = out[j, m, r], chi[j, m, r]
                 for c in range(w):
@@ -198,10 +259,10 @@ def _to_probes(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: A
 
 
 @parallel
-def to_probes(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any, weight: Any) -> None:
-    """out_jm = a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2."""
+def to_probes(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any) -> None:
+    """out_jm = a_j conj(S_j O) chi_jm."""
     for i in prange(bands):
-        _to_probes(np.int64(i), chi, obj, n, a, bands, out, weight)
+        _to_probes(np.int64(i), chi, obj, n, a, bands, out)
 
 
 # --- sums of single views ---
@@ -310,13 +371,15 @@ def step_systems(
         step_system(U(i), d_view, chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
 
 
-# --- types of arguments: c complex, r real, d float64, u uint8, i int64, b bool; behind arrays their dimensions ---
+# --- types of arguments: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind arrays their
+# dimensions ---
 
 SIGNATURES = {
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
-    to_probe: "c4 c2 i2 r1 c4 i b c3 r2 c3 r3",
-    to_probes: "c4 c2 i2 r1 i c4 r2",
+    to_windows: "c4 c4 r1 c3 r3 d2",
+    to_probe: "c4 c2 i2 r1 c4 d2 z3 d3 c3 r3 d2",
+    to_probes: "c4 c2 i2 r1 i c4",
     along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",
     step_systems: "c4 c2 c2 i2 c4 r1 c4 r1 r1 d2",
 }

@@ -22,6 +22,8 @@ from ptymesh.kernels.vectors import (
     is_zero,
     load,
     load_complex,
+    load_sums,
+    narrowed,
     spread,
     store,
     store_complex,
@@ -274,6 +276,36 @@ def clear(places: Any, bands: int, field: Any, weight: Any) -> None:
 
 
 @inlined
+def _narrow_row(sums: Any, place: int, half: int, count: int, out: Any, to: int) -> None:
+    for c in range(U(0), count, LANES):
+        fetch(sums, place + c, LANES)
+        store(out, to + c, narrowed(load_sums(sums, place + c, half), out))
+
+
+@inlined
+def _narrow(first: int, last: int, places: Any, sums: Any, light: Any, field: Any, weight: Any) -> None:
+    area, W = U(weight.shape[1] * weight.shape[2]), U(weight.shape[2])
+    half = area * U(len(field)) if len(light) > len(weight) else U(0)
+    for at in range(first, last):
+        for l in range(len(field)):
+            place = area * U(l) + W * U(SIDE * places[0, 0, at]) + U(SIDE * places[0, 1, at])
+            for _ in range(SIDE):
+                _narrow_row(sums, U(2) * place, U(2) * half, U(2 * SIDE), field, U(2) * place)
+                _narrow_row(light, place, half, U(SIDE), weight, place)
+                place += W
+
+
+@parallel
+def narrow(places: Any, bands: int, sums: Any, light: Any, field: Any, weight: Any) -> None:
+    """Complex and real fields (L, H, W) become what their sums (parts L, H, W) are, on the blocks at places
+    (1, 2, n)."""
+    n = places.shape[2]
+    for i in prange(bands):
+        band = np.int64(i)
+        _narrow(n * band // bands, n * (band + 1) // bands, places, sums, light, field, weight)
+
+
+@inlined
 def _largest(first: int, last: int, places: Any, field: Any, out: Any) -> None:
     for l in range(len(field)):
         tops = np.zeros(SIDE, out.dtype)  # of columns: one top for all would be found pixel after pixel
@@ -299,4 +331,9 @@ def largest(places: Any, bands: int, field: Any, out: Any) -> None:
 
 
 #: See compiled.SIGNATURES.
-SIGNATURES = {write: "i2 r3 c3 c3 r3 r3 i3 b i c3", clear: "i3 i c3 r3", largest: "i3 i r3 r2"}
+SIGNATURES = {
+    write: "i2 r3 c3 c3 r3 r3 i3 b i c3",
+    clear: "i3 i z3 d3",
+    narrow: "i3 i z3 d3 c3 r3",
+    largest: "i3 i r3 r2",
+}

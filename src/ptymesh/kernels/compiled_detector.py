@@ -16,7 +16,7 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.comparison import compare, newton_step
-from ptymesh.kernels.compiled_probes import begin_group
+from ptymesh.kernels.compiled_probes import halves
 from ptymesh.kernels.eights import BACK, ON, eights_of, through_rows, window_in, windows_out
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_columns, add_power, columns_in, factors, ramps
@@ -181,7 +181,7 @@ def _changed(
 @inlined
 def _there_and_further(
     j: int,
-    g: int,
+    band: int,
     work: Any,
     scene: Any,
     shift: Any,
@@ -193,8 +193,8 @@ def _there_and_further(
     terms: Any,
     into: Any,
 ) -> None:
-    """View j, of group g, from the probe's spectrum to the detector and back to the sums."""
-    (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, added) = scene, shift, into
+    """View j, by a band, from the probe's spectrum to the detector and back to the sums."""
+    (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, shifts, reached) = scene, shift, into
     constants, plan, turns = tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     size, y, x, f, stride = U(len(data[2])), U(n[j, 0]), U(n[j, 1]), a[j], TWO * U(obj.shape[1])
@@ -208,14 +208,14 @@ def _there_and_further(
         columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
         through_rows(plane, ON, f, m, h, w, row, spare, eights, plan, turns, keep, beams, wave)
     _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
-    begin_group(g, sums, lights, added)
+    half, light_half = halves(sums, lights, out.shape[1], out.shape[2], out.shape[3])
     ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     for m in range(M):
         wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
         through_rows(plane, BACK, f, m, h, w, row, spare, eights, plan, turns, keep, out, wave)
-        add_columns(plane, down, across, h, w, spare, plan, turns, sums[g, m])
-    windows_out(eights[3], eights[4], h, w, spread(constants[1]), windows, light, h * w * j)
-    add_power(obj, y, x, f, lights[g])
+        add_columns(plane, down, across, h, w, m, spare, plan, turns, shifts, sums[band], half, reached[j])
+    windows_out(eights[3], eights[4], h, w, spread(constants[1]), windows, light, h * w * j, reached[j])
+    add_power(obj, y, x, f, shifts, h, w, lights[band], light_half, reached[j])
 
 
 @parallel
@@ -233,23 +233,21 @@ def detector(
 
     shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise beams are made here, and what
     comes back is gathered: into windows (B, h, w), sum_m conj(P_m) out_m of each view, and light (B, h, w),
-    sum_m |P_m|^2; and into sums, lights and added as in `to_spectrum`. `beams` and `out` are written with `keep` alone;
-    without, they may have no views.
+    sum_m |P_m|^2; and into sums and lights, with shifts and reached, as in `to_spectrum`. `beams` and `out` are written
+    with `keep` alone; without, they may have no views.
     """
     count, bands = len(terms), len(work)
-    groups = len(into[4]) if len(into[4]) > 0 else bands
     for i in prange(bands):
         band = np.int64(i)
-        for g in range(groups * band // bands, groups * (band + 1) // bands):
-            for j in range(count * g // groups, count * (g + 1) // groups):
-                if len(shift[0]) > 0:
-                    _there_and_further(U(j), g, work[band], scene, shift, data, how, keep, tables, out, terms, into)
-                else:
-                    view = ZERO if len(scene[2]) == 1 else U(j)
-                    _there_and_back(U(j), view, work[band], scene, data, how, tables, out, terms)
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            if len(shift[0]) > 0:
+                _there_and_further(U(j), band, work[band], scene, shift, data, how, keep, tables, out, terms, into)
+            else:
+                view = ZERO if len(scene[2]) == 1 else U(j)
+                _there_and_back(U(j), view, work[band], scene, data, how, tables, out, terms)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    detector: "r2 (c2 i2 c4 r1) (c3 r2) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 r3 r3 i1)",
+    detector: "r2 (c2 i2 c4 r1) (c3 r2) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 d2 d2 d2 d2)",
 }

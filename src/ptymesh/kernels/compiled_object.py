@@ -1,10 +1,13 @@
-"""Loops that add views to an object, compiled by numba for this CPU. `cpu.py` and `object_sums.py` call them.
+"""Loops that add windows of views to an object, compiled by numba for this CPU.
 
-chi, n, beams, a   see compiled.py;  H, W  object pixels
-windows            (B, h, w) complex, of views that wait: sum_m conj(P_jm) chi_jm of each, with its amplitude
-light              (1 or B, h, w) real, sum_m |P_m|^2 of all of them alike, or of each, without the amplitudes a
+windows            (B, h, w) complex, sum_m conj(P_jm) chi_jm of each view, with its amplitude
+light              (1 or B, h, w) real, sum_m |P_m|^2 of all of them alike, or of each, without the amplitudes
+n, t, a            (B, 2) pixel under each corner; (B, 2) weights of the next one (bilinear), or 0; (B,) amplitudes
+H, W               object pixels
+sums, weight       (parts, H, W) of double precision, complex and real: terms are rounded (physics/rounding.py)
+shifts             (n, 2) float64, by kind of sum and part
 
-Every pixel of the object adds view after view, whichever band of rows it is in.
+Bands of rows are independent of each other, and every pixel adds view after view; no sum depends on the order.
 """
 
 from __future__ import annotations
@@ -19,17 +22,23 @@ from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_complex,
+    add_number,
+    add_rounded,
     fetch,
     is_zero,
     larger,
     load,
     load_complex,
+    load_sums,
+    narrowed,
     spread,
     store,
+    sum_at,
 )
+from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT
 
 U: Any = np.uint64
-ZERO, TWO = U(0), U(2)
+ZERO, ONE, TWO = U(0), U(1), U(2)
 WIDTH = int(LANES)
 #: Rows for which views are looked through together.
 ROWS = 128
@@ -54,174 +63,67 @@ def _rows(whole: bool, top: int, bottom: int, band: int, bands: int) -> Any:
 
 
 @inlined
-def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, out: Any, weight: Any) -> None:
+def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, sums: Any, weight: Any) -> None:
     """Blocks under rows top ... bottom - 1 and columns left ... right - 1 become zero if they are stale."""
-    W = U(out.shape[1])
+    W = U(weight.shape[2])
     for r in range(top // SIDE, (bottom + SIDE - 1) // SIDE):
         for c in range(left // SIDE, (right + SIDE - 1) // SIDE):
             if stale[r, c] != 0:
                 stale[r, c] = 0
-                clear_pixels(W * U(SIDE * r) + U(SIDE * c), W, U(SIDE), out, weight)
+                for part in range(len(weight)):
+                    first = W * (U(weight.shape[1]) * U(part) + U(SIDE * r)) + U(SIDE * c)
+                    clear_pixels(first, W, U(SIDE), sums, weight)
 
 
 @inlined
-def _grown(weight: Any, place: int, power: Any, highest: Any) -> Any:
-    """Adds to the weight at a place; what is highest with it. Weights only grow: at last it is the highest of all."""
-    power = load(weight, place) + power
-    store(weight, place, power)
-    return larger(power, highest)
+def _halves(weight: Any) -> Any:
+    """Numbers from a pixel of the first part to that of the second, of complex sums and of a weight; 0 of one part."""
+    area = U(weight.shape[1] * weight.shape[2]) if len(weight) > 1 else ZERO
+    return TWO * area, area
+
+
+# --- to sums ---
 
 
 @inlined
-def _add_row(
-    j: int, b: int, r: int, chi: Any, beams: Any, f: float, y: int, x: int, out: Any, weight: Any, top: Any
-) -> None:
-    """Row r of view j, beam b: adds sum_m conj(f P_m) chi_m to `out` and sum_m |f P_m|^2 to `weight` at y x."""
-    M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(out.shape[1])
-    k, mode = W * U(y) + U(x), TWO * h * w
-    i, e = mode * M * U(j) + TWO * w * U(r), mode * M * U(b) + TWO * w * U(r)
-    by, by2 = spread(f), spread(f * f)
-    full = w // LANES * LANES
-    fetch(out, TWO * (k + AHEAD * W), TWO * w)
-    fetch(weight, k + AHEAD * W, w)
-    highest = load(top, ZERO)
-    for c in range(ZERO, full, LANES):
-        at = TWO * c
-        (p, q), (s, t) = load_complex(beams, e + at), load_complex(chi, i + at)
-        real, imaginary, power = p * s + q * t, p * t - q * s, p * p + q * q
-        for m in range(U(1), M):
-            (p, q), (s, t) = load_complex(beams, e + at + m * mode), load_complex(chi, i + at + m * mode)
-            real, imaginary, power = real + (p * s + q * t), imaginary + (p * t - q * s), power + (p * p + q * q)
-        add_complex(out, TWO * k + at, by * real, by * imaginary)
-        highest = _grown(weight, k + c, by2 * power, highest)
-    store(top, ZERO, highest)
-    for c in range(full, w):
-        for m in range(M):
-            P = f * beams[b, m, r, c]
-            out[y, U(x) + c] += np.conj(P) * chi[j, m, r, c]
-            weight[y, U(x) + c] += P.real * P.real + P.imag * P.imag
-        top[0] = max(top[0], weight[y, U(x) + c])
+def _add_row(windows: Any, i: int, w: int, shifts: Any, sums: Any, half: int, k: int) -> None:
+    """Whole vectors of a row of w pixels of a window, from number i on, to pixel k of the sums."""
+    shift, fine = spread(shifts[OBJECT, 0]), spread(shifts[OBJECT, 1])
+    for c in range(ZERO, TWO * (w // LANES * LANES), LANES):
+        add_rounded(sums, TWO * k + c, half, load(windows, TWO * i + c), shift, fine)
 
 
 @inlined
-def _add_between(
-    j: int,
-    b: int,
-    r: int,
-    chi: Any,
-    beams: Any,
-    f: float,
-    y: int,
-    x: int,
-    ty: float,
-    tx: float,
-    start: int,
-    stop: int,
-    one: float,
-    wave: Any,
-    power: Any,
-    out: Any,
-    weight: Any,
-) -> None:
-    """The same between pixels, shared out to those of rows start ... stop - 1; wave, power: rows to work in."""
-    M, w = chi.shape[1], chi.shape[3]
-    wave[:], power[:] = 0, 0
-    for m in range(M):
-        p, q = beams[b, m, r], chi[j, m, r]
-        for c in range(w):
-            wave[c] += f * (np.conj(p[c]) * q[c])
-            power[c] += f * f * (p[c].real * p[c].real + p[c].imag * p[c].imag)
-    for corner in range(4):
-        row, right = y + corner // 2, corner % 2
-        share = (ty if corner // 2 else one - ty) * (tx if right else one - tx)
-        if start <= row < stop:
-            o, k = out[row, x + right : x + right + w], weight[row, x + right : x + right + w]
-            for c in range(w):
-                o[c] += share * wave[c]
-                k[c] += share * power[c]
+def _light_row(light: Any, e: int, squared: float, w: int, shifts: Any, weight: Any, half: int, k: int) -> Any:
+    """The same of its light, times a number, and the weight. Returns the highest weight there now: weights only grow,
+    at last it is the highest of all."""
+    shift, fine = spread(shifts[OBJECT_WEIGHT, 0]), spread(shifts[OBJECT_WEIGHT, 1])
+    by, top = spread(squared), spread(0.0)
+    for c in range(ZERO, w // LANES * LANES, LANES):
+        add_rounded(weight, k + c, half, by * load(light, e + c), shift, fine)
+        top = larger(load_sums(weight, k + c, half), top)
+    return top
 
 
 @inlined
-def _to_object(
-    band: int,
-    chi: Any,
-    n: Any,
-    t: Any,
-    beams: Any,
-    a: Any,
-    top: int,
-    bottom: int,
-    bands: int,
-    constants: Any,
-    stale: Any,
-    out: Any,
-    weight: Any,
-    top_of: Any,
-) -> None:
-    B, _, h, w = chi.shape
-    whole = len(stale) > 0
-    start, stop = _rows(whole, top, bottom, band, bands)
-    power, wave = np.empty(w, weight.dtype), np.empty(w, out.dtype)
-    for j in range(B):
-        y, x, f, ty, tx = n[j, 0], n[j, 1], a[j], t[j, 0], t[j, 1]
-        b, one = 0 if beams.shape[0] == 1 else j, constants[1]
-        if whole:
-            more = 1 if (ty != 0) | (tx != 0) else 0
-            _freshen(stale, max(start, y), min(stop, y + h + more), x, x + w + more, out, weight)
-        if (ty != 0) | (tx != 0):
-            for r in range(max(0, start - y - 1), min(h, stop - y)):
-                _add_between(j, b, r, chi, beams, f, y + r, x, ty, tx, start, stop, one, wave, power, out, weight)
-        else:
-            for r in range(max(0, start - y), min(h, stop - y)):
-                _add_row(j, b, r, chi, beams, f, y + r, x, out, weight, top_of[band])
-
-
-@parallel
-def to_object(
-    chi: Any,
-    n: Any,
-    t: Any,
-    beams: Any,
-    a: Any,
-    bands: int,
-    constants: Any,
-    stale: Any,
-    out: Any,
-    weight: Any,
-    tops: Any,
-) -> None:
-    """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
-
-    t (B, 2): weights of the next pixel, down and right (bilinear), or zero. stale (H/b, W/b) uint8: blocks which become
-    zero before anything is added to them, and are stale no more; of no rows, there are none. tops (bands, k >= 8): in
-    each band's row is the largest weight that it has added to, if not one larger yet; where t is zero.
-    """
-    top, bottom = _reach(n, chi.shape[2])
-    for i in prange(bands):
-        _to_object(np.int64(i), chi, n, t, beams, a, top, bottom, bands, constants, stale, out, weight, tops)
+def _add_rest(source: Any, share: float, first: int, shifts: Any, sums: Any, half: int, k: int) -> None:
+    """Pixels from `first` on of a row of a window (w,), times a share, one by one."""
+    shift, fine = shifts[OBJECT, 0], shifts[OBJECT, 1]
+    for c in range(first, len(source)):
+        z, at = source[c], TWO * (k + U(c))
+        add_number(sums, at, half, share * z.real, shift, fine)
+        add_number(sums, at + ONE, half, share * z.imag, shift, fine)
 
 
 @inlined
-def _add_light(band: int, light: Any, n: Any, a: Any, top: int, bottom: int, bands: int, out: Any) -> None:
-    h, w = light.shape
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
-    for j in range(len(n)):
-        y, x, f2 = n[j, 0], n[j, 1], a[j] * a[j]
-        for r in range(max(0, start - y), min(h, stop - y)):
-            k, source = out[y + r, x : x + w], light[r]
-            for c in range(w):
-                k[c] += f2 * source[c]
-
-
-@parallel
-def add_light(light: Any, n: Any, a: Any, bands: int, out: Any) -> None:
-    """out += sum_j a_j^2 S_j^H light, light (h, w) real."""
-    top, bottom = _reach(n, light.shape[0])
-    for i in prange(bands):
-        _add_light(np.int64(i), light, n, a, top, bottom, bands, out)
-
-
-# --- windows that wait ---
+def _light_rest(lit: Any, factor: float, first: int, shifts: Any, weight: Any, half: int, k: int) -> float:
+    """The same of its light (w,), and the weight; returns the highest weight there now."""
+    top = 0.0
+    for c in range(first, len(lit)):
+        at = k + U(c)
+        add_number(weight, at, half, factor * lit[c], shifts[OBJECT_WEIGHT, 0], shifts[OBJECT_WEIGHT, 1])
+        top = max(top, sum_at(weight, at, half))
+    return top
 
 
 @inlined
@@ -230,49 +132,101 @@ def _add_windows(
     windows: Any,
     light: Any,
     n: Any,
+    t: Any,
     a: Any,
+    shifts: Any,
     top: int,
     bottom: int,
     bands: int,
+    one: float,
     stale: Any,
-    out: Any,
+    sums: Any,
     weight: Any,
     top_of: Any,
 ) -> None:
-    h, w, W, whole = U(windows.shape[1]), U(windows.shape[2]), U(out.shape[1]), len(stale) > 0
+    (half, light_half), whole = _halves(weight), len(stale) > 0
+    h, w, W = U(windows.shape[1]), U(windows.shape[2]), U(weight.shape[2])
     start, stop = _rows(whole, top, bottom, band, bands)
-    full, highest = w // LANES * LANES, load(top_of, ZERO)
+    full, highest = int(w // LANES * LANES), load(top_of, ZERO)
     for j in range(len(n)):
-        y, x, squared = n[j, 0], n[j, 1], a[j] * a[j]
+        y, x, squared, ty, tx = n[j, 0], n[j, 1], a[j] * a[j], t[j, 0], t[j, 1]
+        more, lit = 1 if (ty != 0) | (tx != 0) else 0, min(j, len(light) - 1)
         if whole:
-            _freshen(stale, max(start, y), min(stop, y + windows.shape[1]), x, x + windows.shape[2], out, weight)
-        for r in range(max(0, start - y), min(windows.shape[1], stop - y)):
-            k, i = W * U(y + r) + U(x), w * (h * U(j) + U(r))
-            e = w * U(r) if len(light) == 1 else i
-            fetch(out, TWO * (k + AHEAD * W), TWO * w)
+            below, right = y + windows.shape[1] + more, x + windows.shape[2] + more
+            _freshen(stale, max(start, y), min(stop, below), x, right, sums, weight)
+        for r in range(max(0, start - y - more), min(windows.shape[1], stop - y)):
+            k = W * U(y + r) + U(x)
+            if more > 0:  # between pixels, shared out to those of this band's rows
+                for corner in range(4):
+                    down, across = corner // 2, corner % 2
+                    share = (ty if down else one - ty) * (tx if across else one - tx)
+                    if start <= y + r + down < stop:
+                        at = k + W * U(down) + U(across)
+                        _add_rest(windows[j, r], share, 0, shifts, sums, half, at)
+                        _light_rest(light[lit, r], share * squared, 0, shifts, weight, light_half, at)
+                continue
+            fetch(sums, TWO * (k + AHEAD * W), TWO * w)
             fetch(weight, k + AHEAD * W, w)
-            for c in range(ZERO, full, LANES):
-                real, imaginary = load_complex(windows, TWO * (i + c))
-                add_complex(out, TWO * (k + c), real, imaginary)
-                highest = _grown(weight, k + c, spread(squared) * load(light, e + c), highest)
-            for c in range(full, w):
-                out[y + r, U(x) + c] += windows[j, r, c]
-                weight[y + r, U(x) + c] += squared * light[min(j, len(light) - 1), r, c]
-                top_of[LANES] = max(top_of[LANES], weight[y + r, U(x) + c])
+            e = w * (h * U(lit) + U(r))
+            _add_row(windows, w * (h * U(j) + U(r)), w, shifts, sums, half, k)
+            _add_rest(windows[j, r], one, full, shifts, sums, half, k)
+            highest = larger(_light_row(light, e, squared, w, shifts, weight, light_half, k), highest)
+            found = _light_rest(light[lit, r], squared, full, shifts, weight, light_half, k)
+            top_of[LANES] = max(top_of[LANES], found)
     store(top_of, ZERO, highest)
 
 
 @parallel
 def add_windows(
-    windows: Any, light: Any, n: Any, a: Any, bands: int, stale: Any, out: Any, weight: Any, tops: Any
+    windows: Any,
+    light: Any,
+    n: Any,
+    t: Any,
+    a: Any,
+    shifts: Any,
+    bands: int,
+    constants: Any,
+    stale: Any,
+    sums: Any,
+    weight: Any,
+    tops: Any,
 ) -> None:
-    """out (H, W) += sum_j S_j^H windows_j and weight += sum_j a_j^2 S_j^H light_j.
+    """sums += sum_j S_j^H windows_j and weight += sum_j a_j^2 S_j^H light_j.
 
-    stale, tops (bands, k > 8): see `to_object`.
+    stale (H/b, W/b) uint8: blocks which become zero before anything is added to them, and are stale no more; of no
+    rows, there are none. tops (bands, k > 8): in each band's row is the largest weight that it has added to, if not one
+    larger yet; where t is zero.
     """
     top, bottom = _reach(n, windows.shape[1])
     for i in prange(bands):
-        _add_windows(np.int64(i), windows, light, n, a, top, bottom, bands, stale, out, weight, tops[i])
+        _add_windows(
+            np.int64(i), windows, light, n, t, a, shifts, top, bottom, bands, constants[1], stale, sums, weight, tops[i]
+        )
+
+
+@inlined
+def _add_light(band: int, light: Any, n: Any, a: Any, shifts: Any, top: int, bottom: int, bands: int, out: Any) -> None:
+    h, w, W, (_, half) = light.shape[0], light.shape[1], U(out.shape[2]), _halves(out)
+    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
+    for j in range(len(n)):
+        y, x, squared = n[j, 0], n[j, 1], a[j] * a[j]
+        for r in range(max(0, start - y), min(h, stop - y)):
+            k = W * U(y + r) + U(x)
+            for c in range(w):
+                add_number(
+                    out, k + U(c), half, squared * light[r, c], shifts[OBJECT_WEIGHT, 0], shifts[OBJECT_WEIGHT, 1]
+                )
+
+
+@parallel
+def add_light(light: Any, n: Any, a: Any, shifts: Any, bands: int, out: Any) -> None:
+    """out (parts, H, W) += sum_j a_j^2 S_j^H light, light (h, w) real."""
+    top, bottom = _reach(n, light.shape[0])
+    for i in prange(bands):
+        _add_light(np.int64(i), light, n, a, shifts, top, bottom, bands, out)
+
+
+# --- at once to what the sums are for ---
 
 
 @inlined
@@ -312,30 +266,6 @@ def _crossing(r: int, last: int, n: Any, h: int, w: int, by_view: Any, by_column
 
 
 @inlined
-def _sum_row(
-    y: int, views: Any, windows: Any, light: Any, n: Any, a: Any, divide: bool, sums: Any, weight: Any
-) -> None:
-    """Adds row y of these views to `sums` (W,), if these are to be divided, and `weight` (W,)."""
-    h, w = U(windows.shape[1]), U(windows.shape[2])
-    full = w // LANES * LANES
-    for j in views:
-        x, squared, r = U(n[j, 1]), a[j] * a[j], U(y - n[j, 0])
-        i = w * (h * U(j) + r)
-        e = w * r if len(light) == 1 else i
-        for c in range(ZERO, full, LANES):
-            store(weight, x + c, load(weight, x + c) + spread(squared) * load(light, e + c))
-        for c in range(full, w):
-            weight[x + c] += squared * light[min(j, len(light) - 1), r, c]
-        if not divide:
-            continue
-        fetch(windows, TWO * (i + AHEAD * w), TWO * w)
-        for c in range(ZERO, TWO * full, LANES):
-            store(sums, TWO * x + c, load(sums, TWO * x + c) + load(windows, TWO * i + c))
-        for c in range(full, w):
-            sums[x + c] += windows[j, r, c]
-
-
-@inlined
 def _divide_windows(
     start: int,
     stop: int,
@@ -344,16 +274,19 @@ def _divide_windows(
     n: Any,
     a: Any,
     by_column: Any,
+    shifts: Any,
     numbers: Any,
     divide: bool,
+    one: float,
     target: Any,
+    sums: Any,
+    weight: Any,
     top_of: Any,
 ) -> None:
     """Rows start ... stop - 1, some at a time: where there are many views, few of them cross those."""
-    B, h, w = windows.shape
-    W, nothing, highest = U(target.shape[1]), spread(light.dtype.type(0)), load(top_of, ZERO)
+    (B, h, w), (half, light_half) = windows.shape, _halves(weight)
+    W, nothing, full, highest = U(target.shape[1]), spread(0.0), w // WIDTH * WIDTH, load(top_of, ZERO)
     times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
-    sums, weight = np.empty(target.shape[1], target.dtype), np.empty(target.shape[1], light.dtype)
     every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
     spans, high, some = np.empty((B, 2), np.int64), start, 0
     top = start
@@ -367,21 +300,30 @@ def _divide_windows(
             for first, after in spans[:joined]:
                 if divide:
                     fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
+                for part in range(len(weight)):
+                    for c in range(U(first), U(after), LANES):
+                        store(weight, light_half * U(part) + c, nothing)
+                        store(sums, half * U(part) + TWO * c, nothing)
+                        store(sums, half * U(part) + TWO * c + LANES, nothing)
+            for j in views[:count]:
+                r, lit, squared, k = y - n[j, 0], min(j, len(light) - 1), a[j] * a[j], U(n[j, 1])
+                found = _light_row(light, U(w * (h * lit + r)), squared, U(w), shifts, weight, light_half, k)
+                highest = larger(found, highest)
+                rest = _light_rest(light[lit, r], squared, full, shifts, weight, light_half, k)
+                top_of[LANES] = max(top_of[LANES], rest)
+                if divide:
+                    i = U(w * (h * j + r))
+                    fetch(windows, TWO * (i + AHEAD * U(w)), TWO * U(w))
+                    _add_row(windows, i, U(w), shifts, sums, half, k)
+                    _add_rest(windows[j, r], one, full, shifts, sums, half, k)
+            for first, after in spans[: joined if divide else 0]:
                 for c in range(U(first), U(after), LANES):
-                    store(weight, c, nothing)
-                    if divide:
-                        store(sums, TWO * c, nothing)
-                        store(sums, TWO * c + LANES, nothing)
-            _sum_row(y, views[:count], windows, light, n, a, divide, sums, weight)
-            for first, after in spans[:joined]:
-                for c in range(U(first), U(after), LANES):
-                    found = load(weight, c)
-                    if not divide:
-                        highest = larger(found, highest)
-                        continue
-                    real, imaginary = load_complex(sums, TWO * c)
+                    store(sums, TWO * c, load_sums(sums, TWO * c, half))
+                    store(sums, TWO * c + LANES, load_sums(sums, TWO * c + LANES, half))
+                    p, q = load_complex(sums, TWO * c)
+                    real, imaginary = narrowed(p, light), narrowed(q, light)
                     if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
-                        by = times / (found * factor + summand)
+                        by = times / (narrowed(load_sums(weight, c, light_half), light) * factor + summand)
                         add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
         top = until
     store(top_of, ZERO, highest)
@@ -394,29 +336,32 @@ def divide_windows(
     n: Any,
     a: Any,
     by_column: Any,
+    shifts: Any,
     numbers: Any,
     divide: bool,
-    bands: int,
+    constants: Any,
     target: Any,
+    rows: Any,
+    weights: Any,
     tops: Any,
 ) -> None:
     """target (H, W) += numbers[0] sum_j S_j^H windows_j / (numbers[1] weight + numbers[2]), weight as in `add_windows`.
 
-    Sums are made row by row, and never leave the cache. by_column: views in the order of their columns. divide: if not,
-    the target stays. then tops (bands, k >= 8) say in each band's row the largest weight that it has found, if not one
-    larger yet. W is whole vectors.
+    Sums are made row by row, and never leave the cache: rows (bands, parts, 1, W) and weights (bands, parts, 1, W) are
+    room for them. by_column: views in the order of their columns. divide: if not, the target stays; tops (bands, k > 8)
+    say in each band's row the largest weight that it has found, if not one larger yet. W is whole vectors.
     """
-    top, bottom = _reach(n, windows.shape[1])
+    (top, bottom), bands = _reach(n, windows.shape[1]), len(rows)
     for i in prange(bands):
         band = np.int64(i)
         start, stop = _rows(False, top, bottom, band, bands)
-        _divide_windows(start, stop, windows, light, n, a, by_column, numbers, divide, target, tops[band])
+        given, room = (windows, light, n, a, by_column, shifts), (rows[band], weights[band], tops[band])
+        _divide_windows(start, stop, *given, numbers, divide, constants[1], target, *room)
 
 
 #: See compiled.SIGNATURES.
 SIGNATURES = {
-    to_object: "c4 i2 r2 c4 r1 i r1 u2 c2 r2 r2",
-    add_light: "r2 i2 r1 i r2",
-    add_windows: "c3 r3 i2 r1 i u2 c2 r2 r2",
-    divide_windows: "c3 r3 i2 r1 i1 r1 b i c2 r2",
+    add_windows: "c3 r3 i2 r2 r1 d2 i r1 u2 z3 d3 d2",
+    add_light: "r2 i2 r1 d2 i d3",
+    divide_windows: "c3 r3 i2 r1 i1 d2 r1 b r1 c2 z4 d4 d2",
 }

@@ -3,8 +3,7 @@
 B, M, h, w   views of the chunk, modes, window pixels;  h, w >= 8
 strip, plane, row, work   see strips.py;  spectrum, tables   see shifts.py
 
-Views are written by one thread each. Sums over views are made in groups of neighbours, which are the same for any
-number of threads.
+Views are written by one thread each, which sums up its own: sums of rounded terms do not depend on the order.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from numba import prange
 
 from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_power, add_shifted_back, prepared, shifted
-from ptymesh.kernels.strips import PAIR, TWO, ZERO, U, rows_back, transform
-from ptymesh.kernels.vectors import LANES, load, spread, store
+from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
+from ptymesh.kernels.strips import TWO, ZERO, U, strip_out
+from ptymesh.kernels.vectors import LANES, load, store
 
 
 @parallel
@@ -33,78 +32,66 @@ def ramped(work: Any, spectrum: Any, fractions: Any, a: Any, axis: int, tables: 
 
 @parallel
 def to_spectrum(
-    work: Any, chi: Any, obj: Any, n: Any, a: Any, fractions: Any, tables: Any, sums: Any, lights: Any, added: Any
+    work: Any,
+    chi: Any,
+    obj: Any,
+    n: Any,
+    a: Any,
+    fractions: Any,
+    tables: Any,
+    shifts: Any,
+    sums: Any,
+    lights: Any,
+    reached: Any,
 ) -> None:
-    """Adds exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2 to the sums of each view's group.
+    """Adds exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums of a band each.
 
-    Neighbouring views are in a group, which one thread goes through. sums (groups, M, 2 h w') and lights
-    (groups, h, w): whatever they hold before the first view of a group is forgotten; added (groups,): views of each
-    so far.
+    sums (bands, parts M 2 h w') strip after strip, lights (bands, parts h w), of double precision; shifts (n, 2), by
+    kind of sum and part; reached (B, n): see `compiled.to_windows`.
     """
-    B, groups, bands = len(chi), len(added), len(work)
+    B, bands, (M, h, w) = len(chi), len(work), chi.shape[1:]
     for i in prange(bands):
         band = np.int64(i)
-        for g in range(groups * band // bands, groups * (band + 1) // bands):
-            for j in range(B * g // groups, B * (g + 1) // groups):
-                y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
-                begin_group(g, sums, lights, added)
-                add_shifted_back(work[band], chi, view, obj, y, x, a[j], fractions[j], tables, sums[g])
-                add_power(obj, y, x, a[j], lights[g])
+        half, light_half = halves(sums, lights, M, h, w)
+        for j in range(B * band // bands, B * (band + 1) // bands):
+            y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
+            given, found = (a[j], fractions[j], tables, shifts), (sums[band], half, reached[j])
+            add_shifted_back(work[band], chi, view, obj, y, x, *given, *found)
+            add_power(obj, y, x, a[j], shifts, U(h), U(w), lights[band], light_half, reached[j])
 
 
 @inlined
-def begin_group(g: int, sums: Any, lights: Any, added: Any) -> None:
-    """Counts a view of a group; before its first one the sums become zero."""
-    if added[g] == 0:
-        sums[g] = 0
-        lights[g] = 0
-    added[g] += 1
+def halves(sums: Any, lights: Any, M: int, h: int, w: int) -> Any:
+    """Numbers from the first to the second part of a band's sums and lights; 0 where there is one."""
+    two = lights.shape[1] > h * w
+    return U(sums.shape[1] // 2) if two else ZERO, U(h * w) if two else ZERO
 
 
 @inlined
-def _gather_strip(m: int, start: int, h: int, constants: Any, sums: Any, added: Any, plane: Any) -> None:
-    """A strip of what groups have summed of a mode to its place in a plane, conjugate."""
-    size, count, scale, minus = U(sums.shape[2]), U(sums.shape[1]), spread(constants[6]), spread(-constants[6])
-    for k in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
-        a = b = spread(constants[0])
-        for g in range(U(len(sums))):
-            if added[g] > 0:
-                at = size * (count * g + m) + k
-                a, b = a + load(sums, at), b + load(sums, at + LANES)
-        store(plane, k, scale * a)
-        store(plane, k + LANES, minus * b)
+def _gather_strip(m: int, start: int, h: int, sums: Any, plane: Any) -> None:
+    """A strip of what bands have summed of a mode (or of its second part) to its place in a plane."""
+    size, mode = U(sums.shape[1]), U(len(plane))
+    for k in range(TWO * h * start, TWO * h * (start + LANES), LANES):
+        found = load(sums, mode * m + k)
+        for g in range(U(1), U(len(sums))):
+            found = found + load(sums, size * g + mode * m + k)
+        store(plane, k, found)
 
 
 @parallel
-def gather_groups(
-    work: Any, tables: Any, sums: Any, lights: Any, added: Any, found: Any, blank: bool, out: Any, weight: Any
-) -> None:
-    """out (M, h, w) += F^H of the sums of all groups to which any view was added, weight (h, w) += their lights.
-
-    found (M, h, w): to work in; blank: out and weight are 0 before.
-    """
-    count, bands, h, w = len(out), len(work), U(out.shape[1]), U(out.shape[2])
-    constants, plan, turns = tables
+def gather(bands: int, sums: Any, lights: Any, out: Any, weight: Any) -> None:
+    """out (parts M, h, w) += the sums of all bands, weight (parts h w) += their lights."""
+    count, h, w = len(out), U(out.shape[1]), U(out.shape[2])
     for i in prange(bands):
         band = np.int64(i)
-        row, spare, plane, _, _ = prepared(work[band], h, w, constants.dtype)
+        plane = np.empty(sums.shape[1] // count, sums.dtype)
         for m in range(count * band // bands, count * (band + 1) // bands):
             for start in range(ZERO, w, LANES):
-                _gather_strip(U(m), start, h, constants, sums, added, plane)
-                transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
-            rows_back(plane, h, w, row, spare, plan, turns, found, TWO * h * w * U(m))
-            for r in range(out.shape[1]):
-                if blank:
-                    out[m, r] = 0
-                for c in range(out.shape[2]):
-                    out[m, r, c] += found[m, r, c]
-        for r in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
-            if blank:
-                weight[r] = 0
-            for g in range(len(added)):
-                if added[g] > 0:
-                    for c in range(weight.shape[1]):
-                        weight[r, c] += lights[g, r, c]
+                _gather_strip(U(m), start, h, sums, plane)
+                strip_out(plane, h, w, start, out, TWO * h * w * U(m))
+        for k in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
+            for g in range(len(lights)):
+                weight[k] += lights[g, k]
 
 
 @parallel
@@ -152,8 +139,8 @@ def shifted_systems(
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
-    to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) r3 r3 i1",
-    gather_groups: "r2 (r1 i2 r2) r3 r3 i1 c3 b c3 r2",
+    to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) d2 d2 d2 d2",
+    gather: "i d2 d2 z3 d1",
     add_quotient: "c3 r2 r1 i c3",
     shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
 }

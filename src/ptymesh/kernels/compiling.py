@@ -32,7 +32,6 @@ from ptymesh.kernels import (
     compiled,
     compiled_blocks,
     compiled_detector,
-    compiled_fixed,
     compiled_object,
     compiled_probes,
 )
@@ -45,7 +44,7 @@ MOST = 3
 COLLECT_AT = 200_000
 
 #: Modules with kernels; first what takes the longest to compile.
-ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_object, compiled, compiled_fixed)
+ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_object, compiled)
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
 
@@ -128,6 +127,7 @@ def compile_one(name: str, dtype: str) -> None:
     types = {
         "c": numba.complex64 if dtype == "complex64" else numba.complex128,
         "r": numba.float32 if dtype == "complex64" else numba.float64,
+        "z": numba.complex128,
         "d": numba.float64,
         "u": numba.uint8,
         "i": numba.int64,

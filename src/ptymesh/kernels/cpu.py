@@ -29,18 +29,16 @@ from ptymesh.kernels.arguments import (
     views_of_strip,
 )
 from ptymesh.kernels.comparison import KINDS
-from ptymesh.kernels.cpu_sums import CpuSums, fill
+from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedScene, corners, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
+from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Task
-from ptymesh.physics.propagate import fft, frequencies, ifft
+from ptymesh.physics.propagate import frequencies, ifft
 
-#: Groups of views that are summed by themselves before they are summed up: so many threads at most share them, and any
-#: number of these finds the same bits. The first that is enough is taken: every group is read once more.
-GROUPS = (4, 16)
 TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
@@ -55,13 +53,14 @@ class CpuPasses(CpuSums):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype)
+        self.dtype = dtype
         make_ready(dtype)
         self._still = np.zeros((0, 2), numpy_dtype(self.real))
         self.constants = constants_of(self.real, 1.0)
-        nothing = torch.zeros(0, 1, 1, dtype=self.real)
+        nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
         self._no_shift = (nothing.to(dtype).numpy(), self._still)
-        self._no_sums = arrays_of(nothing.to(dtype), nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64))
-        self._no_windows = self._no_sums[0], self._no_sums[1]
+        self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
+        self._no_sums = (*self._no_windows, none, none, none, none)
         self._planes = Planes()
 
     prepare = staticmethod(share_threads)
@@ -134,7 +133,7 @@ class CpuPasses(CpuSums):
         far = self._by_strips(model, window_of(into.probe_weight)) if complete else None
         if far is None or not isinstance(scene, FusedScene):
             return super().sweep(model, chunk, scene, task, into, keep)
-        if self._shifts(model, chunk.whole):
+        if into.shifted:
             return self._sweep_shifted(model, chunk, scene, task, into, keep, far)
         return self._sweep_shared(model, chunk, scene, task, into, keep, far)
 
@@ -143,25 +142,25 @@ class CpuPasses(CpuSums):
     ) -> tuple[Tensor, Tensor]:
         probe, count = scene.probe, chunk.views.shape[0]
         assert probe is not None
-        self._begin_groups(into, probe)
-        threads, size = min(threads_for(count), len(into.kept[-1])), min(count, views_of_strip(probe[0]))
+        threads, size = threads_for(count), min(count, views_of_strip(probe[0]))
         waves = [probe.new_empty((count, *probe.shape)) for _ in range(2)] if keep else [probe]
         nothing = self.room("nothing", 0, probe.shape, probe.dtype)
         beams, out = arrays_of(*waves) if keep else (nothing, nothing)
         obj = self.arrays("object", scene.whole_object)[0]
         n, a, fractions = array_of(chunk.anchors), _amplitudes(chunk), array_of(chunk.fractions)
-        spectrum, kept = array_of(self.spectrum(chunk, probe)), into.kept
-        work = self._work(threads, probe.shape)
+        spectrum, (by_bands, lights) = array_of(self.spectrum(chunk, probe)), self._bands_of(into)
+        work, shifts, reached = self._work(threads, probe.shape), into.shifts.numpy(), np.zeros((count, SUMS))
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, ones, sums = found.numpy(), np.ones_like(a), self.object_sums(into)
-        wait = sums.expect(count, size, scene.window, count, _may_wait(task, keep))
+        wait = sums.expect(count, size, scene.window, self.dtype, count, _may_wait(task, keep))
         for some in strips_of(count, size):
             given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
             data, back = (counts, places[some], *planes), out[some] if keep else out
-            gathered = (*sums.next(n[some], ones[some]), *kept)
+            gathered = (*sums.next(n[some], ones[some]), by_bands, lights, shifts, reached[some])
             compiled_detector.detector(work, given, shift, data, how, keep, far.tables, back, terms[some], gathered)
             if not wait:
                 sums.flush()
+        _note(into, reached)
         if keep:
             scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
         return waves[-1], found
@@ -172,29 +171,32 @@ class CpuPasses(CpuSums):
         assert into.probe is not None and scene.probe is not None
         obj, beams = self.arrays("object", scene.whole_object)[0], self.arrays("probe", scene.probe)[None]
         n, a = array_of(chunk.anchors), _amplitudes(chunk)
-        count, bands, shape = len(n), bands_of_rows(), beams.shape[1:]
-        size = min(count, views_of_strip(into.probe))
-        waves = into.probe.new_empty((count, *shape)) if keep else into.probe
+        count, shape = len(n), beams.shape[1:]
+        size = min(count, views_of_strip(scene.probe))
+        waves = scene.probe.new_empty((count, *shape)) if keep else scene.probe
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
-        by_probe, still = arrays_of(into.probe, into.probe_weight), self._zeros(count)
-        wait = sums.expect(count, size, scene.window, 1, _may_wait(task, keep))
-        in_place = wait and shape[0] == 1  # windows take the place of chi
+        wait = sums.expect(count, size, scene.window, self.dtype, 1, _may_wait(task, keep))
+        in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
+        reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
+        squares = 1.0
         for some in strips_of(count, size):
             at, f = n[some], a[some]
-            windows, light = sums.next(at, f) if wait else self._no_windows
+            windows, light = sums.next(at, f)
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
             compiled_detector.detector(
                 work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
-            # before the object, whose windows have just been read
-            compiled.to_probe(chi, obj, at, f, beams, bands, into.blank, *by_probe, windows, light)
-            into.blank = False
+            given = (chi, obj, at, f, beams, into.shifts.numpy())
+            compiled.to_probe(*given, *by_probe, windows, light, reached)
+            squares = max(squares, float(np.square(f).max()))
             if not wait:
-                compiled_object.to_object(chi, at, still[some], beams, f, sums.bands, self.constants, *sums.open())
+                sums.flush()
+        reached[:, OBJECT_WEIGHT] *= squares
+        _note(into, reached)
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
@@ -263,22 +265,18 @@ class CpuPasses(CpuSums):
 
     # --- adjoints ---
 
-    def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
-        """See the base."""
-        fill(into)
-        super().adjoint(model, chunk, scene, waves, into)
-
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
-        if model.subpixel == "bilinear":
-            corner, t = arrays_of(*corners(chunk))
-        else:
-            corner, t = array_of(chunk.anchors), self._zeros(chunk.anchors.shape[0])
+        bilinear = model.subpixel == "bilinear"
+        corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
         _, _, beams, amplitudes = _parts(scene)
-        arrays = (array_of(waves), corner, t, beams, amplitudes)
-        sums = self.object_sums(into)
-        compiled_object.to_object(*arrays, sums.bands, self.constants, *sums.open())
-        if model.subpixel == "bilinear":  # of what is shared out between pixels the kernel looks for no top
+        sums, count, reached = self.object_sums(into), len(corner), np.zeros((len(corner), SUMS))
+        sums.expect(count, count, window_of(waves), self.dtype, len(beams), may_wait=False)
+        compiled.to_windows(array_of(waves), beams, amplitudes, *sums.next(corner, amplitudes, t), reached)
+        sums.flush()
+        reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
+        _note(into, reached)
+        if bilinear:  # of what is shared out between pixels the kernel looks for no top
             sums.knows_top = False
 
     def _zeros(self, count: int) -> np.ndarray[Any, Any]:
@@ -287,62 +285,63 @@ class CpuPasses(CpuSums):
             self._still = np.zeros((count, 2), self._still.dtype)
         return self._still[:count]
 
-    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
         """As the twin's."""
-        compiled_object.add_light(
-            *arrays_of(light, chunk.anchors, chunk.weights[:, 0]), bands_of_rows(), *arrays_of(out)
-        )
+        given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
+        compiled_object.add_light(*given, bands_of_rows(), array_of(out))
 
-    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
+    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
         """See the base."""
+        assert into.probe is not None
         obj, corner, beams, _ = _parts(scene)
-        arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams)
-        compiled.to_probe(*arrays, bands_of_rows(), False, *arrays_of(out, light), *self._no_windows)
+        arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
+        reached = np.zeros((bands_of_rows(), SUMS))
+        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
+        _note(into, reached)
 
-    def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
+    def to_probes(self, scene: FusedScene, waves: Tensor) -> Tensor:
         """See the base."""
         out = torch.empty_like(waves)
-        light = waves.new_zeros(waves.shape[-2:], dtype=self.real) if light is None else light
-        arrays = (array_of(waves), *_parts(scene)[:2], array_of(amplitudes))
-        compiled.to_probes(*arrays, bands_of_rows(), *arrays_of(out, light))
+        ones = np.ones(len(waves), numpy_dtype(self.real))
+        compiled.to_probes(array_of(waves), *_parts(scene)[:2], ones, bands_of_rows(), array_of(out))
         return out
 
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
+        self, model: Model, chunk: Chunk, scene: FusedScene, chi: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
-        """See the base; sums stay in groups until `finish`."""
-        assert into.spectrum is not None
-        window = window_of(chi)
-        transform = transform_for(window, self.real)
+        """See the base; sums stay in bands until `finish`."""
+        assert into.probe is not None
+        transform = transform_for(window_of(chi), self.real)
         if not transform.known:
-            waves = fft(self.to_probes(scene, chi, amplitudes, into.probe_weight))
-            into.spectrum += (waves * views.ramps(-fractions, window)[:, None]).sum(0)
+            window = scene.windows[:, 0]
+            lit = window.real.square() + window.imag.square()
+            self.gather(model, chunk, self.to_probes(scene, chi), lit, into)
             return
-        self._begin_groups(into, into.spectrum)
         obj, corner, _, _ = _parts(scene)
-        work = self._work(min(threads_for(len(chi)), len(into.kept[-1])), chi.shape[1:])
-        given = (array_of(chi), obj, corner, *arrays_of(amplitudes, fractions))
-        compiled_probes.to_spectrum(work, *given, transform.tables, *into.kept)
+        work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
+        given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
+        into_bands = (into.shifts.numpy(), *self._bands_of(into), reached)
+        compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
+        _note(into, reached)
 
-    def _begin_groups(self, into: Adjoints, probe: Tensor) -> None:
-        """Room for sums over groups of views of what a probe (M, h, w) gathers, if there is none yet."""
+    def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
+        """Sums of each thread's views of what the probe gathers, strip after strip, and their lights; 0 at first."""
         if not into.kept:
-            window = window_of(probe)
-            groups = next((n for n in GROUPS if n >= torch.get_num_threads()), GROUPS[-1])
-            shapes = (groups, len(probe), strips.pixels(*window) * 2), (groups, *window)
-            into.kept = (*self.room.take("groups", shapes, self.real), np.zeros(groups, dtype=np.int64))
+            assert into.probe is not None
+            (modes, h, w), bands = into.probe.shape, torch.get_num_threads()
+            shapes = (bands, modes * strips.pixels(h, w) * 2), (bands, into.parts * h * w)
+            into.kept = self.room.take("bands", shapes, torch.float64)
+            for array in into.kept:
+                array.fill(0)
+        return into.kept
 
     def finish(self, into: Adjoints) -> None:
-        """As the base's; of groups of views, whose sums are transformed on the way."""
+        """As the base's; of bands of views."""
         if into.kept and into.probe is not None:
-            modes, *window = into.probe.shape
-            transform, threads = transform_for(window_of(into.probe), self.real), torch.get_num_threads()
-            found = self.room("waves", modes, tuple(window), into.probe.dtype)
-            arrays = (*into.kept, found, into.blank, *arrays_of(into.probe, into.probe_weight))
-            compiled_probes.gather_groups(self._work(threads, (1, *window)), transform.tables, *arrays)
-            self.room.give_back("groups", into.kept[:2])
-            into.kept, into.spectrum, into.blank = (), None, False
-        fill(into)
+            weight = array_of(into.probe_weight).reshape(-1)
+            compiled_probes.gather(torch.get_num_threads(), *into.kept, array_of(into.probe), weight)
+            self.room.give_back("bands", into.kept)
+            into.kept = ()
         super().finish(into)
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -382,6 +381,12 @@ class CpuPasses(CpuSums):
         arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
         compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
+
+
+def _note(into: Adjoints, reached: np.ndarray[Any, Any]) -> None:
+    """How large terms were, of views or bands (n, 6)."""
+    if len(reached):
+        torch.maximum(into.reached, torch.from_numpy(reached.max(axis=0)), out=into.reached)
 
 
 def _may_wait(task: Task, keep: bool) -> bool:

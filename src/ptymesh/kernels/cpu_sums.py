@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled_blocks, compiled_fixed, compiled_probes
-from ptymesh.kernels.arguments import arrays_of, bands_of_rows, numpy_dtype, places_of
+from ptymesh.kernels import blocks, compiled_blocks, compiled_probes
+from ptymesh.kernels.arguments import arrays_of, bands_of_rows, places_of
 from ptymesh.kernels.fused import FusedPasses
 from ptymesh.kernels.kept import Arrays, Rooms
 from ptymesh.kernels.object_sums import ObjectSums
@@ -36,16 +36,15 @@ class CpuSums(FusedPasses):
         #: To whose sums views were added last.
         self._last: Callable[[], ObjectSums | None] = lambda: None
 
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
-        """As the twin's; the probe's sums are cleared when they are first added to, as they are in the cache then."""
-        into.blank = True
+    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """As the twin's; blocks are cleared when they are first added to, as they are in the cache then."""
         if into.object is not None:
-            into.late = ObjectSums(into, (rows, columns), self.clear, self.arrays, self.room)
+            into.late = ObjectSums(into, (rows, columns), found, self, self.arrays, self.room)
 
     def settle(self, into: Adjoints) -> None:
         """As the twin's."""
-        if into.late is not None:
-            into.late.settle()
+        if isinstance(into.late, ObjectSums):
+            into.late.complete()
 
     def forget(self) -> None:
         """See the base."""
@@ -54,10 +53,10 @@ class CpuSums(FusedPasses):
     def object_sums(self, into: Adjoints) -> ObjectSums:
         """The object's, of a batch that was begun; or plain arrays to which everything is added at once."""
         late = into.late
-        sums = late if isinstance(late, ObjectSums) else ObjectSums(into, None, self.clear, self.arrays, self.room)
+        sums = late if isinstance(late, ObjectSums) else ObjectSums(into, None, None, self, self.arrays, self.room)
         last = self._last()
         if last is not None and last is not sums:  # views of both would wait in the same room
-            last.settle()
+            last.complete()
         self._last = ref(sums)
         return sums
 
@@ -65,6 +64,11 @@ class CpuSums(FusedPasses):
         """As the twin's."""
         sums = self.arrays("object sum", field), self.arrays("object weight", weight)
         compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *sums)
+
+    def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """As the twin's."""
+        arrays = (*arrays_of(*sums), *arrays_of(*found))
+        compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As the twin's."""
@@ -95,25 +99,8 @@ class CpuSums(FusedPasses):
         else:
             super().add_quotient(target, change, weight, blend, times)
 
-    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool:
-        """As the twin's, in one pass."""
-        share_threads()
-        numbers = np.array([2.0**exponent, 2.0**bits, 2.0**bits], dtype=numpy_dtype(values.dtype))
-        beyond = np.empty(values.shape[1] * values.shape[4], dtype=np.int64)
-        compiled_fixed.add_fixed(*arrays_of(values, corners), numbers, out.numpy(), beyond)
-        return not beyond.any()
-
 
 def _undivided(target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
     """Adds a quotient of sums that nobody has read yet; False where that is something else."""
     late = quotient.change.late if isinstance(quotient.change, Leaf) else None
     return isinstance(late, ObjectSums) and late.divide(target, quotient, rows, columns)
-
-
-def fill(into: Adjoints) -> None:
-    """The probe's sums are zero, if nothing has been added to them."""
-    if into.blank and into.probe is not None:
-        into.probe.zero_()
-    if into.blank:
-        into.probe_weight.zero_()
-    into.blank = False

@@ -15,7 +15,19 @@ from typing import Any
 
 from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.strips import ONE, PAIR, TWO, ZERO, U, eight_back, eight_from, eight_in, eight_out, transform
-from ptymesh.kernels.vectors import LANES, load, load_eight, spread, store, store_eight, transposed
+from ptymesh.kernels.vectors import (
+    LANES,
+    highest,
+    larger,
+    load,
+    load_eight,
+    magnitude,
+    spread,
+    store,
+    store_eight,
+    transposed,
+)
+from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT
 
 #: Ways through rows; numbers, as functions are compiled anew for True and for False.
 ON, BACK = ZERO, ONE
@@ -130,9 +142,13 @@ def through_rows(
 
 
 @inlined
-def windows_out(total: Any, light: Any, h: int, w: int, one: Any, windows: Any, lights: Any, pixel: int) -> None:
-    """What has been gathered, from eights to a complex and a real window that start at a pixel."""
+def windows_out(
+    total: Any, light: Any, h: int, w: int, one: Any, windows: Any, lights: Any, pixel: int, reached: Any
+) -> None:
+    """What has been gathered, from eights to a complex and a real window that start at a pixel; reached: see
+    `compiled.to_windows`."""
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
+    top = light_top = one - one
     for i in range(_counted(h)):
         k, first = U(i), pixel + w * _first(U(i), h)
         eight_out(total, block * k, w, one, windows, TWO * first)
@@ -140,3 +156,9 @@ def windows_out(total: Any, light: Any, h: int, w: int, one: Any, windows: Any, 
             start = min(c, w - LANES)
             rows = transposed(load_eight(light, block // TWO * k + LANES * start, LANES))
             store_eight(lights, first + start, w, rows)
+        for c in range(ZERO, LANES * w, LANES):
+            top = larger(magnitude(load(total, block * k + TWO * c)), top)
+            top = larger(magnitude(load(total, block * k + TWO * c + LANES)), top)
+            light_top = larger(load(light, block // TWO * k + c), light_top)
+    reached[OBJECT] = max(reached[OBJECT], highest(top))
+    reached[OBJECT_WEIGHT] = max(reached[OBJECT_WEIGHT], highest(light_top))

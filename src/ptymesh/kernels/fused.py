@@ -19,7 +19,7 @@ from torch import Tensor
 from ptymesh.physics import views
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
-from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.propagate import fft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,19 +128,19 @@ class FusedPasses(Passes, ABC):
         """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2."""
 
     @abstractmethod
-    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
-        """out (M, h, w) += sum_j a_j conj(S_j O) waves_jm, light (h, w) += sum_j a_j^2 |S_j O|^2."""
+    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
+        """into.probe += sum_j a_j conj(S_j O) waves_jm, into.probe_weight += sum_j a_j^2 |S_j O|^2."""
 
     @abstractmethod
-    def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
-        """a_j conj(S_j O) waves_jm, (B, M, h, w); light as in `to_probe`, if it is wanted."""
+    def to_probes(self, scene: FusedScene, waves: Tensor) -> Tensor:
+        """conj(S_j O) waves_jm, (B, M, h, w)."""
 
     @abstractmethod
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
+        self, model: Model, chunk: Chunk, scene: FusedScene, chi: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
-        """into.spectrum (M, h, w) += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; into.probe_weight as in
-        `to_probe`. Either may wait until `finish`."""
+        """into.probe += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; into.probe_weight as in `to_probe`. Either
+        may wait until `finish`."""
 
     @abstractmethod
     def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class FusedPasses(Passes, ABC):
     # --- adjoints ---
 
     def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
-        """As the twin's; a probe that was shifted is summed in Fourier space until `finish`."""
+        """As the twin's."""
         if not isinstance(scene, FusedScene):
             self.settle(into)
             into.late = None
@@ -214,30 +214,13 @@ class FusedPasses(Passes, ABC):
             return
         amplitudes = chunk.weights[:, 0].contiguous()
         if into.opr.shape[0]:
-            self._to_variable(model, chunk, scene, waves, into)
-        elif model.subpixel == "fourier" and not chunk.whole:
-            if into.spectrum is None:
-                into.spectrum = torch.zeros_like(into.probe)
-            self.to_spectrum(scene, waves, chunk.fractions, amplitudes, into)
+            window = scene.windows[:, 0]
+            lit = window.real.square() + window.imag.square()
+            self.gather(model, chunk, self.to_probes(scene, waves), lit, into)
+        elif into.shifted:
+            self.to_spectrum(model, chunk, scene, waves, amplitudes, into)
         else:
-            self.to_probe(scene, waves, amplitudes, into.probe, into.probe_weight)
-
-    def _to_variable(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
-        """The probe and its OPR modes, with the weights of both."""
-        assert into.probe is not None
-        to_probes = self.to_probes(scene, waves, torch.ones_like(chunk.weights[:, 0]), None)
-        into.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-        into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
-        power = scene.windows[:, 0].real.square() + scene.windows[:, 0].imag.square()
-        squares = chunk.weights**2
-        into.probe_weight += torch.einsum("b,bhw->hw", squares[:, 0], power)
-        into.opr_weight += torch.einsum("bk,bhw->khw", squares[:, 1:], power)
-
-    def finish(self, into: Adjoints) -> None:
-        """The one inverse transform of the probe's sum."""
-        if into.spectrum is not None and into.probe is not None:
-            into.probe += ifft(into.spectrum)
-            into.spectrum = None
+            self.to_probe(scene, waves, amplitudes, into)
 
     # --- sums of single views ---
 

@@ -1,8 +1,8 @@
 """The sweep of a chunk as a CUDA graph: launched as one, instead of kernel by kernel.
 
 A graph repeats what was launched while it was captured, on the same memory. What stays from batch to batch (object,
-probe, patterns, the object's sums) it uses where it is; what a chunk brings is copied to where it was then, and what is
-found is copied from there. A chunk that is smaller is filled up with views of no light, which add nothing.
+probe, patterns, the object's sums) it uses where it is; what a chunk or a batch brings is copied to where it was then,
+and what is found is copied from there. A chunk that is smaller is filled up with views of no light, which add nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Passes, Task
 
 Result = TypeVar("Result")
-#: What a graph needs to know that it still fits: the task, whether nothing is shifted, and views of the chunk.
-Key = tuple[Task, bool, int]
+#: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, and their parts.
+Work = tuple[Task, bool, bool, int]
+#: What is to be known of a graph to see that it fits: its work, and how many views it has.
+Key = tuple[Work, int]
 
 #: Devices whose launches can be captured (torch calls ROCm's cuda too).
 CAPTURING = ("cuda",)
@@ -68,7 +70,7 @@ class Graphs:
             return None
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
         self._keep(model, scene.whole_object, scene.probe, *stays, into.object, into.object_weight)
-        key = (task, chunk.whole, chunk.views.shape[0])
+        key = ((task, chunk.whole, into.shifted, into.parts), chunk.views.shape[0])
         graph = self._fitting(key) or self._new(key, passes, model, chunk, scene, into)
         return None if graph is None else graph.replay(chunk, into)
 
@@ -80,9 +82,9 @@ class Graphs:
 
     def _fitting(self, key: Key) -> _Graph | None:
         """The smallest graph that the chunk fills well enough."""
-        task, whole, count = key
-        sizes = [size for t, w, size in self._graphs if (t, w) == (task, whole) and FULL * size <= count <= size]
-        return self._graphs[task, whole, min(sizes)] if sizes else None
+        work, count = key
+        sizes = [size for some, size in self._graphs if some == work and FULL * size <= count <= size]
+        return self._graphs[work, min(sizes)] if sizes else None
 
     def _new(
         self, key: Key, passes: FusedPasses, model: Model, chunk: Chunk, scene: FusedScene, into: Adjoints
@@ -91,7 +93,7 @@ class Graphs:
         if self._seen[key] < TIMES or len(self._graphs) == MOST:
             return None
         graph = _Graph(chunk, scene, into)
-        work = partial(graph.sweep, passes, model, key[0])
+        work = partial(graph.sweep, passes, model, key[0][0])
         work()  # compiles and plans what cannot be compiled or planned later; there is no light yet, so it adds nothing
         try:
             graph.launch, graph.found, self._pool = captured(work, scene.whole_object.device, self._pool)
@@ -121,16 +123,16 @@ class _Graph:
             into,
             probe=torch.zeros_like(into.probe),
             probe_weight=torch.zeros_like(into.probe_weight),
-            spectrum=None,
+            shifts=into.shifts.clone(),
+            reached=torch.zeros_like(into.reached),
         )
 
     def sweep(self, passes: FusedPasses, model: Model, task: Task) -> Tensor:
         """What is captured."""
         assert self.into.probe is not None
-        self.into.probe.zero_()
-        self.into.probe_weight.zero_()
+        for found in (self.into.probe, self.into.probe_weight, self.into.reached):
+            found.zero_()
         chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
-        self.into.spectrum = None
         scene = passes.scene(model, chunk, self.object, self.probe)
         return Passes.sweep(passes, model, chunk, scene, task, self.into)[1]
 
@@ -140,6 +142,7 @@ class _Graph:
         for name in _brought(chunk):
             getattr(self.chunk, name)[:count] = getattr(chunk, name)
         self.chunk.weights[count:] = 0  # they are where views of an earlier chunk were, without light
+        self.into.shifts.copy_(into.shifts)
         self.launch()
         self._add(into)
         return self.found[:count].clone()
@@ -147,13 +150,9 @@ class _Graph:
     def _add(self, into: Adjoints) -> None:
         """What the graph has summed of the probe; of the object it knows the sums themselves."""
         assert into.probe is not None and self.into.probe is not None
+        into.probe += self.into.probe
         into.probe_weight += self.into.probe_weight
-        if self.into.spectrum is None:
-            into.probe += self.into.probe
-        elif into.spectrum is None:
-            into.spectrum = self.into.spectrum.clone()
-        else:
-            into.spectrum += self.into.spectrum
+        torch.maximum(into.reached, self.into.reached, out=into.reached)
 
 
 def _brought(chunk: Chunk) -> tuple[str, ...]:

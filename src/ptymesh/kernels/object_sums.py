@@ -19,21 +19,19 @@ from torch import Tensor
 
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_object
-from ptymesh.kernels.arguments import bands_of_rows
+from ptymesh.kernels.arguments import bands_of_rows, constants_of, numpy_dtype
 from ptymesh.physics.blocks import Leaf, Quotient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ptymesh.kernels.kept import Arrays, Rooms
-    from ptymesh.physics.passes import Adjoints
+    from ptymesh.physics.passes import Adjoints, Passes
 
 Array = np.ndarray[Any, Any]
 #: Bytes of windows and light that wait, at most.
 WAITING_BYTES = 64 << 20
 #: They wait where as many as these share a pixel of the touched blocks on average, at most. Measured: of a batch whose
 #: windows lie close together, sums stay in the cache, and windows do not.
-OVERLAP = 4
+OVERLAP = 8
 #: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
 TOPS = 16
 _NONE_STALE = np.zeros((0, 0), np.uint8)
@@ -43,9 +41,9 @@ class ObjectSums:
     """Sums over a batch of one array and its weight, made as late as can be.
 
     Args:
-        into: sums of a batch, whose object has an array.
+        into: sums of a batch, whose object has an array; `found`: fields (L, H, W) that are to hold them.
         blocks: rows and columns (n,) of those blocks of the arrays that are to be cleared first.
-        clear: how that is done.
+        passes: who clears and narrows.
         arrays, room: what stays from batch to batch.
     """
 
@@ -53,99 +51,122 @@ class ObjectSums:
         self,
         into: Adjoints,
         blocks: tuple[Tensor, Tensor] | None,
-        clear: Callable[[Tensor, Tensor, Tensor, Tensor], None],
+        found: tuple[Tensor, Tensor] | None,
+        passes: Passes,
         arrays: Arrays,
         room: Rooms,
     ) -> None:
         assert into.object is not None and into.object_weight is not None
-        self.fields = into.object, into.object_weight
-        self._blocks, self._clear, self._arrays, self._room = blocks, clear, arrays, room
+        self.sums, self.found = (into.object, into.object_weight), found
+        self._parts, self._shifts = into.parts, into.shifts.numpy()
+        self._passes, self._arrays, self._room = passes, arrays, room
+        #: Blocks of the batch; those that are to be cleared before anything is added.
+        self._batch = self._blocks = blocks
         #: These may wait, if they come in one chunk; None: none may, as other ranks add to the sums, or read them.
         self._views = into.views
         self._stale: Array = _NONE_STALE
         #: Of rows, whoever adds to the object: the number of threads may be another one by then.
         self.bands = bands_of_rows()
-        self._tops = torch.zeros((self.bands, TOPS), dtype=into.object_weight.dtype).numpy()
-        self.knows_top = len(into.object) == 1
-        self._waiting, self._looked = 0, False
+        self._tops = np.zeros((self.bands, TOPS))
+        self.knows_top = len(into.object_weight) == into.parts
+        self._waiting, self._looked, self._narrow = 0, False, False
 
     # --- the arrays ---
 
     def open(self) -> tuple[Array, ...]:
-        """For kernels that add to the object: stale blocks, sums and weight (H, W), tops of the weight."""
+        """For kernels that add to the object: stale blocks, sums and weight (parts, H, W), tops of the weight."""
+        self._narrow = False
         if self._blocks is not None:
             rows, columns = self._blocks
             self._blocks = None
-            slices, height, width = self.fields[0].shape
-            if slices > 1 or height < 2 * self.bands * BLOCK:  # bands must not share a block
-                self._clear(*self.fields, rows, columns)
+            fields, height, width = self.sums[0].shape
+            if fields > self._parts or height < 2 * self.bands * BLOCK:  # bands must not share a block
+                self._passes.clear(*self.sums, rows, columns)
             else:  # each when it is first added to, as it is in the cache then
                 self._stale = np.zeros((height // BLOCK, width // BLOCK), np.uint8)
                 self._stale[rows.numpy(), columns.numpy()] = 1
-        named = zip(("object sum", "object weight"), self.fields, strict=True)
-        sums, weight = (self._arrays(name, field)[0] for name, field in named)
+        named = zip(("object sum", "object weight"), self.sums, strict=True)
+        sums, weight = (self._arrays(name, field) for name, field in named)
         return self._stale, sums, weight, self._tops
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Whoever reads the arrays finds the sums."""
         self.flush()
         self.open()
         if len(self._stale):
             if self._stale.view(bool).any():  # of numbers, numpy takes ten times longer
-                self._clear(*self.fields, *map(torch.from_numpy, self._stale.nonzero()))
+                self._passes.clear(*self.sums, *map(torch.from_numpy, self._stale.nonzero()))
             self._stale = _NONE_STALE
+
+    def settle(self) -> None:
+        """Whoever reads what is found finds the sums."""
+        if self._narrow and not self._waiting:
+            return
+        self.complete()
+        if self.found is not None and self._batch is not None:
+            self._passes.narrow(self.sums, *self._batch, self.found)
+        self._narrow = True
 
     def tops(self, of: Tensor) -> Tensor | None:
         """Numbers of which the largest is that of the weight, where kernels have looked for it; None of the sums."""
-        if not self.knows_top or of is not self.fields[1]:
+        if not self.knows_top or self.found is None or of is not self.found[1]:
             return None
         if self._blocks is None:
             self.flush()
         elif self._waiting and not self._looked:
-            self._divide(np.zeros(3, self._tops.dtype), False, self._arrays("object sum", self.fields[0])[0])
+            self._divide(np.zeros(3, numpy_dtype(of.dtype)), False, self._arrays("object found", self.found[0])[0])
             self._looked = True
-        return torch.from_numpy(self._tops)
+        return torch.from_numpy(self._tops).to(of.dtype)
 
     # --- views that wait ---
 
-    def expect(self, views: int, strip: int, window: tuple[int, int], lights: int, may_wait: bool) -> bool:
-        """So many views come, strip by strip; lights: 1 where all have the same light, or as many as there are views.
+    def expect(
+        self, views: int, strip: int, window: tuple[int, int], dtype: torch.dtype, lights: int, may_wait: bool
+    ) -> bool:
+        """So many views come, strip by strip, with windows of this dtype; lights: 1 where all have the same light, or
+        as many as there are views.
 
         Returns whether they are to wait until the sums are read; if not, each strip is to be added before the next one.
         Those that wait already are added.
         """
         self.flush()
+        self._kinds = dtype, dtype.to_real()
         wait = may_wait and self._worthwhile(views, views * window[0] * window[1], lights > 1)
         self._shapes = views if wait else strip, lights, window
         return wait
 
     def _worthwhile(self, views: int, pixels: int, with_light: bool) -> bool:
         """Whether it pays to wait with so many views, that have so many pixels together; and a light each, or none."""
-        wave, light = (field.element_size() for field in self.fields)
+        wave, light = (dtype.itemsize for dtype in self._kinds)
         if self._blocks is None or self._views != views or pixels * (wave + with_light * light) > WAITING_BYTES:
             return False
         return pixels <= OVERLAP * len(self._blocks[0]) * BLOCK**2
 
-    def next(self, corners: Array, amplitudes: Array) -> tuple[Array, Array]:
-        """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2)."""
+    def next(self, corners: Array, amplitudes: Array, between: Array | None = None) -> tuple[Array, Array]:
+        """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2); between: weights of the
+        next pixel, down and right, (k, 2)."""
         if not self._waiting:
             self._make_room()
         some = slice(self._waiting, self._waiting + len(corners))
         self._corners[some], self._amplitudes[some] = corners, amplitudes
+        self._between[some] = 0 if between is None else between
         self._waiting, self._looked = some.stop, False
         return self._windows[some], self._light if len(self._light) == 1 else self._light[some]
 
     def _make_room(self) -> None:
-        views, lights, window = self._shapes
-        wave, light = self.fields
-        self._windows = self._room("windows", views, window, wave.dtype)
-        self._light = self._room("lights", min(lights, views), window, light.dtype)
-        self._corners, self._amplitudes = np.empty((views, 2), np.int64), np.empty(views, self._tops.dtype)
+        (views, lights, window), (wave, light) = self._shapes, self._kinds
+        self._windows = self._room("windows", views, window, wave)
+        self._light = self._room("lights", min(lights, views), window, light)
+        self._corners, self._amplitudes = np.empty((views, 2), np.int64), np.empty(views, numpy_dtype(light))
+        self._between = np.zeros((views, 2), numpy_dtype(light))
 
     def flush(self) -> None:
         """Adds the views that wait."""
         if self._waiting:
-            compiled_object.add_windows(*self._given(), self.bands, *self.open())
+            windows, light, corners, amplitudes = self._given()
+            given = (windows, light, corners, self._between[: self._waiting], amplitudes, self._shifts)
+            constants = constants_of(self._kinds[1], 1.0)
+            compiled_object.add_windows(*given, self.bands, constants, *self.open())
             self._waiting = 0
 
     def divide(self, target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
@@ -154,20 +175,26 @@ class ObjectSums:
         change, weight = quotient.change, quotient.weight
         if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and self._waiting and self._blocks is not None):
             return False
+        if self.found is None:
+            return False
         given = (change.array, weight.array, rows, columns)
-        known = (*self.fields, *self._blocks)
-        alike = target.dtype == self.fields[0].dtype and target.shape == self.fields[0].shape
+        known = (*self.found, *self._blocks)
+        alike = target.dtype == self.found[0].dtype and target.shape == self.found[0].shape
         if any(map(is_not, given, known)) or not alike or not target.is_contiguous() or target.is_conj():
             return False
         factor, summand = quotient.divisor
-        numbers = np.array([quotient.times, factor, float(summand)], self._tops.dtype)
+        numbers = np.array([quotient.times, factor, float(summand)], numpy_dtype(self._kinds[1]))
         self._divide(numbers, True, self._arrays("object", target)[0])
         return True
 
     def _divide(self, numbers: Array, divide: bool, target: Array) -> None:
         windows, light, corners, amplitudes = self._given()
-        given = (windows, light, corners, amplitudes, corners[:, 1].argsort(kind="stable"), numbers)
-        compiled_object.divide_windows(*given, divide, self.bands, target, self._tops)
+        given = (windows, light, corners, amplitudes, corners[:, 1].argsort(kind="stable"), self._shifts)
+        shape = (self._parts, 1, target.shape[1])
+        rows = self._room("rows", self.bands, shape, torch.complex128)
+        weights = self._room("weights", self.bands, shape, torch.float64)
+        constants = constants_of(self._kinds[1], 1.0)
+        compiled_object.divide_windows(*given, numbers, divide, constants, target, rows, weights, self._tops)
 
     def _given(self) -> tuple[Array, ...]:
         k = self._waiting

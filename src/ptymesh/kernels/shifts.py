@@ -15,7 +15,19 @@ import numpy as np
 
 from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.strips import ONE, PAIR, TWO, ZERO, U, rows_back, rows_in, rows_of, strip_in, transform
-from ptymesh.kernels.vectors import LANES, load, load_complex, spread, store
+from ptymesh.kernels.vectors import (
+    LANES,
+    add_number,
+    add_rounded,
+    highest,
+    larger,
+    load,
+    load_complex,
+    magnitude,
+    spread,
+    store,
+)
+from ptymesh.physics.kinds import PROBE, PROBE_WEIGHT
 
 
 @inlined
@@ -98,17 +110,33 @@ def columns_in(
 
 @inlined
 def add_columns(
-    plane: Any, down: Any, across: Any, h: int, w: int, spare: Any, plan: Any, turns: Any, sums: Any
+    plane: Any,
+    down: Any,
+    across: Any,
+    h: int,
+    w: int,
+    m: int,
+    spare: Any,
+    plan: Any,
+    turns: Any,
+    shifts: Any,
+    sums: Any,
+    half: int,
+    reached: Any,
 ) -> None:
-    """sums (2 h w') += factors times the wave in a plane, whose rows are transformed and columns not."""
+    """sums (parts M 2 h w') of mode m += factors times the wave in a plane, whose rows are transformed and columns not;
+    rounded. half: numbers to the second part; reached: see `compiled.to_windows`."""
+    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(turns[0, 0] - turns[0, 0])
     for start in range(ZERO, w, LANES):
         transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             p, q = _turned_by(plane, i, c, d, down, r)
-            store(sums, i, load(sums, i) + p)
-            store(sums, i + LANES, load(sums, i + LANES) + q)
+            top = larger(magnitude(p), larger(magnitude(q), top))
+            add_rounded(sums, U(len(plane)) * m + i, half, p, shift, fine)
+            add_rounded(sums, U(len(plane)) * m + i + LANES, half, q, shift, fine)
+    reached[PROBE] = max(reached[PROBE], highest(top))
 
 
 @inlined
@@ -126,9 +154,21 @@ def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, 
 
 @inlined
 def add_shifted_back(
-    work: Any, waves: Any, view: int, obj: Any, y: int, x: int, a: float, f: Any, tables: Any, sums: Any
+    work: Any,
+    waves: Any,
+    view: int,
+    obj: Any,
+    y: int,
+    x: int,
+    a: float,
+    f: Any,
+    tables: Any,
+    shifts: Any,
+    sums: Any,
+    half: int,
+    reached: Any,
 ) -> None:
-    """sums (M, 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
+    """sums (parts M 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
     constants, plan, turns = tables
     row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
@@ -138,19 +178,26 @@ def add_shifted_back(
     for m in range(M):
         wave = TWO * h * w * (view * M + m)
         rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, turns, plane)
-        add_columns(plane, down, across, h, w, spare, plan, turns, sums[m])
+        add_columns(plane, down, across, h, w, m, spare, plan, turns, shifts, sums, half, reached)
 
 
 @inlined
-def add_power(obj: Any, y: int, x: int, a: float, out: Any) -> None:
-    """out (h, w) += |a O|^2, O the object's window at y x."""
-    h, w, W, by2 = U(out.shape[0]), U(out.shape[1]), U(obj.shape[1]), spread(a * a)
-    full = w // LANES * LANES
+def add_power(
+    obj: Any, y: int, x: int, a: float, shifts: Any, h: int, w: int, out: Any, half: int, reached: Any
+) -> None:
+    """out (parts h w) += |a O|^2, O the object's window at y x; rounded."""
+    W, by2, full = U(obj.shape[1]), spread(a * a), w // LANES * LANES
+    shift, fine, top = spread(shifts[PROBE_WEIGHT, 0]), spread(shifts[PROBE_WEIGHT, 1]), spread(a - a)
     for r in range(h):
-        k, o = w * r, TWO * (W * (y + r) + x)
+        o = TWO * (W * (y + r) + x)
         for c in range(ZERO, full, LANES):
             u, v = load_complex(obj, o + TWO * c)
-            store(out, k + c, load(out, k + c) + by2 * (u * u + v * v))
+            power = by2 * (u * u + v * v)
+            top = larger(power, top)
+            add_rounded(out, w * r + c, half, power, shift, fine)
         for c in range(full, w):
             O = obj[y + r, x + c]
-            out[r, c] += a * a * (O.real * O.real + O.imag * O.imag)
+            power = a * a * (O.real * O.real + O.imag * O.imag)
+            add_number(out, w * r + c, half, power, shifts[PROBE_WEIGHT, 0], shifts[PROBE_WEIGHT, 1])
+            reached[PROBE_WEIGHT] = max(reached[PROBE_WEIGHT], power)
+    reached[PROBE_WEIGHT] = max(reached[PROBE_WEIGHT], highest(top))

@@ -7,9 +7,12 @@ beams        (1 or B, M, h, w) probes, one for all views (SHARED) or one each;  
 chi          (B, M, h, w) waves at the exit
 
 Complex arrays are pairs of reals. A program works on TILE pixels of one view; programs of a view follow each other.
-Offsets are 64-bit: objects may have more than 2^31 pixels. Sums over a view's pixels, and over views, are left in
-parts that torch adds up, so that they do not depend on which program comes first; only `to_object` adds atomically.
-Nothing here is CUDA's alone.
+Offsets are 64-bit: objects may have more than 2^31 pixels. Sums over a view's pixels are left in parts that torch adds
+up, so that they do not depend on which program comes first. Sums over views have rounded terms (physics/rounding.py),
+which are added atomically, in any order to the same bits. Nothing here is CUDA's alone.
+
+shifts       (6, 2) float64, by kind of sum and part;  PARTS  how many there are
+reached      (programs, 2) float64: the largest terms that a program has met, of a sum and of its weight
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import triton
 import triton.language as tl
 
-from ptymesh.physics import fidelity
+from ptymesh.physics import fidelity, kinds
 
 DARK = tl.constexpr(fidelity.DARK)
 BRIGHTEST = tl.constexpr(fidelity.BRIGHTEST_RATIO)
@@ -32,6 +35,9 @@ TURN = tl.constexpr(2 * math.pi)
 #: Fidelities, and what `detector` does with the waves.
 AMPLITUDE, POISSON, INTENSITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 WATCH, REVISE, DESCEND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+#: Sums and their weights.
+OBJECT, OBJECT_WEIGHT = tl.constexpr(kinds.OBJECT), tl.constexpr(kinds.OBJECT_WEIGHT)
+PROBE, PROBE_WEIGHT = tl.constexpr(kinds.PROBE), tl.constexpr(kinds.PROBE_WEIGHT)
 
 
 @triton.jit
@@ -108,30 +114,6 @@ def ramped(spectrum, fractions, a, out, M, h, w, AXIS: tl.constexpr, TILE: tl.co
     for m in range(M):
         re, im = _load(spectrum, m * h * w + pixels, inside)
         _store(out, (j * M + m) * h * w + pixels, c * re - s * im, c * im + s * re, inside)
-
-
-@triton.jit
-def _sum_place(area, M, B, splits, TILE: tl.constexpr):
-    """Of a program that sums over views: pixels, mode, number of its part, first view and the one after the last."""
-    tiles = tl.cdiv(area, TILE)
-    program = tl.program_id(0).to(tl.int64)
-    pixels = (program % tiles).to(tl.int32) * TILE + tl.arange(0, TILE)
-    m, split = (program // tiles) % M, program // tiles // M
-    return pixels, pixels < area, m, split, B * split // splits, B * (split + 1) // splits
-
-
-@triton.jit
-def unramped(waves, fractions, parts, B, M, h, w, splits, TILE: tl.constexpr):
-    """parts (splits, M, h, w), over which the sum is sum_j exp(+2 pi i k.f_j) waves_jm."""
-    pixels, inside, m, split, first, last = _sum_place(h * w, M, B, splits, TILE)
-    re_sum = tl.zeros([TILE], parts.dtype.element_ty)
-    im_sum = tl.zeros([TILE], parts.dtype.element_ty)
-    for j in range(first, last):
-        c, s, _, _ = _ramp(pixels, fractions, j, h, w)
-        re, im = _load(waves, (j * M + m) * h * w + pixels, inside)
-        re_sum += c * re + s * im
-        im_sum += c * im - s * re
-    _store(parts, (split * M + m) * h * w + pixels, re_sum, im_sum, inside)
 
 
 # --- the detector ---
@@ -255,85 +237,157 @@ def step(waves, S_in, counts, mask, background, alpha, M, area, KIND: tl.constex
 
 
 @triton.jit
-def _add(out, weight, at, re, im, light, inside):
-    tl.atomic_add(out + 2 * at, re, mask=inside, sem="relaxed")
-    tl.atomic_add(out + 2 * at + 1, im, mask=inside, sem="relaxed")
-    tl.atomic_add(weight + at, light, mask=inside, sem="relaxed")
+def _rounded(term, shifts, KIND: tl.constexpr):
+    """Its two parts, each rounded to the step of its kind, in double precision."""
+    term = term.to(tl.float64)
+    shift, fine = tl.load(shifts + 2 * KIND), tl.load(shifts + 2 * KIND + 1)
+    first = (term + shift) - shift
+    return first, ((term - first) + fine) - fine
+
+
+@triton.jit
+def _add_pairs(out, at, pairs, inside):
+    """Adds real and imaginary parts (TILE, 2)."""
+    tl.atomic_add(out + 2 * at[:, None] + tl.arange(0, 2)[None, :], pairs, mask=inside[:, None], sem="relaxed")
+
+
+@triton.jit
+def _reach(reached, pairs, light):
+    """Notes how large the terms of this program were."""
+    place = reached + 2 * tl.program_id(0).to(tl.int64)
+    tl.store(place, tl.max(tl.max(tl.abs(pairs), 1), 0).to(tl.float64))
+    tl.store(place + 1, tl.max(light, 0).to(tl.float64))
+
+
+@triton.jit
+def _share(out, weight, at, half, wave, light, shifts, inside, PARTS: tl.constexpr):
+    """Adds a term, pairs (TILE, 2), and that of the weight; the second part is `half` pixels further."""
+    first, second = _rounded(wave, shifts, OBJECT)
+    bright, dim = _rounded(light, shifts, OBJECT_WEIGHT)
+    _add_pairs(out, at, first, inside)
+    tl.atomic_add(weight + at, bright, mask=inside, sem="relaxed")
+    if PARTS == 2:
+        _add_pairs(out, at + half, second, inside)
+        tl.atomic_add(weight + at + half, dim, mask=inside, sem="relaxed")
 
 
 @triton.jit
 def to_object(
-    chi, n, t, beams, a, out, weight, M, area, w, W, SHARED: tl.constexpr, BILINEAR: tl.constexpr, TILE: tl.constexpr
+    chi,
+    n,
+    t,
+    beams,
+    a,
+    shifts,
+    out,
+    weight,
+    reached,
+    half,
+    M,
+    area,
+    w,
+    W,
+    SHARED: tl.constexpr,
+    BILINEAR: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
 
-    t (B, 2): weights of the next pixel, down and right, where BILINEAR.
+    out, weight (PARTS, H, W) of double precision, half = H W; t (B, 2): weights of the next pixel, down and right,
+    where BILINEAR. What is shared out between pixels is noted whole: no pixel gets more of a view.
     """
     j, _, pixels, inside = _place(area, TILE)
     f = tl.load(a + j)
-    wave_re = tl.zeros([TILE], weight.dtype.element_ty)
-    wave_im = tl.zeros([TILE], weight.dtype.element_ty)
-    light = tl.zeros([TILE], weight.dtype.element_ty)
+    re = tl.zeros([TILE], chi.dtype.element_ty)
+    im = tl.zeros([TILE], chi.dtype.element_ty)
+    light = tl.zeros([TILE], chi.dtype.element_ty)
     for m in range(M):
         p_re, p_im = _load(beams, ((0 if SHARED else j * M) + m) * area + pixels, inside)
         q_re, q_im = _load(chi, (j * M + m) * area + pixels, inside)
-        wave_re += p_re * q_re + p_im * q_im
-        wave_im += p_re * q_im - p_im * q_re
+        re += p_re * q_re + p_im * q_im
+        im += p_re * q_im - p_im * q_re
         light += p_re * p_re + p_im * p_im
-    wave_re, wave_im, light = f * wave_re, f * wave_im, f * f * light
+    wave, light = f * tl.join(re, im), f * f * light
+    _reach(reached, wave, light)
     at = _under(n, j, pixels, w, W)
     if BILINEAR:
         t_y, t_x = tl.load(t + 2 * j), tl.load(t + 2 * j + 1)
         for down in tl.static_range(2):
             for right in tl.static_range(2):
                 k = (t_y if down else 1 - t_y) * (t_x if right else 1 - t_x)
-                _add(out, weight, at + down * W + right, k * wave_re, k * wave_im, k * light, inside)
+                _share(out, weight, at + down * W + right, half, k * wave, k * light, shifts, inside, PARTS)
     else:
-        _add(out, weight, at, wave_re, wave_im, light, inside)
+        _share(out, weight, at, half, wave, light, shifts, inside, PARTS)
 
 
-@triton.jit
-def to_probe(chi, obj, n, a, parts, weight_parts, B, M, area, w, W, splits, TILE: tl.constexpr):
-    """parts (splits, M, h, w) and weight_parts (splits, h, w): sums over views of a_j conj(S_j O) chi_jm and
-    a_j^2 |S_j O|^2."""
-    pixels, inside, m, split, first, last = _sum_place(area, M, B, splits, TILE)
-    re_sum = tl.zeros([TILE], parts.dtype.element_ty)
-    im_sum = tl.zeros([TILE], parts.dtype.element_ty)
-    light = tl.zeros([TILE], parts.dtype.element_ty)
-    for j in range(first, last):
+# a chunk of a single view is no kernel of its own: another kernel might join other multiplications with additions
+@triton.jit(do_not_specialize=["B", "splits"])
+def to_probe(
+    chi,
+    obj,
+    n,
+    a,
+    fractions,
+    shifts,
+    out,
+    weight,
+    reached,
+    B,
+    splits,
+    M,
+    h,
+    w,
+    W,
+    SHIFTED: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """out += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2, (PARTS M, h, w) and (PARTS, h, w).
+
+    Where SHIFTED, chi is F conj(S_j O) chi_jm, and multiplied by exp(+2 pi i k.f_j) instead. A program sums up a part
+    of the views, of which there are `splits`, at the pixels of a tile of a mode.
+    """
+    area = h * w
+    program, tiles = tl.program_id(0).to(tl.int64), tl.cdiv(area, TILE)
+    pixels = (program % tiles).to(tl.int32) * TILE + tl.arange(0, TILE)
+    inside, m, split = pixels < area, (program // tiles) % M, program // tiles // M
+    first = tl.zeros([TILE, 2], tl.float64)
+    second = tl.zeros([TILE, 2], tl.float64)
+    bright = tl.zeros([TILE], tl.float64)
+    dim = tl.zeros([TILE], tl.float64)
+    high = tl.zeros([TILE, 2], chi.dtype.element_ty)
+    highest = tl.zeros([TILE], chi.dtype.element_ty)
+    for j in range(B * split // splits, B * (split + 1) // splits):
         f = tl.load(a + j)
-        o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+        re, im = _load(obj, _under(n, j, pixels, w, W), inside)
+        light = f * f * (re * re + im * im)
+        if SHIFTED:
+            re, im, _, _ = _ramp(pixels, fractions, j, h, w)
         q_re, q_im = _load(chi, (j * M + m) * area + pixels, inside)
-        re_sum += f * (o_re * q_re + o_im * q_im)
-        im_sum += f * (o_re * q_im - o_im * q_re)
-        light += f * f * (o_re * o_re + o_im * o_im)
-    _store(parts, (split * M + m) * area + pixels, re_sum, im_sum, inside)
-    tl.store(weight_parts + split * area + pixels, light, mask=pixels < tl.where(m == 0, area, 0))
+        term = f * tl.join(re * q_re + im * q_im, re * q_im - im * q_re)
+        high, highest = tl.maximum(high, tl.abs(term)), tl.maximum(highest, light)
+        more, fine = _rounded(term, shifts, PROBE)
+        more_light, fine_light = _rounded(light, shifts, PROBE_WEIGHT)
+        first, second, bright, dim = first + more, second + fine, bright + more_light, dim + fine_light
+    _reach(reached, high, highest)
+    lit = pixels < tl.where(m == 0, area, 0)
+    _add_pairs(out, m * area + pixels, first, inside)
+    tl.atomic_add(weight + pixels, bright, mask=lit, sem="relaxed")
+    if PARTS == 2:
+        _add_pairs(out, (M + m) * area + pixels, second, inside)
+        tl.atomic_add(weight + area + pixels, dim, mask=lit, sem="relaxed")
 
 
 @triton.jit
-def to_probes(chi, obj, n, a, out, M, area, w, W, TILE: tl.constexpr):
-    """out_jm = a_j conj(S_j O) chi_jm."""
+def to_probes(chi, obj, n, out, M, area, w, W, TILE: tl.constexpr):
+    """out_jm = conj(S_j O) chi_jm."""
     j, _, pixels, inside = _place(area, TILE)
-    f = tl.load(a + j)
     o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
-    o_re, o_im = f * o_re, f * o_im
     for m in range(M):
         at = (j * M + m) * area + pixels
         re, im = _load(chi, at, inside)
         _store(out, at, o_re * re + o_im * im, o_re * im - o_im * re, inside)
-
-
-@triton.jit
-def probe_weight(obj, n, a, parts, B, area, w, W, splits, TILE: tl.constexpr):
-    """parts (splits, h, w), over which the sum is sum_j a_j^2 |S_j O|^2."""
-    pixels, inside, _, split, first, last = _sum_place(area, 1, B, splits, TILE)
-    light = tl.zeros([TILE], parts.dtype.element_ty)
-    for j in range(first, last):
-        f = tl.load(a + j)
-        re, im = _load(obj, _under(n, j, pixels, w, W), inside)
-        light += f * f * (re * re + im * im)
-    tl.store(parts + split * area + pixels, light, mask=inside)
 
 
 # --- sums of single views ---
@@ -418,52 +472,17 @@ def step_systems(
     _part(parts, j, tile, area, 4, 5, qx, TILE)
 
 
-# --- sums in fixed point ---
-
-
-@triton.jit
-def _nearest(v):
-    """The nearest whole number, the even one of two: as torch.round."""
-    below = tl.floor(v)
-    rest = v - below
-    odd = below - 2 * tl.floor(0.5 * below) == 1
-    return below + tl.where((rest > 0.5) | ((rest == 0.5) & odd), 1.0, 0.0)
-
-
-@triton.jit
-def add_fixed(values, n, beyond, out, scale, fine, C, P, area, w, W, plane, TILE: tl.constexpr):
-    """Adds values (B, C, h, w, P) times scale at n (B, 2) into out (2, P, C, H, W) int64, plane = H W: whole numbers,
-    and fine times what is left. A program for each tile of each view and channel and part; beyond (programs,): how many
-    of its values are not within the limit, which is fine. Integers are added in any order to the same bits.
-    """
-    k, _, pixels, inside = _place(area, TILE)
-    part, channel, j = k % P, (k // P) % C, k // P // C
-    s, m = tl.cast(scale, values.dtype.element_ty), tl.cast(fine, values.dtype.element_ty)
-    v = s * tl.load(values + ((j * C + channel) * area + pixels) * P + part, mask=inside, other=0.0)
-    whole = _nearest(v)
-    rest = _nearest((v - whole) * m)
-    known = tl.abs(v) <= m
-    tl.store(beyond + tl.program_id(0), tl.sum(tl.where(known, 0, 1)))
-    whole, rest = tl.where(known, whole, 0.0), tl.where(known, rest, 0.0)
-    at = _under(n, j, pixels, w, W)
-    tl.atomic_add(out + (part * C + channel) * plane + at, whole.to(tl.int64), mask=inside, sem="relaxed")
-    tl.atomic_add(out + ((part + P) * C + channel) * plane + at, rest.to(tl.int64), mask=inside, sem="relaxed")
-
-
 #: Kernels and the types of their arguments, to compile them ahead of time: c pointer to reals (complex as pairs), d to
-#: float64, n to int64, v to int32, u to counts, b to bool, i integer, f float, 0 ... constants.
+#: float64, n to int64, u to counts, b to bool, i integer, 0 ... constants.
 SIGNATURES = {
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
-    unramped: "c c c i i i i i 512",
     detector: "c u b c c d i i 0 1 512",
     step_lengths: "c u b c c i 1 512",
     step: "c c u b c c i i 1 512",
-    to_object: "c n c c c c c i i i i 0 1 512",
-    to_probe: "c c n c c c i i i i i i 512",
-    to_probes: "c c n c c i i i i 512",
-    probe_weight: "c n c c i i i i i 512",
+    to_object: "c n c c c d d d d i i i i i 0 1 2 512",
+    to_probe: "c c n c c d d d d i i i i i i 1 2 512",
+    to_probes: "c c n c i i i i 512",
     along_positions: "c c n c c c c d i i i i 0 512",
     step_systems: "c c c n c c c c d i i i i 0 0 512",
-    add_fixed: "c n v n f f i 2 i i i i 512",
 }

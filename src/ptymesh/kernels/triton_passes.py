@@ -18,6 +18,7 @@ from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners
 from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
+from ptymesh.physics.kinds import OBJECT, PROBE
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Task
 from ptymesh.physics.propagate import fft, ifft
@@ -106,58 +107,31 @@ class GpuPasses(FusedPasses):
     def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
         """See the base."""
         assert into.object is not None and into.object_weight is not None
-        out, light = into.object[0], into.object_weight[0]
-        bilinear = model.subpixel == "bilinear"
+        out, light = into.object, into.object_weight
+        bilinear, (H, W) = model.subpixel == "bilinear", out.shape[1:]
         corner, t = corners(chunk) if bilinear else (chunk.anchors, chunk.fractions)
-        given = (waves, corner, t, scene.beams.waves, scene.beams.amplitudes, out, light)
-        flags = {"SHARED": scene.beams.shared, "BILINEAR": bilinear}
+        reached = _reached(waves, len(waves) * _tiles(waves))
+        given = (waves, corner, t, scene.beams.waves, scene.beams.amplitudes, into.shifts, out, light, reached, H * W)
+        flags = {"SHARED": scene.beams.shared, "BILINEAR": bilinear, "PARTS": into.parts}
         _by_view(kernels.to_object, waves, *given, *_sizes(waves, out), **flags)
+        _note(into, OBJECT, reached)
 
-    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, out: Tensor, light: Tensor) -> None:
+    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
         """See the base."""
-        B, M, h, w = waves.shape
-        parts = waves.new_empty((_splits(waves, M), M, h, w))
-        light_parts = amplitudes.new_empty((len(parts), h, w))
-        given = (waves, scene.object, scene.corners, amplitudes, parts, light_parts, B, M, h * w, w)
-        _over_views(kernels.to_probe, parts, M, *given, scene.object.shape[1])
-        out += parts.sum(0)
-        light += light_parts.sum(0)
+        _to_probe(scene.chunk, scene, waves, amplitudes, into)
 
-    def to_probes(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, light: Tensor | None) -> Tensor:
+    def to_probes(self, scene: FusedScene, waves: Tensor) -> Tensor:
         """See the base."""
         out = torch.empty_like(waves)
-        given = (waves, scene.object, scene.corners, amplitudes, out)
+        given = (waves, scene.object, scene.corners, out)
         _by_view(kernels.to_probes, out, *given, *_sizes(waves, scene.object))
-        if light is not None:
-            B, _, h, w = waves.shape
-            parts = amplitudes.new_empty((_splits(waves, 1), h, w))
-            sizes = (B, h * w, w, scene.object.shape[1])
-            _over_views(kernels.probe_weight, parts, 1, scene.object, scene.corners, amplitudes, parts, *sizes)
-            light += parts.sum(0)
         return out
 
     def to_spectrum(
-        self, scene: FusedScene, chi: Tensor, fractions: Tensor, amplitudes: Tensor, into: Adjoints
+        self, model: Model, chunk: Chunk, scene: FusedScene, chi: Tensor, amplitudes: Tensor, into: Adjoints
     ) -> None:
         """See the base."""
-        assert into.spectrum is not None
-        waves = fft(self.to_probes(scene, chi, amplitudes, into.probe_weight))
-        B, M, h, w = waves.shape
-        parts = waves.new_empty((_splits(waves, M), M, h, w))
-        _over_views(kernels.unramped, parts, M, waves, fractions, parts, B, M, h, w)
-        into.spectrum += parts.sum(0)
-
-    # --- sums ---
-
-    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> Tensor:
-        """As the twin's, in one pass; whether all were within bounds stays on the device, 0-d bool."""
-        B, C, h, w, P = values.shape
-        H, W = out.shape[-2:]
-        programs = B * C * P * -(-h * w // TILE)
-        beyond = torch.empty(programs, dtype=torch.int32, device=values.device)
-        given = (values.contiguous(), corners.contiguous(), beyond, out, 2.0**exponent, 2.0**bits)
-        _launch(kernels.add_fixed, programs, *given, C, P, h * w, w, W, H * W)
-        return (beyond == 0).all()
+        _to_probe(chunk, scene, fft(self.to_probes(scene, chi)), amplitudes, into, shifted=True)
 
     # --- sums of single views ---
 
@@ -179,6 +153,31 @@ class GpuPasses(FusedPasses):
         return parts.sum(1)
 
 
+def _to_probe(
+    chunk: Chunk, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints, shifted: bool = False
+) -> None:
+    """See the kernel: a program for each tile of each mode of each part of the views."""
+    assert into.probe is not None
+    B, M, h, w = waves.shape
+    splits = max(1, min(B, PROGRAMS // (_tiles(waves) * M)))
+    reached = _reached(waves, _tiles(waves) * M * splits)
+    arrays = (waves, scene.object, scene.corners, amplitudes, chunk.fractions)
+    sums, sizes = (into.shifts, into.probe, into.probe_weight, reached), (B, splits, M, h, w, scene.object.shape[1])
+    _launch(kernels.to_probe, len(reached), *arrays, *sums, *sizes, SHIFTED=shifted, PARTS=into.parts)
+    _note(into, PROBE, reached)
+
+
+def _reached(like: Tensor, programs: int) -> Tensor:
+    """Of the terms of each program, (programs, 2)."""
+    return torch.empty((programs, 2), dtype=torch.float64, device=like.device)
+
+
+def _note(into: Adjoints, kind: int, reached: Tensor) -> None:
+    """Terms of a kind of sum and of its weight, which is the next kind, were as large as programs have found."""
+    known = into.reached[kind : kind + 2]
+    torch.maximum(known, reached.amax(0), out=known)
+
+
 def _launch(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
     """Runs a kernel; complex arrays are handed over as pairs of reals."""
     tensors = [g for g in given if isinstance(g, Tensor)]
@@ -193,17 +192,8 @@ def _by_view(kernel: Any, like: Tensor, *given: Any, **flags: Any) -> None:
     _launch(kernel, len(like) * _tiles(like), *given, **flags)
 
 
-def _over_views(kernel: Any, parts: Tensor, modes: int, *given: Any) -> None:
-    """A program for each tile of each mode of each of the parts (splits, ..., h, w) that sum over some views."""
-    _launch(kernel, _tiles(parts) * modes * len(parts), *given, len(parts))
-
-
 def _tiles(like: Tensor) -> int:
     return -(-like.shape[-2] * like.shape[-1] // TILE)
-
-
-def _splits(waves: Tensor, modes: int) -> int:
-    return max(1, min(len(waves), PROGRAMS // (_tiles(waves) * modes)))
 
 
 def _parts(waves: Tensor, columns: int) -> Tensor:

@@ -28,10 +28,10 @@ from ptymesh.kernels.jit import inlined
 #: Numbers in a vector.
 LANES: Any = np.uint64(8)
 _lanes = int(LANES)
-#: Numbers of single precision in a line of the cache.
-LINE: Any = np.uint64(16)
+#: Bytes of a line of the cache.
+LINE = 64
 intrinsic: Any = _intrinsic  # what it makes is called with other arguments than it is given
-TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uint64(n) for n in range(2, 8))
+ZERO, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uint64(n) for n in (0, 2, 3, 4, 5, 6, 7))
 
 
 class Vector(types.Type):
@@ -120,10 +120,20 @@ def _fetch(typing: Any, array: Any, place: Any) -> Any:
     return types.void(array, types.uint64), lower
 
 
+@intrinsic
+def _in_line(typing: Any, array: Any) -> Any:
+    """Numbers of an array in a line of the cache."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(64), LINE // (_in(sig.args[0]).dtype.bitwidth // 8))
+
+    return types.uint64(array), lower
+
+
 @inlined
 def fetch(array: Any, place: int, count: int) -> None:
     """Asks for so many numbers from a place on, to be in the cache when they are wanted; they need not exist."""
-    for at in range(place, place + count, LINE):
+    for at in range(place, place + count, _in_line(array)):
         _fetch(array, at)
 
 
@@ -165,6 +175,74 @@ def larger(typing: Any, a: Any, b: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
 
     return a(a, b), lower
+
+
+def _wide(a: Any) -> Any:
+    """Vectors and numbers in double precision, like vectors or a number."""
+    return Vector(types.float64) if isinstance(a, Vector) else types.float64
+
+
+@intrinsic
+def widened(typing: Any, a: Any) -> Any:
+    """A vector or a number in double precision."""
+    wide = _wide(a)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return args[0] if sig.args[0] == wide else builder.fpext(args[0], context.get_value_type(wide))
+
+    return wide(a), lower
+
+
+@intrinsic
+def nearest(typing: Any, a: Any, shift: Any) -> Any:
+    """(a + shift) - shift, which rounds a to a multiple of a step (physics/rounding.py).
+
+    Numba gives its own liberties with sums to all operations that name none, and the compiler would find that shift -
+    shift is 0. These name one that does no harm: zeros may have either sign.
+    """
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fsub(builder.fadd(*args, flags=("nsz",)), args[1], flags=("nsz",))
+
+    return a(a, shift), lower
+
+
+@intrinsic
+def magnitude(typing: Any, a: Any) -> Any:
+    """Numbers without their signs."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = (a.dtype if isinstance(a, Vector) else a).bitwidth
+        name = f"llvm.fabs.{f'v{_lanes}' if isinstance(a, Vector) else ''}f{bits}"
+        function = builder.module.declare_intrinsic(name, (), ir.FunctionType(args[0].type, [args[0].type]))
+        return builder.call(function, args)
+
+    return a(a), lower
+
+
+@intrinsic
+def narrowed(typing: Any, a: Any, like: Any) -> Any:
+    """A vector in double precision as one of the numbers in an array."""
+    vector = _in(like)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return args[0] if sig.args[0] == vector else builder.fptrunc(args[0], _llvm(vector))
+
+    return vector(a, like), lower
+
+
+@intrinsic
+def highest(typing: Any, a: Any) -> Any:
+    """The largest of the eight numbers; what is NaN does not count."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        each = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), lane)) for lane in range(_lanes)]
+        found = each[0]
+        for other in each[1:]:
+            found = builder.select(builder.fcmp_ordered(">", other, found), other, found)
+        return found
+
+    return a.dtype(a), lower
 
 
 @intrinsic
@@ -331,3 +409,48 @@ def transposed(of: Any) -> Any:
         _fours_high(c, g),
         _fours_high(d, h),
     )
+
+
+# --- sums that are free of order (physics/rounding.py) ---
+
+
+@inlined
+def add_rounded(sums: Any, place: int, half: int, a: Any, shift: Any, fine: Any) -> None:
+    """Adds a vector to sums in double precision, rounded; if they have a second part, which lies `half` numbers further
+    on, what is left is added there. shift, fine: vectors of both parts' shifts."""
+    t = widened(a)
+    q = nearest(t, shift)
+    store(sums, place, load(sums, place) + q)
+    if half > ZERO:
+        store(sums, place + half, load(sums, place + half) + nearest(t - q, fine))
+
+
+@inlined
+def add_number(sums: Any, place: int, half: int, a: float, shift: float, fine: float) -> None:
+    """The same of one number."""
+    t = widened(a)
+    q = nearest(t, shift)
+    put_number(sums, place, number(sums, place) + q)
+    if half > ZERO:
+        put_number(sums, place + half, number(sums, place + half) + nearest(t - q, fine))
+
+
+@inlined
+def add_complex_rounded(sums: Any, place: int, half: int, real: Any, imaginary: Any, shift: Any, fine: Any) -> None:
+    """Adds eight complex numbers to sums, rounded."""
+    add_rounded(sums, place, half, _zip_low(real, imaginary), shift, fine)
+    add_rounded(sums, place + LANES, half, _zip_high(real, imaginary), shift, fine)
+
+
+@inlined
+def sum_at(sums: Any, place: int, half: int) -> float:
+    """One sum, of both parts if there are two."""
+    found = number(sums, place)
+    return found + number(sums, place + half) if half > ZERO else found
+
+
+@inlined
+def load_sums(sums: Any, place: int, half: int) -> Any:
+    """Eight sums, of both parts if there are two."""
+    found = load(sums, place)
+    return found + load(sums, place + half) if half > ZERO else found

@@ -177,8 +177,6 @@ class Layout:
     """
 
     name: str
-    #: Whether sums over pixels are exact, whoever holds them.
-    exact = False
 
     def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
@@ -245,8 +243,6 @@ class Layout:
 
     def totals_of(self, terms: Iterable[Tensor]) -> Tensor:
         """The same of tensors that are made one at a time."""
-        if not self.exact:
-            return self.sum_owned(torch.stack([t.sum(dtype=torch.float64) for t in terms]))
         sums = []
         for t in terms:
             total = ExactSum((), t.device)

@@ -150,7 +150,9 @@ class Quotient:
 
     @property
     def divisor(self) -> tuple[float, Tensor | float]:
-        """What the weight is multiplied by, and what is added."""
+        """What the weight is multiplied by, and what is added: rounded once, be the top a number or a tensor."""
+        if isinstance(self.top, Tensor):
+            return 1 - self.blend, (self.top.to(torch.float64) * self.blend + TINY).to(self.top.dtype)
         return 1 - self.blend, self.top * self.blend + TINY
 
     def spelled_out(self) -> Operation:

@@ -29,9 +29,20 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
     return (left * (largest.conj() / largest.abs())).mH.resolve_conj().contiguous()
 
 
-def mixed(probe: Probe, mixing: torch.Tensor) -> Probe:
-    """sum_n R_mn P_n: modes (M, h, w), R (M, M) complex128 -> (M, h, w)."""
-    return torch.einsum("mn,nhw->mhw", mixing, probe.to(torch.complex128)).to(probe.dtype)
+def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
+    """sum_n R_mn P_n: waves (..., n, h, w), R (M, n) -> (..., M, h, w); by the precision of R.
+
+    Written out in real numbers: products of matrices, and torch's of complex numbers, round by threads and places.
+    """
+    planes = [(p.real.to(mixing.real.dtype), p.imag.to(mixing.real.dtype)) for p in waves.unbind(-3)]
+    found = []
+    for row in mixing:
+        real, imaginary = (torch.zeros_like(part) for part in planes[0])
+        for r, (p, q) in zip(row, planes, strict=True):
+            real = real + (r.real * p - r.imag * q)
+            imaginary = imaginary + (r.real * q + r.imag * p)
+        found.append(torch.complex(real, imaginary))
+    return torch.stack(found, dim=-3).to(waves.dtype)
 
 
 def powers(probe: Probe) -> torch.Tensor:

@@ -18,9 +18,22 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import TINY, Expression, Late, Leaf, Quotient, blocked, evaluate, top_of
+from ptymesh.physics.blocks import (
+    TINY,
+    Expression,
+    Late,
+    Leaf,
+    Quotient,
+    blocked,
+    cut_blocks,
+    evaluate,
+    put_blocks,
+    top_of,
+)
 from ptymesh.physics.fidelity import Data
+from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Model, Scene, inner, power
+from ptymesh.physics.rounding import largest, narrowed, rounded
 
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
 #: image of a constant object stays where it is when the beam moves.
@@ -67,13 +80,13 @@ class Chunk:
 
 @dataclass
 class Adjoints:
-    """Sums over a batch on this rank, to which `Passes.adjoint` adds; object or probe (and OPR modes) may be None.
+    """Sums over a batch on this rank, in double precision, to which `Passes.adjoint` adds rounded terms (rounding.py).
 
-    object (L, H, W), probe (M, h, w), opr (K, h, w), with their weights, real; probe_weight (h, w).
+    Each has so many parts: object (parts L, H, W) or None; probe (parts M, h, w) or None, of `Model.unshifted_terms` if
+    `shifted`; opr (parts K, h, w); with their weights, real, probe_weight (parts, h, w). shifts (6, 2): by kind of sum
+    and part. reached: (6,) the largest terms so far.
     views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
-    are read; late: what completes them then, or when `settle` says so. blank: all of `probe` and probe_weight is to be
-    cleared by whoever first adds to it, until `finish`. spectrum: a part of `probe` that a pass keeps in Fourier space
-    until `finish`, and kept: what else it does.
+    are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
     """
 
     object: Tensor | None
@@ -82,11 +95,22 @@ class Adjoints:
     probe_weight: Tensor
     opr: Tensor
     opr_weight: Tensor
+    shifts: Tensor
+    reached: Tensor
+    parts: int = 1
+    shifted: bool = False
     views: int | None = None
     late: Late | None = None
-    blank: bool = False
-    spectrum: Tensor | None = None
     kept: tuple[Any, ...] = ()
+
+    def rounded(self, kind: int, terms: Tensor) -> Tensor:
+        """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""
+        self.note(kind, largest(terms))
+        return rounded(terms, self.shifts[kind], self.parts)
+
+    def note(self, kind: int, reached: Tensor) -> None:
+        """Terms were as large as this, 0-d."""
+        torch.maximum(self.reached[kind], reached, out=self.reached[kind])
 
 
 class Passes:
@@ -138,16 +162,32 @@ class Passes:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         to_windows, to_probes = model.scene_adjoint(scene, waves)
         if into.object is not None and into.object_weight is not None:
-            model.windows_adjoint(into.object, to_windows, chunk.anchors, chunk.fractions)
             illumination = torch.stack([power(wave) for wave in scene.incoming], dim=1)
-            model.windows_adjoint(into.object_weight, illumination, chunk.anchors, chunk.fractions)
+            for kind, out, windows in (
+                (OBJECT, into.object, to_windows),
+                (OBJECT_WEIGHT, into.object_weight, illumination),
+            ):
+                terms, corners = model.placed(windows, chunk.anchors, chunk.fractions)
+                views.add_back(out, into.rounded(kind, terms), corners)
         if into.probe is not None:
-            into.probe += model.probes_adjoint(to_probes, chunk.fractions, chunk.weights)
-            into.probe_weight += (power(scene.windows[:, :1]) * chunk.weights[:, :1, None] ** 2).sum(0)
-            if len(into.opr):
-                into.opr += model.opr_adjoint(to_probes, chunk.fractions, chunk.weights)
-                squares = chunk.weights[:, 1:].T ** 2
-                into.opr_weight += torch.einsum("kb,bhw->khw", squares, power(scene.windows[:, :1]))
+            self.gather(model, chunk, to_probes, power(scene.windows[:, :1]), into)
+
+    def gather(self, model: Model, chunk: Chunk, to_probes: Tensor, lit: Tensor, into: Adjoints) -> None:
+        """Adds what waves (B, M, h, w) and |S O|^2, (B, h, w), are to probe, OPR modes and their weights."""
+        weights = chunk.weights
+
+        def terms(waves: Tensor, weight: Tensor) -> Tensor:
+            if into.shifted:
+                return model.unshifted_terms(waves, chunk.fractions, weight)
+            return waves * weight[:, None, None, None]
+
+        assert into.probe is not None
+        into.probe += into.rounded(PROBE, terms(to_probes, weights[:, 0])).sum(0)
+        into.probe_weight += into.rounded(PROBE_WEIGHT, (lit * weights[:, :1, None] ** 2)[:, None]).sum(0)
+        if len(into.opr):
+            modes = torch.cat([terms(to_probes[:, :1], weight) for weight in weights[:, 1:].unbind(1)], dim=1)
+            into.opr += into.rounded(OPR, modes).sum(0)
+            into.opr_weight += into.rounded(OPR_WEIGHT, lit[:, None] * weights[:, 1:, None, None] ** 2).sum(0)
 
     def sweep(
         self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
@@ -165,10 +205,11 @@ class Passes:
     def forget(self) -> None:
         """Lets go of what is kept to be faster: there is too little memory, or what it was kept for is over."""
 
-    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, out: Tensor) -> None:
-        """out (H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors."""
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
+        """out (parts, H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors, rounded; shifts as of
+        `Adjoints`."""
         many = light * chunk.weights[:, :1, None] ** 2
-        views.add_back(out[None], many[:, None], chunk.anchors)
+        views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
     # --- blocks of the object ---
 
@@ -177,17 +218,20 @@ class Passes:
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
 
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor) -> None:
-        """Clears what is about to be added up, or notes that it is to be: these blocks of the object's sums, and
-        the probe's. Those of OPR modes are zero already."""
+    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """Clears these blocks of the object's sums, which are about to be added up, or notes that it is to be done;
+        the other sums are zero already. found: fields (L, H, W) that are to hold the sums once they are read."""
         if into.object is not None and into.object_weight is not None:
             self.clear(into.object, into.object_weight, rows, columns)
-        if into.probe is not None:
-            into.probe.zero_()
-        into.probe_weight.zero_()
 
     def settle(self, into: Adjoints) -> None:
-        """The object's sums are complete: they are about to be read."""
+        """The object's sums are complete: they are about to travel, or to be read."""
+
+    def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """Fields (L, H, W) become what the object's sums are, and their weight, on these blocks (n,)."""
+        for parts, target in zip(sums, found, strict=True):
+            values = narrowed(cut_blocks(parts, rows, columns), target.dtype, len(target))
+            put_blocks(target, rows, columns, values)
 
     def largest(self, leaf: Leaf) -> Tensor:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
@@ -211,25 +255,6 @@ class Passes:
         Of a probe what `write` does with a `Quotient` of an object.
         """
         target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
-
-    def add_fixed(self, values: Tensor, corners: Tensor, exponent: int, bits: int, out: Tensor) -> bool | Tensor:
-        """Adds real values v = 2^-exponent (a + 2^-bits b) as integers a = round(2^exponent v) and b, at their corners.
-
-        values (B, C, h, w, P) of P parts each, corners (B, 2), out (2, P, C, H, W) int64. Returns whether all |a| were
-        at most 2^bits, or says so in a 0-d bool of the device; what is in `out` means nothing if not.
-        """
-        scaled = values * 2.0**exponent
-        low, high = torch.aminmax(scaled)
-        if not (float(low) >= -(2.0**bits) and float(high) <= 2.0**bits):
-            return False
-        whole = torch.round(scaled)
-        rest = scaled.sub_(whole).mul_(2.0**bits).round_()
-        h, w = values.shape[2:4]
-        for limb, sums in zip((whole, rest), out, strict=True):
-            planes = limb.to(torch.int64).permute(0, 4, 1, 2, 3)
-            for view, (y, x) in zip(planes, corners.tolist(), strict=True):
-                sums[..., y : y + h, x : x + w] += view
-        return True
 
     def finish(self, into: Adjoints) -> None:
         """Completes the sums after the last chunk; not the object's, which may be travelling by then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,61 +11,95 @@ from torch import Tensor
 
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.exact import ExactAdjoints, Tally
-from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.parallel.exact import Tally
+from ptymesh.parallel.layout import Touched
+from ptymesh.physics.blocks import Leaf
+from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Scene
 from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
+from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
-    from ptymesh.parallel.layout import Touched
     from ptymesh.problem.problem import Problem, Waves
+
+
+#: Powers of two by which terms may exceed what is expected of them, try after try; and those of sums that cannot be
+#: made again, of any waves.
+ROOM, ANY = (6, 22, 38), 30
 
 
 class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
-    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks.
+    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what `revise` or
+    `descend` does with all chunks; None where waves come from elsewhere, by `add`.
     """
 
-    def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None) -> None:
-        self.problem, self.estimate, self.batch = problem, estimate, batch
-        with_object, with_probe = only != "probe", only != "object" and not problem.probe_frozen
+    def __init__(
+        self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
+    ) -> None:
+        self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
+        self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
         blocks = problem.own.blocks(estimate, batch.views)
-        self.blocks = blocks if with_object else blocks.none()
+        self.blocks = blocks if self.with_object else blocks.none()
         problem.reclaim()
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
-        self.exact = None
-        if problem.exact:
-            obj = problem.buffer("exact object sum", estimate.object, torch.int64, 4)
-            object_weight = problem.buffer("exact object weight", estimate.object, torch.int64, 2)
-            for field in (obj, object_weight):
-                blocked(field)[:, self.blocks.rows, self.blocks.columns] = 0
-            scale = (problem.largest_wave, len(batch.views))
-            unknowns = (estimate.probe, estimate.opr)
-            which = (with_object, with_probe)
-            self.exact = ExactAdjoints(*scale, (obj, object_weight), *unknowns, *which, problem.passes)
-        else:
-            obj = problem.buffer("object sum", estimate.object, problem.dtype)
-            object_weight = problem.buffer("object weight", estimate.object, problem.real)
-            opr, none = estimate.opr, not estimate.opr.shape[0]  # no OPR modes: there are no numbers to add to
-            self.sums = Adjoints(
-                obj if with_object else None,
-                object_weight if with_object else None,
-                torch.empty_like(estimate.probe) if with_probe else None,
-                torch.empty(problem.window, dtype=problem.real, device=problem.device),
-                opr if none else torch.zeros_like(opr),
-                problem.buffer("no opr", opr, problem.real) if none else torch.zeros_like(opr, dtype=problem.real),
-                views=len(batch.views) if self.alone else None,
-            )
-            problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns)
-        self.fields = [obj, object_weight]
-        #: Border views that the sums wait for, and views that have been added.
-        self._border, self._added = problem.own.border(estimate, batch.views), 0
+        #: Where the object's sums, and their weight, are to be found.
+        self.found = (
+            problem.buffer("object sum", estimate.object, problem.dtype),
+            problem.buffer("object weight", estimate.object, problem.real),
+        )
+        self.parts = 1 if task and problem.real == torch.float32 else 2
+        self._border, self._tries = problem.own.border(estimate, batch.views), 0
+        self._open()
+
+    def _open(self) -> None:
+        """Sums without any term."""
+        problem, estimate, parts = self.problem, self.estimate, self.parts
+        shifts, reached = self._steps()
+        obj = problem.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
+        weight = problem.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
+        self.sums = Adjoints(
+            obj if self.with_object else None,
+            weight if self.with_object else None,
+            self._empty("probe", estimate.probe) if self.with_probe else None,
+            self._empty("light", estimate.probe[:1].real),
+            self._empty("opr", estimate.opr),
+            self._empty("opr light", estimate.opr.real),
+            shifts,
+            reached,
+            parts=parts,
+            shifted=self._shifted,
+            views=len(self.batch.views) if self.alone else None,
+        )
+        problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns, self.found)
+        #: Views that have been added.
+        self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         problem.position_steps.clear()
         problem.weight_steps.clear()
+
+    def _empty(self, name: str, like: Tensor) -> Tensor:
+        """Sums of arrays like this (C, h, w), in parts, 0."""
+        dtype = torch.complex128 if like.is_complex() else torch.float64
+        return self.problem.buffer(f"{name} in {self.parts}", like, dtype, self.parts).zero_()
+
+    @property
+    def _shifted(self) -> bool:
+        """Whether the probe's sums are made in Fourier space."""
+        whole = self.problem.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
+        return self.problem.model.subpixel == "fourier" and not whole
+
+    def _steps(self) -> tuple[Tensor, Tensor]:
+        """Shifts by kind of sum and part, and zeros for the largest terms, whose limits are noted."""
+        problem = self.problem
+        room = ROOM[self._tries] if self.task else ANY
+        bounds = expected(self.estimate.probe, problem.brightest, problem.model.fidelity, self.task)
+        # where a window is shared out between pixels, four terms of a view may fall on one
+        shifts, self._limits = shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
+        return shifts, torch.zeros_like(self._limits)
 
     def chunks(self, keep: bool = False) -> Iterator[Chunk]:
         """The batch's views for one sweep, whose waves `revise` (with `keep`) or `descend` adds."""
@@ -75,16 +110,13 @@ class Accumulator:
     def _waves_wanted(self) -> bool:
         """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
         batch, problem = self.batch, self.problem
-        return problem.exact or batch.refine or batch.vary or problem.probe_frozen or len(self.estimate.opr) > 0
+        return batch.refine or batch.vary or problem.probe_frozen or len(self.estimate.opr) > 0
 
     def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem = self.problem
         self._admit(chunk)
-        if self.exact:
-            self.exact.add(problem.model, scene, waves, chunk.anchors, chunk.fractions, chunk.weights)
-        else:
-            problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
+        problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
         if self.batch.refine:
             problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
         if self.batch.vary:
@@ -92,19 +124,22 @@ class Accumulator:
 
     def revise(self, chunk: Chunk, scene: Scene, keep: bool = False) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
-        chi, found = self._sweep(chunk, scene, "revise", keep)
+        assert self.task == "revise"
+        chi, found = self._sweep(chunk, scene, keep)
         self.problem.see(chunk, found)
         return chi
 
     def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> Tensor:
         """Adds -D^H (dL/dI Psi) of the chunk; returns what `Problem.descend` does of each view, (B, 3)."""
-        found = self._sweep(chunk, scene, "descend", keep=False)[1]
+        assert self.task == "descend"
+        found = self._sweep(chunk, scene, keep=False)[1]
         if note:
             self.problem.see(chunk, found)
         return loss_and_counts(found)
 
-    def _sweep(self, chunk: Chunk, scene: Scene, task: Task, keep: bool) -> tuple[Tensor, Tensor]:
-        problem, passes = self.problem, self.problem.passes
+    def _sweep(self, chunk: Chunk, scene: Scene, keep: bool) -> tuple[Tensor, Tensor]:
+        problem, passes, task = self.problem, self.problem.passes, self.task
+        assert task
         if self._waves_wanted:
             waves, found = passes.expose(problem.model, chunk, scene, task)
             self.add(chunk, scene, waves)
@@ -123,58 +158,117 @@ class Accumulator:
             self._begin()
 
     def _begin(self) -> None:
-        if self.exact is None and not self.alone:
+        fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
+        if not self.alone:
             self.problem.passes.settle(self.sums)
-        self._finish = self.problem.layout.begin(self.fields, self.blocks)
+        self._finish = self.problem.layout.begin(fields, self.blocks)
 
     def total(self, *others: Tally | Tensor) -> Sums:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
         problem.collected()
-        if self._finish is None:
-            self._begin()
-        stop = problem.answers[int(problem.stop_requested)]
         parts = [*(other.local if isinstance(other, Tally) else other for other in others)]
-        parts.append(stop.to(torch.int64) if self.exact else stop)
-        found, rest = self._exactly(parts) if self.exact else self._plainly(parts)
-        obj, object_weight, probe, probe_weight, opr, opr_weight = found
+        parts.append(problem.answers[int(problem.stop_requested)].to(torch.float64))
+        fields, adjoints, rest = self._reduced(parts)
+        while self._asks_for_more(rest[-1]):
+            self._again()
+            fields, adjoints, rest = self._reduced(parts)
         values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
-        problem.stop_agreed = rest[-1]
-        problem.lend(obj, object_weight)
-        self._leave_late(obj, object_weight)
+        *_, problem.stop_agreed, beyond = rest
+        obj, weight = self._in_place(fields)
+        if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
+            obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
+        problem.lend(obj, weight)
         in_real = tuple(value.to(problem.real) for value in values)
-        problem.last = Sums(obj, object_weight, probe, probe_weight, opr, opr_weight, in_real)
+        probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
+        problem.last = Sums(obj, weight, probe, light, opr, opr_light, in_real)
         return problem.last
 
-    def _leave_late(self, *fields: Touched) -> None:
-        """The object's sums are completed when somebody reads them, where no other rank waits for them."""
-        if self.exact is None and self.alone:
-            for field in fields:
-                if isinstance(field.expression, Leaf):
-                    field.expression.late = self.sums.late
-
-    def _plainly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
-        """Sums over ranks of the six adjoints and of the parts, in floats."""
+    def _reduced(self, parts: list[Tensor]) -> tuple[list[Touched], list[Tensor], list[Tensor]]:
+        """Sums over ranks: of the object's fields; of the other adjoints; of the parts, and last the number of ranks
+        that have met terms beyond the limits."""
         problem, sums = self.problem, self.sums
+        if self._finish is None:
+            self._begin()
         problem.passes.finish(sums)
-        by_probe = torch.zeros_like(self.estimate.probe) if sums.probe is None else sums.probe
-        adjoints = (by_probe, sums.probe_weight, sums.opr, sums.opr_weight)
+        beyond = (sums.reached > self._limits).any().to(torch.float64)
+        by_probe = [] if sums.probe is None else [sums.probe]
+        adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
         assert self._finish is not None
-        found = self._finish(*adjoints, *(p.to(problem.real) for p in parts))
-        return found[:6], found[6:]
+        found = self._finish(*adjoints, *parts, beyond)
+        fields = 2 if self.with_object else 0
+        after = fields + len(adjoints)
+        return found[:fields], found[fields:after], found[after:]
 
-    def _exactly(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor]]:
-        """The same in integers. Rows travel as the bits of their numbers: other ranks' zeros leave them alone."""
-        assert self.exact is not None and self._finish is not None
-        own = self.exact.message()
-        bits = [part if part.dtype == torch.int64 else part.to(torch.float64).view(torch.int64) for part in parts]
-        obj, object_weight, *found = self._finish(*own, *bits)
-        summed = self.exact.decoded(self.problem.model, [obj.values, object_weight.values, *found[: len(own)]])
-        rest = [
-            total if part.dtype == torch.int64 else total.view(torch.float64)
-            for total, part in zip(found[len(own) :], parts, strict=True)
-        ]
-        return [obj.of(summed[0]), object_weight.of(summed[1]), *summed[2:]], rest
+    def _asks_for_more(self, beyond: Tensor) -> bool:
+        """Whether the batch is to be done again with larger steps. Nobody waits for a device to tell."""
+        if not self.task or self._tries + 1 == len(ROOM) or beyond.device.type != "cpu":
+            return False
+        return float(beyond) > 0
+
+    def _again(self) -> None:
+        """The batch once more, with larger steps; what is noted of its views will be the same."""
+        self._tries += 1
+        self._open()
+        self.problem.collect(self)
+        for chunk in self.chunks():
+            self._sweep(chunk, self.problem.scene(self.estimate, chunk), keep=False)
+        self.problem.collected()
+
+    def _in_place(self, fields: list[Touched]) -> tuple[Touched, Touched]:
+        """The object's sums and their weight in the precision of the object."""
+        rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
+        if not fields:
+            obj, weight = (Touched(Leaf(rows, columns, whole=field), rows, columns) for field in found)
+            return obj, weight
+        gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
+        if all(gathered):
+            pairs = zip(fields, found, strict=True)
+            obj, weight = (f.of(narrowed(f.values, field.dtype, len(field))) for f, field in pairs)
+            return obj, weight
+        late = self.sums.late if self.alone else None
+        if late is None:
+            assert self.sums.object is not None and self.sums.object_weight is not None
+            self.problem.passes.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
+        leaves = [Leaf(rows, columns, whole=field) for field in found]
+        for leaf in leaves:
+            leaf.late = late
+        return fields[0].of(leaves[0]), fields[1].of(leaves[1])
+
+    def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
+        """Probe, its weight, OPR modes and theirs in the precision of the estimate; no numbers where terms were beyond
+        all limits, so that the run ends as diverged."""
+        probe, opr, model, real = self.estimate.probe, self.estimate.opr, self.problem.model, self.problem.real
+        *by_probe, weight, by_opr, opr_weight = adjoints
+        found = narrowed(by_probe[0], probe.dtype, len(probe)) if by_probe else torch.zeros_like(probe)
+        modes = narrowed(by_opr, opr.dtype, len(opr))
+        if self.sums.shifted:
+            found, modes = model.unshifted(found) if by_probe else found, model.unshifted(modes)
+        light = narrowed(weight, real, 1)[0]
+        return [_unless(beyond, found), _unless(beyond, light), modes, narrowed(opr_weight, real, len(opr))]
+
+
+def _unless(beyond: Tensor, values: Tensor) -> Tensor:
+    """These values, or no numbers where there are ranks with terms beyond all limits."""
+    return torch.where(beyond > 0, math.nan, values)
+
+
+def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
+    """How large terms of each kind of sum (6,) are about to be; free of order.
+
+    probe (M, h, w); brightest: root of the largest sum of a view's counts, A, and the largest count of a pixel. Exit
+    waves have norms of about A, and the object is about A / |P|. With the largest light of a pixel, p^2 = max sum_m
+    |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
+    """
+    wave, pixel = brightest
+    parts = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64)
+    square = largest(parts).square()
+    shift = shifts_for(square[None], parts.numel())[0][0, 0]
+    squares = parts.square().add_(shift).sub_(shift).sum()
+    light, obj = 2 * len(probe) * square, wave / squares.sqrt()
+    slope = 2 * pixel if task == "descend" and fidelity == "intensity" else 1.0
+    each = (slope * obj * light, light, slope * obj * wave, obj * obj)
+    return torch.stack((*each, *each[2:]))
 
 
 def loss_and_counts(found: Tensor) -> Tensor:

@@ -25,15 +25,17 @@ from ptymesh.estimate import Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
 from ptymesh.parallel.devices import one_thread, sent
-from ptymesh.parallel.exact import FixedSum, Tally, largest_wave
+from ptymesh.parallel.exact import Tally, brightest
 from ptymesh.parallel.layout import Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
 from ptymesh.parallel.room import Room, stored
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.physics.blocks import Leaf, Quotient
 from ptymesh.physics.fidelity import Data
+from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, terms
+from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, Task, terms
+from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, Sums, Swept
 from ptymesh.problem.own import OwnViews
@@ -47,6 +49,8 @@ KEPT_CHUNKS = 4
 Waves = Literal["used", "kept", "dropped"]
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
+#: Powers of two within which squares of the beam's amplitudes are, of which the mean is about 1.
+ANY_AMPLITUDE = 16
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
 #: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
 EVEN = 16
@@ -61,7 +65,8 @@ class Problem:
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
         room: what memory and disk the patterns may take.
-        exact: every sum over views or ranks has the same bits on any number of ranks (docs/deterministic.md).
+        strict: one thread, and a view at a time where windows do not fill the vector unit, for what torch rounds by its
+            place in an array (docs/same-answer.md).
     """
 
     def __init__(
@@ -71,9 +76,9 @@ class Problem:
         layout: Replicated | Tiled,
         dtype: torch.dtype,
         room: Room | None = None,
-        exact: bool = False,
+        strict: bool = False,
     ) -> None:
-        self.exact = layout.exact = exact
+        self.strict = strict
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -96,6 +101,8 @@ class Problem:
         self.weight_steps: list[tuple[Tensor, Tensor]] = []
         #: Sums of the last batch, for the upkeep of variable probes.
         self.last: Sums | None = None
+        #: While set, positions may move from batch to batch, on one rank earlier than on another.
+        self.moving = False
         #: While set, the probe's sums are zero, so that no engine moves it.
         self.probe_frozen = False
         #: Raised by this rank (a signal); `stop_agreed` is its sum over ranks, as of the last batch.
@@ -113,8 +120,8 @@ class Problem:
         self._sizes_of: dict[tuple[Waves, torch.Size], int] = {}
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
-        #: Norm of the strongest view's exit wave, which sets the units of exact sums.
-        self.largest_wave = largest_wave(self._counted(), self.mask, self.world) if exact else 0.0
+        #: Norm of the strongest view's exit wave and the largest count of a pixel, which set the steps of sums.
+        self.brightest = brightest(self._counted(), self.mask, self.world)
 
     def _stored(self, measurement: Measurement, room: Room) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
@@ -126,13 +133,13 @@ class Problem:
 
     @property
     def fuses_updates(self) -> bool:
-        """Whether torch's optimisers may go over an array once: on a CPU, where counters are on the host anyway, and
-        not where every pixel must be rounded alike wherever it stands."""
-        return self.device.type == "cpu" and not self.exact
+        """Whether torch's optimisers may go over an array once: on a CPU, where counters are on the host anyway. The
+        last few numbers of an array, which they may round otherwise, are there for fields of whole blocks alone."""
+        return self.device.type == "cpu"
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Around all that computes: one thread, where sums are to be exact."""
-        return one_thread(self.exact)
+        """Around all that computes: one thread, if that is asked for."""
+        return one_thread(self.strict)
 
     # --- what an engine asks for ---
 
@@ -143,7 +150,7 @@ class Problem:
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
-        sums = self.accumulator(estimate, batch)
+        sums = self.accumulator(estimate, batch, task="revise")
         for chunk in sums.chunks():
             sums.revise(chunk, self.scene(estimate, chunk))
         return sums.total()
@@ -199,21 +206,13 @@ class Problem:
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         light = power(estimate.probe[None])[0]
-        if self.exact:
-            return self._exact_illumination(estimate, light)
-        total = torch.zeros(estimate.object.shape[-2:], dtype=self.real, device=self.device)
+        bounds = (largest(light) * (2.0**ANY_AMPLITUDE)).expand(SUMS)
+        shifts, _ = shifts_for(bounds, self.views)
+        total = self.buffer("illumination", estimate.object[:1], torch.float64, 2 if self.real == torch.float64 else 1)
+        total.zero_()
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
-            self.passes.illuminate(self.model, chunk, light, total)
-        return self.layout.sum_field(total[None])[0]
-
-    def _exact_illumination(self, estimate: Estimate, light: Tensor) -> Tensor:
-        total = torch.zeros_like(estimate.object[:1], dtype=self.real)
-        exact = FixedSum.over(total, float(light.sum(dtype=torch.float64)), self.views, self.passes)
-        for views in torch.as_tensor(self.layout.own, device=self.device).split(self._slab(self.real)):
-            weights = estimate.weights[views, :1, None, None] ** 2
-            exact.add(light * weights, estimate.here(estimate.anchors[views]))
-        spoilt = self.world.sum(exact.spoilt)[0]
-        return exact.decode(self.layout.sum_field(exact.out), spoilt, self.real)[0]
+            self.passes.illuminate(self.model, chunk, light, shifts, total)
+        return narrowed(self.layout.sum_field(total), self.real, 1)[0]
 
     def hand_over(self, move: Move) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
@@ -244,7 +243,7 @@ class Problem:
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
         own = self.own.of(estimate, views)
-        whole = own.whole and not self.exact  # a rank whose own views have not moved yet must round as the others do
+        whole = self.whole(estimate, views)
         size = self._size(estimate, waves)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self._largest = max(sizes, default=1)
@@ -267,6 +266,11 @@ class Problem:
             self.world.pulse.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
 
+    def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
+        """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a
+        rank whose own views have not moved yet must round as the others do."""
+        return not self.moving and self.own.of(estimate, views).whole
+
     def _view_bytes(self, estimate: Estimate, waves: Waves) -> int:
         """What counts of a view against CHUNK_BYTES."""
         used = estimate.probe.numel() * estimate.probe.element_size()
@@ -283,7 +287,7 @@ class Problem:
         size = self._sizes_of.get(case)
         if size is None:
             room = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"])
-            alone = self.exact and any(n % EVEN for n in self.window)
+            alone = self.strict and any(n % EVEN for n in self.window)
             size = self._sizes_of[case] = 1 if alone else max(1, room // self._view_bytes(estimate, waves))
         return min(size, self.chunk_limit or size)
 
@@ -351,10 +355,17 @@ class Problem:
         """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
         self.seen.note(chunk.rows, found)
 
-    def accumulator(self, estimate: Estimate, batch: Batch, only: str | None = None) -> Accumulator:
-        """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe."""
-        self._collecting = Accumulator(self, estimate, batch, only)
+    def accumulator(
+        self, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
+    ) -> Accumulator:
+        """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
+        "revise" or "descend", where that is what makes all of the waves."""
+        self._collecting = Accumulator(self, estimate, batch, only, task)
         return self._collecting
+
+    def collect(self, sums: Accumulator) -> None:
+        """These sums are told when the last border view of a sweep has been added."""
+        self._collecting = sums
 
     def collected(self) -> None:
         """Sums are complete: no sweep needs to tell anybody of its border."""
@@ -442,7 +453,7 @@ class Problem:
 
     def tally(self, *shape: int) -> Tally:
         """A sum over views of numbers or arrays of this shape."""
-        return Tally(shape, self.device, exact=self.exact)
+        return Tally(shape, self.device)
 
     def totals(self, *tallies: Tally) -> list[Tensor]:
         """Sums over all ranks, float64."""

@@ -163,6 +163,7 @@ class Loop:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
+        problem.moving = refine is not None
         vary = variable.due(engine.probe, state.estimate, epoch)
         problem.probe_frozen = epoch <= engine.probe.frozen
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)

@@ -31,6 +31,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
+from ptymesh.parallel.exact import HIGHEST, LOWEST
 from ptymesh.parallel.layout import Blocks, Replicated
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.tiles import Rect
@@ -122,34 +123,38 @@ class Cost:
 class _Traits:
     """What a step of an engine does besides one sweep of its batch.
 
-    sweeps: sums over the batch, each with the probe's; objects: how many of them have the object's; maxima: of touched
-    fields, over tiles; dots: inner products over tiles, asked: in so many messages; numbers, doubles: further sums in
-    the problem's precision, and in double; per_view: doubles for each view; arrays: of the object's size and precision
-    that it keeps or needs on the way.
+    sweeps: sums over the batch; objects, probes: how many of them have the object's, the probe's; parts: that sums have
+    in single precision; maxima: of touched fields, over tiles; dots: inner products over tiles, asked: in so many
+    messages; numbers, later: further sums of numbers, with the others and after them; per_view: doubles for each view;
+    arrays: of the object's size and precision that it keeps or needs on the way.
     """
 
     sweeps: int = 1
     objects: int = 1
+    probes: int = 1
+    parts: int = 1
     maxima: int = 1
     dots: int = 0
     asked: int = 0
     numbers: int = 0
-    doubles: int = 0
+    later: int = 0
     per_view: int = 0
     arrays: float = 0.0
 
 
-_DESCENT = _Traits(numbers=3, doubles=len(LADDER) + 1, dots=3, asked=3, arrays=3)
+#: Of a number that is summed exactly (parallel/exact.py), in its limbs.
+NUMBER_BYTES = 8 * (1 + HIGHEST - LOWEST)
+_DESCENT = _Traits(parts=2, numbers=3, later=len(LADDER) + 1, dots=3, asked=3, arrays=3)
 #: By name; a user's own engine is taken for one like rPIE, another torch optimiser for one like Adam.
 _TRAITS = {
     "mpie": _Traits(arrays=2),
     "lsqml": _Traits(maxima=0, per_view=5, arrays=1.5),
-    "dm": _Traits(sweeps=2),
-    "raar": _Traits(sweeps=2),
-    "ap": _Traits(sweeps=2),
+    "dm": _Traits(sweeps=2, parts=2),
+    "raar": _Traits(sweeps=2, parts=2),
+    "ap": _Traits(sweeps=2, parts=2),
     "cg": _DESCENT,
-    "bh": replace(_DESCENT, doubles=6, dots=0, asked=0),
-    "lbfgs": _Traits(sweeps=2, objects=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
+    "bh": replace(_DESCENT, later=6, dots=0, asked=0),
+    "lbfgs": _Traits(sweeps=2, objects=2, probes=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
 }
 
 
@@ -320,30 +325,38 @@ def _traffic(
     layout: Replicated | Tiled, scan: Scan, engine: Engine, blocks: Blocks, views: int
 ) -> tuple[float, float, float]:
     """Bytes and messages sent to neighbours, bytes of all-reduces, of one rank and batch."""
-    block = 3 * scan.real_bytes * scan.slices * BLOCK * BLOCK  # complex sum and real weight
-    pixels = scan.window[0] * scan.window[1]
-    probe = scan.real_bytes * (pixels * (2 * scan.modes + 1 + 3 * scan.opr_modes) + 1)
     traits = _traits(engine)
-    others = traits.sweeps * probe + traits.numbers * scan.real_bytes + 8 * (traits.doubles + traits.per_view * views)
+    real = _sum_bytes(scan, traits)
+    block = 3 * real * scan.slices * BLOCK * BLOCK  # complex sum and real weight
+    pixels = scan.window[0] * scan.window[1]
+    weights = traits.sweeps * (pixels * (1 + 3 * scan.opr_modes) * real + 2 * 8)
+    probe = traits.probes * pixels * 2 * scan.modes * real + weights
+    others = probe + NUMBER_BYTES * (traits.numbers + traits.later) + 8 * traits.per_view * views
     if not isinstance(layout, Tiled):
         return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
     sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
-    over_tiles = traits.maxima * scan.slices * scan.real_bytes + 8 * traits.dots
+    over_tiles = traits.maxima * scan.slices * scan.real_bytes + NUMBER_BYTES * traits.dots
     return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
+
+
+def _sum_bytes(scan: Scan, traits: _Traits) -> int:
+    """Of a real number in a sum over views, of all its parts."""
+    return 8 * (2 if scan.real_bytes == 8 else traits.parts)
 
 
 def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
     """All-reduces per batch."""
     traits = _traits(engine)
-    shared = traits.sweeps + bool(traits.doubles + traits.per_view)
+    shared = traits.sweeps + bool(traits.later + traits.per_view)
     return shared + (traits.maxima + traits.asked if isinstance(layout, Tiled) else 0)
 
 
 def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
     """Estimate, accumulators, what a first step begins with, what the engine remembers, a batch's sums in blocks."""
-    pixel = scan.slices * scan.real_bytes
-    arrays = 2 + 2 + 1 + 2 + 2 * _traits(engine).arrays
-    return int(pixel * (arrays * part.shape[0] * part.shape[1] + 6 * touched * BLOCK * BLOCK))
+    traits, pixels = _traits(engine), part.shape[0] * part.shape[1]
+    arrays = 2 + 2 + 1 + 2 + 2 * traits.arrays
+    sums = 3 * _sum_bytes(scan, traits)
+    return int(scan.slices * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
 
 
 def _workspace(scan: Scan) -> int:

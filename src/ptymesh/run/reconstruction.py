@@ -65,7 +65,7 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
-        deterministic: the same bits on any number of ranks (docs/deterministic.md).
+        deterministic: one thread, and views one at a time where that decides about bits (docs/same-answer.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
@@ -293,7 +293,7 @@ class Reconstruction:
                 "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
-                "deterministic": self.problem.exact,
+                "deterministic": self.problem.strict,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),

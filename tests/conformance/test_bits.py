@@ -1,10 +1,12 @@
-"""With exact sums the number of ranks does not show in a single bit: engines of every family, positions refined.
+"""The number of ranks, threads or views in a chunk does not show in a single bit: engines of every family, in both
+layouts, positions refined, and resumed elsewhere.
 
-Runs are those of test_ranks.py, in single precision, in both layouts. Windows of 32 x 32 are swept in chunks of many
-views, those of 15 x 17, which do not fill the vector unit, one view at a time.
+Runs are those of test_ranks.py, in single precision. Of windows of 32 x 32 that holds by default; those of 15 x 17,
+whose pixels do not fill the vector unit, are swept one view at a time by one thread, as `deterministic: true` asks for.
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ import torch
 from features import with_opr
 
 from ptymesh.engines import ENGINES, LSQML, RPIE
-from ptymesh.errors import Interrupted
+from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.parallel.world import Solo, World
+from ptymesh.physics.rounding import shifts_for
+from ptymesh.problem import accumulator
+from ptymesh.problem.accumulator import expected
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative, share
@@ -55,7 +60,7 @@ RUNS = {
 WITH = {"opr": with_opr}
 
 
-#: Regularisers of neighbouring pixels are summed at the borders of tiles in floats (docs/deterministic.md).
+#: Regularisers of neighbouring pixels are summed at the borders of tiles in floats (docs/same-answer.md).
 REPLICATED = ("total variation",)
 WINDOWS = {"coarse to fine": [(32, 32), (24, 28)], "interior views": [(32, 32)]}
 
@@ -65,18 +70,54 @@ def views_of(window: tuple[int, int]) -> int:
     return 25 if window == (15, 17) else 41
 
 
-def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: bool) -> dict:
-    """What one rank ends with, as arrays; `how`: exact, double."""
+@contextlib.contextmanager
+def threads_set(count: int) -> Iterator[None]:
+    """So many threads; the data are made by one."""
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def unrounded(bounds: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shifts of nothing, and limits as they are."""
+    shifts, limits = shifts_for(bounds, terms)
+    return torch.zeros_like(shifts), limits
+
+
+@contextlib.contextmanager
+def plain_sums(plain: bool) -> Iterator[None]:
+    """Terms are not rounded: sums in double precision as they come."""
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            patch.setattr(accumulator, "shifts_for", unrounded)
+        yield
+
+
+@contextlib.contextmanager
+def less_expected(powers: int) -> Iterator[None]:
+    """Terms are expected to be so many powers of two smaller."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulator, "expected", lambda *given: expected(*given) * 2.0**-powers)
+        yield
+
+
+def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: int) -> dict:
+    """What one rank ends with, as arrays; `how`: double; chunk, views in it; threads; plain,
+    sums without rounding; less, powers of two that terms are expected to be smaller."""
     engine, case, stage = RUNS[run]
     dtype = torch.complex128 if how.get("double") else torch.complex64
     toy = make(views=views_of(window), window=window, dtype=dtype, **case)
     options = {"epochs": 3, "batch": 9, "fidelity": toy.model.fidelity, **stage}
     if ENGINES[engine].model_fields["batch"].annotation is type(None):
         del options["batch"]
-    problem = toy.problem(world, layout, how.get("exact", True))
+    problem = toy.problem(world, layout, strict=window == (15, 17))
+    problem.chunk_limit = how.get("chunk", 0)
     start = toy.start(position_error=0.5)
     state = RunState(share(WITH.get(run, lambda e: e)(start), problem))
-    Loop(problem, state, [ENGINES[engine](**options)], seed=7, hold_out=0.1).run()
+    with threads_set(how.get("threads", 1)), plain_sums(bool(how.get("plain"))), less_expected(how.get("less", 0)):
+        Loop(problem, state, [ENGINES[engine](**options)], seed=7, hold_out=0.1).run()
     e = state.estimate
     arrays = {n: getattr(e, n).numpy() for n in ("probe", "positions", "background", "opr")}
     arrays["object"] = problem.layout.whole(e.object, e).numpy()
@@ -121,17 +162,37 @@ def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore
                 same_bits(one, other)
 
 
+@pytest.mark.parametrize("run", list(RUNS))
+def test_threads_and_chunks(run: str) -> None:
+    one, window = outcome(Solo(), run, (32, 32)), (32, 32)
+    same_bits(one, outcome(Solo(), run, window, threads=2, chunk=7))
+    same_bits(one, outcome(Solo(), run, window, threads=3, chunk=1))
+
+
+def test_terms_that_are_larger_than_expected(ranks) -> None:  # type: ignore[no-untyped-def]
+    """The batch is done again on all ranks alike; terms beyond everything end the run."""
+    wanted, one = outcome(Solo(), "lsqml", (32, 32)), outcome(Solo(), "lsqml", (32, 32), less=20)
+    assert 0 < relative(one["object"], wanted["object"]) < 1e-5, "with larger steps"
+    for size, layout in ((2, "tiled"), (3, "replicated")):
+        for other in ranks(size, outcome_with, {"less": 20}, "lsqml", (32, 32), layout):
+            same_bits(one, other)
+    for run in ("lsqml", "dm"):
+        with pytest.raises(Diverged):
+            outcome(Solo(), run, (32, 32), less=80)
+
+
 def test_plain_sums_differ(ranks) -> None:  # type: ignore[no-untyped-def]
     """Else the tests above would prove nothing."""
-    one, *_ = ranks(3, outcome_with, {"exact": False}, "rpie", (32, 32))
-    assert not np.array_equal(one["object"], outcome(Solo(), "rpie", (32, 32), exact=False)["object"])
+    how = {"double": True, "plain": True}
+    other, *_ = ranks(3, outcome_with, how, "rpie", (32, 32))
+    assert not np.array_equal(other["object"], outcome(Solo(), "rpie", (32, 32), **how)["object"])
 
 
 @pytest.mark.parametrize("run", ["rpie", "lsqml", "bh", "adam"])
 def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-def]
-    """The same bits; and what plain sums give but for rounding, for fixed point is no coarser."""
-    one, plain = (outcome(Solo(), run, (15, 17), double=True, exact=exact) for exact in (True, False))
-    for other in ranks(3, outcome_with, {"double": True}, run, (15, 17)):
+    """The same bits; and what plain sums give but for rounding."""
+    one, plain = (outcome(Solo(), run, (32, 32), double=True, plain=plain) for plain in (False, True))
+    for other in ranks(3, outcome_with, {"double": True}, run, (32, 32)):
         same_bits(one, other)
     for name in ("object", "probe", "positions"):
         assert relative(one[name], plain[name]) < 1e-12, name
@@ -139,8 +200,8 @@ def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-d
 
 def resumed(world: World, folder: Path, batch: int | None) -> dict:
     """A run that is saved in `folder` and ends after so many batches, or one that goes on from there."""
-    toy, engine = make(views=25, window=(15, 17), dtype=torch.complex64), LSQML(epochs=4, batch=9, **POSITIONS)
-    problem, asked = toy.problem(world, exact=True), [0]
+    toy, engine = make(views=25, window=(32, 32), dtype=torch.complex64), LSQML(epochs=4, batch=9, **POSITIONS)
+    problem, asked = toy.problem(world), [0]
     state = RunState(toy.start(position_error=0.5))
 
     def stop() -> bool:
@@ -175,8 +236,8 @@ def test_threads_share_no_array() -> None:
     toy = make()
     torch.set_num_threads(2)
     try:
-        for exact in (True, False):
-            Loop(toy.problem(exact=exact), RunState(toy.start()), [Watching(epochs=1, batch=40)]).run()
+        for strict in (True, False):
+            Loop(toy.problem(strict=strict), RunState(toy.start()), [Watching(epochs=1, batch=40)]).run()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -1,0 +1,117 @@
+"""The same bits from the Siemens star whoever computes it: ranks 1 to 4, one or two threads, both layouts, and stopped
+on two ranks to go on with three.
+
+    python tests/conformance/star.py [--runs adam,rpie,lsqml] [--epochs N]
+
+Prints a line for each run and ends with status 1 if any bit of object, probe, positions or history differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+DATA = Path(os.environ.get("PTYMESH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+#: By name: modes of the probe, and the stage.
+RUNS = {
+    "adam": (1, "{engine: adam, epochs: 75, batch: 64}"),
+    "rpie": (3, "{engine: rpie, epochs: 100, batch: 64}"),
+    "lsqml": (3, "{engine: lsqml, epochs: 100, batch: 64, positions: true, momentum: true}"),
+}
+#: Ranks, threads of each, layout.
+WAYS = [
+    (1, 1, "replicated"),
+    (1, 2, "replicated"),
+    (2, 1, "replicated"),
+    (2, 1, "tiled"),
+    (3, 1, "replicated"),
+    (4, 1, "tiled"),
+    (4, 1, "replicated"),
+]
+FIELDS = ("object", "probe", "positions_px", "history/loss", "history/residual")
+
+
+def started(folder: Path, words: list[str], threads: int) -> subprocess.Popen[str]:
+    """`ptymesh` with these words, in this folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "ptymesh", *words]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, text=True)
+
+
+def recipe(folder: Path, name: str, epochs: int | None) -> None:
+    """What is run."""
+    modes, stage = RUNS[name]
+    text = f"data: {{path: '{DATA / 'siemens-star-small.npz.bz2'}'}}\nprobe: {{modes: {modes}}}\nstages: [{stage}]\n"
+    (folder / "recipe.yaml").write_text(text + "output: {figures: false, checkpoint_every: 1}\n")
+    if epochs:
+        (folder / "recipe.yaml").write_text(
+            (folder / "recipe.yaml")
+            .read_text()
+            .replace("epochs: 75", f"epochs: {epochs}")
+            .replace("epochs: 100", f"epochs: {epochs}")
+        )
+
+
+def found(folder: Path) -> dict[str, np.ndarray]:
+    """Arrays of a result."""
+    with h5py.File(folder / "result.h5") as file:
+        return {name: file[name][()] for name in FIELDS}
+
+
+def run(folder: Path, ranks: int, threads: int, layout: str) -> dict[str, np.ndarray]:
+    """A run from start to end."""
+    out = folder / f"{ranks}-{threads}-{layout}"
+    words = ["run", "recipe.yaml", "--out", out.name, "--ranks", str(ranks), "--layout", layout, "--device", "cpu"]
+    assert started(folder, words, threads).wait() == 0
+    return found(out)
+
+
+def resumed(folder: Path, at: int) -> dict[str, np.ndarray]:
+    """Told to stop after so many epochs on two ranks, and gone on with on three."""
+    out, words = folder / "resumed", ["run", "recipe.yaml", "--out", "resumed", "--ranks", "2", "--device", "cpu"]
+    running, metrics = started(folder, words, 1), out / "metrics.jsonl"
+    while running.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < at):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait() == 75
+    assert started(folder, ["resume", "resumed", "--ranks", "3", "--device", "cpu"], 1).wait() == 0
+    return found(out)
+
+
+def differing(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
+    """Names of what has other bits, and by how much."""
+    pairs = ((name, one[name], other[name]) for name in FIELDS)
+    return [f"{n} by {np.abs(a - b).max():.2g}" for n, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
+
+
+def main() -> int:
+    """All of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default=",".join(RUNS))
+    parser.add_argument("--epochs", type=int)
+    given, failed = parser.parse_args(), 0
+    for name in given.runs.split(","):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            recipe(folder, name, given.epochs)
+            wanted = run(folder, *WAYS[0])
+            ways = [(f"{r} ranks, {t} threads, {way}", (r, t, way)) for r, t, way in WAYS[1:]]
+            for words, way in [*ways, ("stopped on 2 ranks, resumed on 3", None)]:
+                got = run(folder, *way) if way else resumed(folder, min(40, (given.epochs or 80) // 2))
+                wrong = differing(wanted, got)
+                failed += bool(wrong)
+                print(f"{name}: {words}: {'differs: ' + ', '.join(wrong) if wrong else 'same bits'}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
