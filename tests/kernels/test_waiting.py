@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from twins import TOLERANCE, Case, nothing, swept
+from twins import TOLERANCE, Case, found_in, nothing, same_reach, swept
 
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
@@ -18,13 +18,13 @@ from ptymesh.kernels.arguments import constants_of
 from ptymesh.kernels.cpu import CpuPasses
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
-from ptymesh.physics.kinds import SUMS
+from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, SUMS
 from ptymesh.physics.passes import Adjoints, Chunk, Passes
-from ptymesh.physics.rounding import shifts_for
+from ptymesh.physics.rounding import narrowed, rounded, shifts_for
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from toy import make, relative
+from toy import make
 
 SIDE = 128
 WINDOWS = [(16, 16), (9, 28), (20, 12)]
@@ -38,11 +38,11 @@ def case_of(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: s
     return case
 
 
-def begun(case: Case, passes: Passes, views: int | None = Case.views) -> tuple[Adjoints, Leaf, Leaf]:
-    """Sums over all blocks of the object, and their leaves as an engine gets them."""
+def begun(case: Case, passes: Passes, views: int | None = Case.views, parts: int = 0) -> tuple[Adjoints, Leaf, Leaf]:
+    """Sums over all blocks of the object, and leaves of what is found of them, as an engine gets it."""
     height, width = (side // BLOCK for side in case.object.shape[1:])
     rows, columns = (c.contiguous() for c in torch.cartesian_prod(torch.arange(height), torch.arange(width)).unbind(1))
-    sums = replace(nothing(case), views=views)
+    sums = replace(nothing(case, parts=parts), views=views)
     assert sums.object is not None and sums.object_weight is not None
     sums.object += 7  # left from the batch before
     sums.object_weight += 7
@@ -65,66 +65,113 @@ def waiting(sums: Adjoints) -> int:
     return sums.late._waiting
 
 
-def at_once(case: Case, passes: Passes, task: str = "revise") -> tuple[Tensor, Tensor]:
-    """Sums that did not wait."""
-    sums, obj, weight = begun(case, passes, views=None)
+def untouched(sums: Adjoints, *leaves: Leaf) -> bool:
+    """Whether nothing has been added to the sums so far, and nothing found."""
+    fields = (sums.object, sums.object_weight, *(leaf.array for leaf in leaves))
+    return all(field is not None and bool((field == 7).all()) for field in fields)
+
+
+def at_once(case: Case, passes: Passes, task: str = "revise", parts: int = 0) -> tuple[Tensor, Tensor]:
+    """Sums that did not wait, in the precision of the object."""
+    sums, obj, weight = begun(case, passes, views=None, parts=parts)
     sweep(case, passes, sums, task)
     assert waiting(sums) == 0
     assert obj.whole is not None and weight.whole is not None
     return obj.whole, weight.whole
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+def same(leaf: Leaf, wanted: Tensor) -> None:
+    """Who reads finds this, bit by bit."""
+    assert leaf.whole is not None and torch.equal(leaf.whole, wanted)
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [(torch.complex64, 1), (torch.complex64, 2), (torch.complex128, 2)])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("modes", [1, 3])
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
-def test_a_quotient_needs_no_sums(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> None:
+def test_a_quotient_needs_no_sums(
+    dtype: torch.dtype, parts: int, window: tuple[int, int], modes: int, subpixel: str
+) -> None:
     case = case_of(dtype, window, modes, subpixel)
     passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
-    sums, obj, weight = begun(case, passes)
+    wanted, wanted_weight = at_once(case, passes, parts=parts)
+    sums, obj, weight = begun(case, passes, parts=parts)
     sweep(case, passes, sums)
     assert waiting(sums) == case.views
     assert weight.tops is not None and float(weight.tops.max()) == float(wanted_weight.max())
-    assert sums.object_weight is not None and bool((sums.object_weight == 7).all()), "nothing has been added so far"
+    assert untouched(sums, obj, weight), "nothing has been added so far"
 
     expected, got = case.object.clone(), case.object.clone()
     quotient = Quotient(obj, weight, float(weight.tops.max()), 0.3, 0.7)
     seen = Leaf(obj.rows, obj.columns, whole=wanted), Leaf(obj.rows, obj.columns, whole=wanted_weight)
-    passes.write(expected, replace(quotient, change=seen[0], weight=seen[1]), obj.rows, obj.columns, add=True)
+    of_sums = replace(quotient, change=seen[0], weight=seen[1])
+    passes.write(expected, of_sums, obj.rows, obj.columns, add=True)
     passes.write(got, quotient, obj.rows, obj.columns, add=True)
-    assert waiting(sums) == case.views and bool((sums.object_weight == 7).all()), "nor by that"
+    assert waiting(sums) == case.views and untouched(sums, obj, weight), "nor by that"
     assert torch.equal(got, expected), "the same bits as of the sums"
+    Passes().write(twin := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
+    case.close(got - case.object, twin - case.object)
     assert bool((got == case.object)[wanted == 0].all()), "where no window is, the object stays"
 
-    assert obj.whole is not None and weight.whole is not None  # that reads them
+    same(obj, wanted)  # that reads them
     assert waiting(sums) == 0
-    assert torch.equal(obj.whole, wanted) and torch.equal(weight.whole, wanted_weight)
+    same(weight, wanted_weight)
     passes.write(again := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
     assert torch.equal(again, expected)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
-def test_who_reads_finds_all(subpixel: str) -> None:
+def test_who_reads_finds_all(subpixel: str, dtype: torch.dtype) -> None:
     """What a second chunk adds, or a pass that does not wait."""
-    case = case_of(torch.complex128, (16, 16), 2, subpixel)
+    case = case_of(dtype, (16, 16), 2, subpixel)
     passes = case.fused
     once, once_weight = at_once(case, passes)
-    for more in (sweep, lambda *given: Passes.sweep(passes, case.model, *also(case, passes), given[2])):
+    for more in (sweep, by_waves):
         sums, obj, weight = begun(case, passes)
         sweep(case, passes, sums)
         more(case, passes, sums)
         quotient = Quotient(obj, weight, 1.0, 0.5, 1.0)
         passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
         case.close(got - case.object, 2 * once / (once_weight + 0.5))
-        case.close(obj.values.sum(), 2 * once.sum())
-        assert weight.tops is not None and float(weight.tops.max()) == pytest.approx(2 * float(once_weight.max()))
+        assert obj.whole is not None and weight.whole is not None
+        case.close(obj.whole, 2 * once)
+        case.close(weight.whole, 2 * once_weight)
+        assert weight.tops is not None and float(weight.tops.max()) == float(weight.whole.max())
+        if more is sweep:  # the same terms
+            same(obj, 2 * once)
+            same(weight, 2 * once_weight)
+        seen = (Leaf(leaf.rows, leaf.columns, whole=leaf.whole) for leaf in (obj, weight))
+        of_sums = Quotient(*seen, 1.0, 0.5, 1.0)
+        passes.write(expected := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
+        assert torch.equal(got, expected)
 
 
-def also(case: Case, passes: Passes) -> tuple[Any, ...]:
-    """The rest of what `sweep` takes."""
+def by_waves(case: Case, passes: Passes, sums: Adjoints) -> None:
+    """Adds what `sweep` does, of waves that are written down first."""
     chunk = replace(case.chunk, sweep={})
-    return chunk, passes.scene(case.model, chunk, case.object, case.probe), "revise"
+    scene = passes.scene(case.model, chunk, case.object, case.probe)
+    Passes.sweep(passes, case.model, chunk, scene, "revise", sums)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_sums_are_completed_before_they_are_found(dtype: torch.dtype) -> None:
+    """For whoever sends them on; who reads them in the object's precision finds what is there then."""
+    case = case_of(dtype, (16, 16), 2, "none")
+    passes = case.fused
+    wanted, wanted_weight = at_once(case, passes)
+    sums, obj, weight = begun(case, passes)
+    sweep(case, passes, sums)
+    passes.settle(sums)
+    assert waiting(sums) == 0
+    for name, field, expected in (("object", obj, wanted), ("object_weight", weight, wanted_weight)):
+        assert torch.equal(found_in(sums, name).to(expected.dtype), expected)
+        assert field.array is not None and bool((field.array == 7).all()), "nobody has read it"
+    same(obj, wanted)
+    same(weight, wanted_weight)
+    sweep(case, passes, sums)  # after it has been read
+    same(weight, 2 * wanted_weight)
+    same(obj, 2 * wanted)
 
 
 def test_a_probe_that_moves_leaves_what_waits_alone() -> None:
@@ -136,8 +183,8 @@ def test_a_probe_that_moves_leaves_what_waits_alone() -> None:
     case.probe.mul_(3)
     chunk.anchors.add_(1)
     chunk.weights.mul_(2)
-    case.close(obj.whole, wanted)  # type: ignore[arg-type]
-    case.close(weight.whole, wanted_weight)  # type: ignore[arg-type]
+    same(obj, wanted)
+    same(weight, wanted_weight)
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
@@ -145,15 +192,19 @@ def test_two_sums_at_a_time(subpixel: str) -> None:
     """They would wait in the same room."""
     case = case_of(torch.complex128, (16, 16), 2, subpixel)
     passes = case.fused
-    wanted, _ = at_once(case, passes)
-    sums, obj, _ = begun(case, passes)
+    wanted, wanted_weight = at_once(case, passes)
+    sums, obj, weight = begun(case, passes)
     sweep(case, passes, sums)
     case.chunk = replace(case.chunk, anchors=case.chunk.anchors.flip(0))
-    other, other_obj, _ = begun(case, passes)
+    other, other_obj, other_weight = begun(case, passes)
     sweep(case, passes, other)
     assert waiting(sums) == 0 and waiting(other) == case.views
-    case.close(obj.whole, wanted)  # type: ignore[arg-type]
-    case.close(other_obj.whole, at_once(case, passes)[0])  # type: ignore[arg-type]
+    same(obj, wanted)
+    same(weight, wanted_weight)
+    others = [leaf.whole for leaf in (other_obj, other_weight)]
+    for got, expected in zip(others, at_once(case, passes), strict=True):
+        assert got is not None and torch.equal(got, expected)
+    assert not torch.equal(others[0], wanted)  # type: ignore[arg-type]
 
 
 def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,25 +221,30 @@ def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not waits(keep=True), "who needs a direction"
     assert not waits(views=None), "for whom other ranks wait"
     assert not waits(views=case.views + 1), "whose batch has other chunks"
-    with monkeypatch.context() as patch:
-        patch.setattr(object_sums, "WAITING_BYTES", case.views * 16 * 16 * 8 - 1)
-        assert not waits(), "who are too many"
-    monkeypatch.setattr(object_sums, "OVERLAP", case.views * 16 * 16 / SIDE**2 * 0.99)
-    assert not waits(), "who stand too close to each other"
+    for name, most, why in (
+        ("WAITING_BYTES", case.views * 16 * 16 * 8, "who are too many"),
+        ("OVERLAP", case.views * 16 * 16 / SIDE**2, "who stand too close to each other"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(object_sums, name, most)
+            assert waits()
+            patch.setattr(object_sums, name, most * 0.999)
+            assert not waits(), why
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
 def test_strips_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, strips = case_of(torch.complex64, (16, 16), 2, subpixel), []
-    wanted = at_once(case, case.fused)[0]
+    wanted, wanted_weight = at_once(case, case.fused)
     monkeypatch.setattr("ptymesh.kernels.arguments.STRIP_BYTES", 2 * 16 * 16 * 16)
     detector = cpu.compiled_detector.detector
     monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (strips.append(len(a[8])), detector(*a)))
     passes = case.fused
-    sums, obj, _ = begun(case, passes)
+    sums, obj, weight = begun(case, passes)
     sweep(case, passes, sums)
     assert waiting(sums) == case.views == sum(strips) and len(strips) > 1
-    case.close(obj.whole, wanted)  # type: ignore[arg-type]
+    same(obj, wanted)
+    same(weight, wanted_weight)
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
@@ -210,26 +266,27 @@ def test_threads_and_bands_change_no_bit(subpixel: str, height: int, monkeypatch
             quotient = Quotient(obj, weight, top, 0.3, 0.7)
             passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
             assert waiting(sums)
-            found.append((top, got, obj.values))
+            found.append((top, got, obj.values, weight.values, sums.object, sums.object_weight))
         finally:
             torch.set_num_threads(before)
-    for top, got, values in found[1:]:
-        assert top == found[0][0] and torch.equal(got, found[0][1]) and torch.equal(values, found[0][2])
+    for top, *fields in found[1:]:
+        assert top == found[0][0] and all(map(torch.equal, fields, found[0][1:]))
 
 
 def test_more_threads_by_the_time_that_sums_are_read() -> None:
     case, before = case_of(torch.complex64, (16, 16), 1, "none"), torch.get_num_threads()
     passes = case.fused
-    wanted = at_once(case, passes)[0]
+    wanted, wanted_weight = at_once(case, passes)
     try:
         torch.set_num_threads(1)
         sums, obj, weight = begun(case, passes)
         sweep(case, passes, sums)
         torch.set_num_threads(2)
         assert weight.tops is not None and len(weight.tops) == 1
-        case.close(obj.whole, wanted)  # type: ignore[arg-type]
+        same(obj, wanted)
         sweep(case, passes, sums)
-        case.close(obj.whole, 2 * wanted)  # type: ignore[arg-type]
+        same(obj, 2 * wanted)
+        same(weight, 2 * wanted_weight)
     finally:
         torch.set_num_threads(before)
 
@@ -250,6 +307,8 @@ def test_what_is_divided_goes_to_the_object_alone() -> None:
         before = other.clone()
         passes.write(other, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
         assert waiting(sums) == 0
+        same(obj, wanted)
+        same(weight, wanted_weight)
         case.close((other - before).to(wanted.dtype), wanted / (wanted_weight + 1) * 2)
     for few, swapped in ((1, False), (None, True)):
         sums, obj, weight = begun(case, passes)
@@ -261,6 +320,8 @@ def test_what_is_divided_goes_to_the_object_alone() -> None:
         change.late = divisor.late = sums.late
         passes.write(got := case.object.clone(), Quotient(change, divisor, 1.0, 0.5, 1.0), rows, columns, add=True)
         assert waiting(sums) == 0
+        same(obj, wanted)
+        same(weight, wanted_weight)
         expected = torch.zeros_like(got)
         fraction = (wanted_weight if swapped else wanted) / (wanted_weight + 1) * 2
         blocked(expected)[:, rows, columns] = blocked(fraction.to(got.dtype))[:, rows, columns]
@@ -272,19 +333,42 @@ def test_of_the_sums_themselves_no_top_is_known() -> None:
     sums, obj, weight = begun(case, case.fused)
     sweep(case, case.fused, sums)
     assert obj.tops is None and weight.tops is not None
+    assert sums.late is not None and sums.object is not None and sums.object_weight is not None
+    for field in (sums.object, sums.object_weight):
+        assert sums.late.tops(field) is None, "it is asked of what is found"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_quotient_of_sums_in_double_precision_reads_them(dtype: torch.dtype) -> None:
+    """Nothing is worked out from windows for them, even where they have the dtype of what is found."""
+    case = case_of(dtype, (16, 16), 1, "none")
+    passes = case.fused
+    wanted, wanted_weight = at_once(case, passes, parts=1)
+    sums, obj, weight = begun(case, passes, parts=1)
+    sweep(case, passes, sums)
+    assert sums.object is not None and sums.object_weight is not None
+    wide = [Leaf(obj.rows, obj.columns, whole=field) for field in (sums.object, sums.object_weight)]
+    for leaf in wide:
+        leaf.late = sums.late
+    passes.write(got := case.object.clone(), Quotient(*wide, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
+    assert waiting(sums) == 0
+    case.close(got - case.object, wanted / (wanted_weight + 1) * 2)
+    same(obj, wanted)
+    same(weight, wanted_weight)
 
 
 def test_memory_that_is_let_go_of_stays_with_who_has_it() -> None:
     case = case_of(torch.complex64, (16, 16), 1, "none")
     passes = case.fused
-    wanted = at_once(case, passes)[0]
-    sums, obj, _ = begun(case, passes)
+    wanted, wanted_weight = at_once(case, passes)
+    sums, *leaves = begun(case, passes)
     sweep(case, passes, sums)
     passes.forget()
-    other, other_obj, _ = begun(case, passes)
+    other, *others = begun(case, passes)
     sweep(case, passes, other)
-    case.close(obj.whole, wanted)  # type: ignore[arg-type]
-    case.close(other_obj.whole, wanted)  # type: ignore[arg-type]
+    for obj, weight in (leaves, others):
+        same(obj, wanted)
+        same(weight, wanted_weight)
 
 
 @pytest.mark.parametrize("engine", ["rpie", "epie", "mpie", "lsqml", "adam", "dm"])
@@ -309,17 +393,21 @@ def test_sums_of_two_batches_at_a_time() -> None:
     problem, estimate = toy.problem(), toy.start()
     problem.begin_epoch(estimate)
     first, second = (Batch(views) for views in np.arange(12).reshape(2, 6))
-    wanted = [problem.gradients(estimate, batch).object.values.clone() for batch in (first, second)]
+    wanted, weights = [], []
+    for batch in (first, second):
+        found = problem.gradients(estimate, batch)
+        wanted.append(found.object.values.clone())
+        weights.append(found.object_weight.values.clone())
     held = problem.gradients(estimate, first)
     late = problem.gradients(estimate, second)
-    assert relative(held.object.values, wanted[0]) < 1e-12
+    assert torch.equal(held.object.values, wanted[0]) and torch.equal(held.object_weight.values, weights[0])
     before = estimate.object.clone()
     for times in (1.0, 0.5):
         problem.add_weighted(estimate.object, late.object, late.object_weight, blend=0.5, times=times)
-    change = late.object.of(wanted[1])
-    problem.add_weighted(before, change, late.object_weight, blend=0.5, times=1.5)
-    assert relative(estimate.object, before) < 1e-12
-    assert relative(late.object.values, wanted[1]) < 1e-12
+        change, weight = late.object.of(wanted[1]), late.object_weight.of(weights[1])
+        problem.add_weighted(before, change, weight, blend=0.5, times=times)
+        assert torch.equal(estimate.object, before)
+    assert torch.equal(late.object.values, wanted[1]) and torch.equal(late.object_weight.values, weights[1])
 
 
 def test_views_beside_each_other_and_none() -> None:
@@ -328,27 +416,44 @@ def test_views_beside_each_other_and_none() -> None:
     corners = torch.tensor([[0, 0], [0, 13], [70, 40], [2, 115], [100, 3], [101, 60]])
     windows = torch.randn(6, 11, 13, generator=rng, dtype=torch.complex128)
     light, a = torch.rand(6, 11, 13, generator=rng, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
-    sums, weight = torch.zeros(SIDE, SIDE, dtype=torch.complex128), torch.zeros(SIDE, SIDE, dtype=torch.float64)
-    for (y, x), window, of_view, f in zip(corners.tolist(), windows, light, a, strict=True):
-        sums[y : y + 11, x : x + 13] += window
-        weight[y : y + 11, x : x + 13] += f**2 * of_view
-    target, tops = torch.zeros_like(sums), torch.zeros(4, 16, dtype=torch.float64)
     shifts, _ = shifts_for(torch.full((SUMS,), 8.0), 6)
+    found = []
+    for kind, terms in ((OBJECT, windows), (OBJECT_WEIGHT, (a * a)[:, None, None] * light)):
+        plain, parts = (torch.zeros(n, SIDE, SIDE, dtype=terms.dtype) for n in (1, 2))
+        for (y, x), term, in_parts in zip(
+            corners.tolist(), terms, rounded(terms[:, None], shifts[kind], 2), strict=True
+        ):
+            plain[0, y : y + 11, x : x + 13] += term
+            parts[:, y : y + 11, x : x + 13] += in_parts
+        found.append(narrowed(parts, parts.dtype, 1))
+        torch.testing.assert_close(found[-1], plain, rtol=1e-14, atol=1e-14)
+    sums, weight = found
+    blocks = torch.cartesian_prod(torch.arange(4), torch.arange(4)).unbind(1)
+    quotient = Quotient(Leaf(*blocks, whole=sums), Leaf(*blocks, whole=weight), float(weight.max()), 0.7, 0.6)
     given = [t.numpy() for t in (windows, light, corners, a, corners[:, 1].argsort(), shifts)]
+    numbers = np.array([quotient.times, *quotient.divisor])
+    target, tops = torch.zeros_like(sums), torch.zeros(4, 16, dtype=torch.float64)
     rows, weights = torch.zeros(4, 2, 1, SIDE, dtype=torch.complex128), torch.zeros(4, 2, 1, SIDE, dtype=torch.float64)
+    room = [t.numpy() for t in (target[0], rows, weights, tops)]
     for divide in (False, True):
-        numbers = torch.tensor([0.7, 0.3, 0.1], dtype=torch.float64).numpy()
-        room = [t.numpy() for t in (target, rows, weights, tops)]
         compiled_object.divide_windows(*given, numbers, divide, constants_of(torch.float64, 1.0), *room)
         assert bool(target.any()) == divide
-        assert float(tops.max()) == pytest.approx(float(weight.max()), rel=1e-14)
-    torch.testing.assert_close(target, 0.7 * sums / (0.3 * weight + 0.1), rtol=1e-13, atol=1e-14)
+        assert float(tops.max()) == float(weight.max())
+    Passes().write(twin := torch.zeros_like(target), quotient, *blocks, add=True)
+    torch.testing.assert_close(target, twin, rtol=1e-13, atol=1e-14)
+    CpuPasses(torch.complex128).write(expected := torch.zeros_like(target), quotient, *blocks, add=True)
+    assert torch.equal(target, expected)
 
 
 def test_a_sweep_without_beginning_ends_complete() -> None:
     for subpixel in ("fourier", "none"):
         case = case_of(torch.complex128, (16, 16), 2, subpixel)
-        sums = swept(case, CpuPasses(torch.complex128), case.chunk, "revise", keep=False)[0]
+        passes = CpuPasses(torch.complex128)
+        sums = swept(case, passes, case.chunk, "revise", keep=False)[0]
         twin = swept(case, Passes(), case.chunk, "revise", keep=False)[0]
         assert sums.late is None
-        case.close(sums.object, twin.object)  # type: ignore[arg-type]
+        names = ("object", "object_weight")
+        for name, once in zip(names, at_once(case, passes), strict=True):
+            case.close(found_in(sums, name), found_in(twin, name))
+            assert torch.equal(found_in(sums, name), 2 * once), "all views, and then one by one and the others"
+        same_reach(sums, twin, names)
