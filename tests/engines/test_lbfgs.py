@@ -81,7 +81,7 @@ def asked(world: World) -> list[tuple[int, int]]:
 
 def test_messages_do_not_grow_with_memory(ranks) -> None:  # type: ignore[no-untyped-def]
     for counts in ranks(2, asked):
-        assert counts == [(2, 2)] * 4
+        assert counts == [(2, 4)] * 4, "how large the terms are, then their sums: two messages each time"
 
 
 CASES = {

@@ -20,7 +20,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted
 from ptymesh.kernels import graphs, triton_passes
 from ptymesh.kernels.triton_passes import GpuPasses
-from ptymesh.parallel.exact import ExactSum
+from ptymesh.parallel.exact import Tally
 from ptymesh.parallel.layout import Replicated
 from ptymesh.parallel.tiled import Tiled
 from ptymesh.parallel.world import Solo
@@ -155,7 +155,7 @@ def test_exact_sums_have_the_same_limbs_unasked(device: Pretended) -> None:
     values = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e-30
     values[:10] *= 1e60
     values[0, 1], values[1, 2] = float("nan"), float("inf")
-    sums = [ExactSum((3,), values.device), ExactSum((3,), DEVICE)]
+    sums = [Tally((3,), values.device), Tally((3,), DEVICE)]
     for some, total in zip((values, device.far(values)), sums, strict=True):
         total.add(some)
     assert torch.equal(sums[1].local.here, sums[0].local) and device.waits == []  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.parallel.exact import ExactSum, Tally
+from ptymesh.parallel.exact import Tally
 from ptymesh.physics import views
 from ptymesh.physics.rounding import bits_for, largest, narrowed, rounded, shifts_for, total_of
 from toy import relative
@@ -24,10 +24,10 @@ def exactly(*parts: Tensor) -> Tensor:
     """Of parts (B, ...), each added by a rank of its own."""
     totals = []
     for part in parts:
-        total = ExactSum(tuple(part.shape[1:]), CPU)
+        total = Tally(tuple(part.shape[1:]), CPU)
         total.add(part)
         totals.append(total.local)
-    return ExactSum.value(torch.stack(totals).sum(0))
+    return Tally.read(torch.stack(totals).sum(0))
 
 
 @pytest.mark.parametrize("decades", [0, 10, 100])

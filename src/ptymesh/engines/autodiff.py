@@ -140,7 +140,7 @@ class Autodiff(Engine):
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
         densities, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
-        return (layout.totals(densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
+        return (layout.totals(estimate, densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, or

@@ -23,7 +23,7 @@ from torch import Tensor
 from ptymesh.kernels import passes_for
 from ptymesh.physics.model import Model, power
 from ptymesh.physics.passes import Adjoints
-from ptymesh.physics.rounding import largest, narrowed, shifts_for
+from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
 from ptymesh.problem import Chunk
 
 #: Of sums: terms of users' losses may be of any size.
@@ -93,12 +93,12 @@ class _Intensities(torch.autograd.Function):
         found: dict[str, Tensor] = {}
         shifts, _ = shifts_for(_bounds(obj, probe, opr, chunk.weights, waves), 4 * len(waves))
         sums = Adjoints(
-            _empty(obj) if by_obj else None,
-            _empty(obj.real) if by_obj else None,
-            _empty(probe) if by_probe or by_opr else None,
-            _empty(probe[:1].real),
-            _empty(opr),
-            _empty(opr.real),
+            empty_sums(obj, PARTS) if by_obj else None,
+            empty_sums(obj.real, PARTS) if by_obj else None,
+            empty_sums(probe, PARTS) if by_probe or by_opr else None,
+            empty_sums(probe[:1].real, PARTS),
+            empty_sums(opr, PARTS),
+            empty_sums(opr.real, PARTS),
             shifts,
             torch.zeros_like(shifts[:, 0]),
             parts=PARTS,
@@ -122,12 +122,6 @@ class _Intensities(torch.autograd.Function):
             found["opr"] = model.unshifted(narrowed(sums.opr, opr.dtype, len(opr)))
         names = ("object", "probe", "fractions", "weights", "background", "opr")
         return (None, None, *(found.get(name) for name in names))
-
-
-def _empty(like: Tensor) -> Tensor:
-    """Sums of arrays like this (C, ...), in double precision, 0."""
-    dtype = torch.complex128 if like.is_complex() else torch.float64
-    return like.new_zeros((PARTS * len(like), *like.shape[1:]), dtype=dtype)
 
 
 def _bounds(obj: Tensor, probe: Tensor, opr: Tensor, weights: Tensor, waves: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
         along = torch.where(both, times(first.conj(), second), 0)
         sums += [along.real, along.imag]
-    gradient = torch.angle(torch.view_as_complex(problem.layout.totals(*sums).view(2, 2))).tolist()
+    gradient = torch.angle(torch.view_as_complex(problem.layout.totals(estimate, *sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]
     corner = [m - c for m, c in zip(middle, estimate.corner, strict=True)]
     ramp = _ramp(estimate.object, gradient, -1.0, corner)

@@ -29,6 +29,7 @@ from ptymesh.kernels.vectors import (
     larger,
     load_complex,
     magnitude,
+    second_part,
     spread,
     store_complex,
     total,
@@ -206,9 +207,8 @@ def _to_probe(
     light: Any,
     reached: Any,
 ) -> None:
-    M, h = U(chi.shape[1]), U(chi.shape[2])
-    area, two = h * U(chi.shape[3]), len(weight) > 1
-    half, light_half = TWO * M * area if two else ZERO, area if two else ZERO
+    h = U(chi.shape[2])
+    half, light_half = second_part(2 * out.size, len(weight)), second_part(weight.size, len(weight))
     start, stop = h * band // bands, h * (band + U(1)) // bands
     for r in range(start, stop if len(windows) > 0 else start):
         _light_of(ZERO, r, beams, light, reached)

@@ -24,6 +24,7 @@ from ptymesh.kernels.vectors import (
     load_complex,
     load_sums,
     narrowed,
+    second_part,
     spread,
     store,
     store_complex,
@@ -284,8 +285,8 @@ def _narrow_row(sums: Any, place: int, half: int, count: int, out: Any, to: int)
 
 @inlined
 def _narrow(first: int, last: int, places: Any, sums: Any, light: Any, field: Any, weight: Any) -> None:
-    area, W = U(weight.shape[1] * weight.shape[2]), U(weight.shape[2])
-    half = area * U(len(field)) if len(light) > len(weight) else U(0)
+    area, W, parts = U(weight.shape[1] * weight.shape[2]), U(weight.shape[2]), len(light) // len(weight)
+    half = second_part(light.size, parts)
     for at in range(first, last):
         for l in range(len(field)):
             place = area * U(l) + W * U(SIDE * places[0, 0, at]) + U(SIDE * places[0, 1, at])

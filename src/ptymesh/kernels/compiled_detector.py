@@ -208,7 +208,7 @@ def _there_and_further(
         columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
         through_rows(plane, ON, f, m, h, w, row, spare, eights, plan, turns, keep, beams, wave)
     _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
-    half, light_half = halves(sums, lights, out.shape[1], out.shape[2], out.shape[3])
+    half, light_half = halves(sums, lights, out.shape[2] * out.shape[3])
     ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     for m in range(M):
         wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)

@@ -31,6 +31,7 @@ from ptymesh.kernels.vectors import (
     load_complex,
     load_sums,
     narrowed,
+    second_part,
     spread,
     store,
     sum_at,
@@ -73,13 +74,6 @@ def _freshen(stale: Any, top: int, bottom: int, left: int, right: int, sums: Any
                 for part in range(len(weight)):
                     first = W * (U(weight.shape[1]) * U(part) + U(SIDE * r)) + U(SIDE * c)
                     clear_pixels(first, W, U(SIDE), sums, weight)
-
-
-@inlined
-def _halves(weight: Any) -> Any:
-    """Numbers from a pixel of the first part to that of the second, of complex sums and of a weight; 0 of one part."""
-    area = U(weight.shape[1] * weight.shape[2]) if len(weight) > 1 else ZERO
-    return TWO * area, area
 
 
 # --- to sums ---
@@ -144,7 +138,8 @@ def _add_windows(
     weight: Any,
     top_of: Any,
 ) -> None:
-    (half, light_half), whole = _halves(weight), len(stale) > 0
+    half, light_half = second_part(2 * sums.size, len(weight)), second_part(weight.size, len(weight))
+    whole = len(stale) > 0
     h, w, W = U(windows.shape[1]), U(windows.shape[2]), U(weight.shape[2])
     start, stop = _rows(whole, top, bottom, band, bands)
     full, highest = int(w // LANES * LANES), load(top_of, ZERO)
@@ -206,7 +201,7 @@ def add_windows(
 
 @inlined
 def _add_light(band: int, light: Any, n: Any, a: Any, shifts: Any, top: int, bottom: int, bands: int, out: Any) -> None:
-    h, w, W, (_, half) = light.shape[0], light.shape[1], U(out.shape[2]), _halves(out)
+    h, w, W, half = light.shape[0], light.shape[1], U(out.shape[2]), second_part(out.size, len(out))
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
     for j in range(len(n)):
         y, x, squared = n[j, 0], n[j, 1], a[j] * a[j]
@@ -284,7 +279,8 @@ def _divide_windows(
     top_of: Any,
 ) -> None:
     """Rows start ... stop - 1, some at a time: where there are many views, few of them cross those."""
-    (B, h, w), (half, light_half) = windows.shape, _halves(weight)
+    B, h, w = windows.shape
+    half, light_half = second_part(2 * sums.size, len(weight)), second_part(weight.size, len(weight))
     W, nothing, full, highest = U(target.shape[1]), spread(0.0), w // WIDTH * WIDTH, load(top_of, ZERO)
     times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
     every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)

@@ -17,7 +17,7 @@ from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
 from ptymesh.kernels.strips import TWO, ZERO, U, strip_out
-from ptymesh.kernels.vectors import LANES, load, store
+from ptymesh.kernels.vectors import LANES, load, second_part, store
 
 
 @parallel
@@ -49,10 +49,10 @@ def to_spectrum(
     sums (bands, parts M 2 h w') strip after strip, lights (bands, parts h w), of double precision; shifts (n, 2), by
     kind of sum and part; reached (B, n): see `compiled.to_windows`.
     """
-    B, bands, (M, h, w) = len(chi), len(work), chi.shape[1:]
+    B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
         band = np.int64(i)
-        half, light_half = halves(sums, lights, M, h, w)
+        half, light_half = halves(sums, lights, h * w)
         for j in range(B * band // bands, B * (band + 1) // bands):
             y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
             given, found = (a[j], fractions[j], tables, shifts), (sums[band], half, reached[j])
@@ -61,10 +61,10 @@ def to_spectrum(
 
 
 @inlined
-def halves(sums: Any, lights: Any, M: int, h: int, w: int) -> Any:
-    """Numbers from the first to the second part of a band's sums and lights; 0 where there is one."""
-    two = lights.shape[1] > h * w
-    return U(sums.shape[1] // 2) if two else ZERO, U(h * w) if two else ZERO
+def halves(sums: Any, lights: Any, pixels: int) -> Any:
+    """Numbers from the first to the second part of a band's sums and lights, of windows of so many pixels."""
+    parts = lights.shape[1] // pixels
+    return second_part(sums.shape[1], parts), second_part(lights.shape[1], parts)
 
 
 @inlined

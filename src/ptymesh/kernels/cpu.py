@@ -55,10 +55,9 @@ class CpuPasses(CpuSums):
         super().__init__(dtype)
         self.dtype = dtype
         make_ready(dtype)
-        self._still = np.zeros((0, 2), numpy_dtype(self.real))
         self.constants = constants_of(self.real, 1.0)
         nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
-        self._no_shift = (nothing.to(dtype).numpy(), self._still)
+        self._no_shift = (nothing.to(dtype).numpy(), np.zeros((0, 2), numpy_dtype(self.real)))
         self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
         self._no_sums = (*self._no_windows, none, none, none, none)
         self._planes = Planes()
@@ -278,12 +277,6 @@ class CpuPasses(CpuSums):
         _note(into, reached)
         if bilinear:  # of what is shared out between pixels the kernel looks for no top
             sums.knows_top = False
-
-    def _zeros(self, count: int) -> np.ndarray[Any, Any]:
-        """Fractions (B, 2) of whole pixels."""
-        if len(self._still) < count:
-            self._still = np.zeros((count, 2), self._still.dtype)
-        return self._still[:count]
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
         """As the twin's."""

@@ -415,6 +415,12 @@ def transposed(of: Any) -> Any:
 
 
 @inlined
+def second_part(size: int, parts: int) -> Any:
+    """Numbers from the first part of sums of so many numbers to the second; 0 where there is one."""
+    return np.uint64(size) // TWO if parts > 1 else ZERO
+
+
+@inlined
 def add_rounded(sums: Any, place: int, half: int, a: Any, shift: Any, fine: Any) -> None:
     """Adds a vector to sums in double precision, rounded; if they have a second part, which lies `half` numbers further
     on, what is left is added there. shift, fine: vectors of both parts' shifts."""

@@ -11,6 +11,7 @@ Every layout answers the same questions. `Replicated`: the whole object on every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.parallel.devices import sent
-from ptymesh.parallel.exact import ExactSum
 from ptymesh.parallel.tiles import Rect
 from ptymesh.parallel.world import World
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
+from ptymesh.physics.rounding import elements, largest, shifts_for
 
 #: What several batches cover is noted for so many blocks at once, a byte for each.
 COVERED = 1 << 20
@@ -237,25 +238,28 @@ class Layout:
         """Sum over ranks of values that each has summed over the pixels that it owns."""
         raise NotImplementedError
 
-    def totals(self, *terms: Tensor) -> Tensor:
-        """Sums (n,) float64 of all elements of n real tensors, which hold what each rank has of its own pixels."""
-        return self.totals_of(terms)
+    def max(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over the ranks that hold other pixels."""
+        raise NotImplementedError
 
-    def totals_of(self, terms: Iterable[Tensor]) -> Tensor:
-        """The same of tensors that are made one at a time."""
-        sums = []
-        for t in terms:
-            total = ExactSum((), t.device)
-            total.add(t.reshape(-1))
-            sums.append(total.local)
-        return ExactSum.value(self.sum_owned(torch.stack(sums, dim=1)))
+    def totals(self, estimate: Estimate, *terms: Tensor) -> Tensor:
+        """Sums (n,) float64 of all elements of n real tensors of the object's shape, or part of it, which hold what
+        each rank has of its own pixels."""
+        return self.totals_of(estimate, [partial(_alone, t) for t in terms])
+
+    def totals_of(self, estimate: Estimate, terms: Sequence[Callable[[], Tensor]]) -> Tensor:
+        """The same of tensors that are made twice, one at a time: first it is agreed on how large they are."""
+        tops = self.max(torch.stack([largest(make()) for make in terms]))
+        shifts, _ = shifts_for(tops, 2 * len(estimate.object) * math.prod(estimate.extent))
+        parts = torch.stack([elements(make(), shift) for make, shift in zip(terms, shifts, strict=True)])
+        return self.sum_owned(parts).sum(1)
 
     def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
         """Re sum conj(a) b over the object's pixels, each once, 0-d float64."""
         return self.dots([(a, b)], estimate)[0]
 
     def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
-        """The same of several pairs (n,), in one message."""
+        """The same of several pairs (n,), together."""
         raise NotImplementedError
 
 
@@ -344,7 +348,7 @@ class Replicated(Layout):
 
     def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
         """Re sum conj(a) b over the object's pixels, (n,) float64."""
-        return self.totals_of(product(a, b) for a, b in pairs)
+        return self.totals_of(estimate, [partial(product, a, b) for a, b in pairs])
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this

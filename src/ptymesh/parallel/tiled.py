@@ -305,7 +305,7 @@ class Tiled(Layout):
         return self.world.max(values)[0]
 
     def dots(self, pairs: Iterable[tuple[Tensor | Touched, Tensor | Touched]], estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, each counted by its owner, (n,) float64; in one message."""
+        """Re sum conj(a) b over the object's pixels, each counted by its owner, (n,) float64; in two messages."""
         mask = self.owned(estimate)[None]
 
         def counted(a: Tensor | Touched, b: Tensor | Touched) -> Tensor:
@@ -314,7 +314,7 @@ class Tiled(Layout):
             owned = owned.reshape(*owned.shape, *(1,) * (values.dim() - owned.dim()))
             return torch.where(owned, values, values.new_zeros(()))
 
-        return self.totals_of(counted(a, b) for a, b in pairs)
+        return self.totals_of(estimate, [partial(counted, a, b) for a, b in pairs])
 
     # --- between epochs ---
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 
+from ptymesh.physics.rounding import times
 from ptymesh.types import Probe
 
 
@@ -32,16 +35,10 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
 def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
     """sum_n R_mn P_n: waves (..., n, h, w), R (M, n) -> (..., M, h, w); by the precision of R.
 
-    Written out in real numbers: products of matrices, and torch's of complex numbers, round by threads and places.
+    One by one: products of matrices round by threads.
     """
-    planes = [(p.real.to(mixing.real.dtype), p.imag.to(mixing.real.dtype)) for p in waves.unbind(-3)]
-    found = []
-    for row in mixing:
-        real, imaginary = (torch.zeros_like(part) for part in planes[0])
-        for r, (p, q) in zip(row, planes, strict=True):
-            real = real + (r.real * p - r.imag * q)
-            imaginary = imaginary + (r.real * q + r.imag * p)
-        found.append(torch.complex(real, imaginary))
+    planes = waves.to(mixing.dtype).unbind(-3)
+    found = [reduce(torch.add, map(times, row, planes)) for row in mixing]
     return torch.stack(found, dim=-3).to(waves.dtype)
 
 

@@ -56,11 +56,21 @@ def rounded(values: Tensor, shift: Tensor, parts: int) -> Tensor:
     pairs = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     rest, found = pairs.to(torch.float64), []
     for part in range(parts):
-        found.append((rest + shift[part]) - shift[part])
+        found.append((rest + shift[part]).sub_(shift[part]))
         if part + 1 < parts:
             rest = rest - found[-1]
     whole = torch.cat(found, dim=1) if parts > 1 else found[0]
     return torch.view_as_complex(whole) if values.is_complex() else whole
+
+
+def empty_sums(like: Tensor, parts: int) -> Tensor:
+    """Sums of arrays like this (C, ...), in parts (parts C, ...) of double precision, 0."""
+    return like.new_zeros((parts * len(like), *like.shape[1:]), dtype=wide(like.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The kind of number in double precision."""
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def largest(values: Tensor) -> Tensor:
@@ -73,10 +83,18 @@ def largest(values: Tensor) -> Tensor:
 
 
 def total_of(values: Tensor) -> Tensor:
-    """Sum of all real numbers, 0-d float64, free of their order and of threads; each is rounded to 2^-80 of the largest
-    or finer."""
-    shift = shifts_for(largest(values)[None], values.numel())[0][0]
-    return rounded(values.reshape(1, 1, -1), shift, 2).sum((0, 2)).sum()
+    """Sum of all real numbers, 0-d float64, free of their order and of threads."""
+    return elements(values, shifts_for(largest(values)[None], values.numel())[0][0]).sum()
+
+
+def elements(values: Tensor, shift: Tensor) -> Tensor:
+    """Sums (parts,) float64 of the parts of all real numbers: of single precision one, of double two; shift (2,)."""
+    rest = values.to(torch.float64, copy=True)  # in place: to ask for memory takes longer than to add
+    if values.dtype == torch.float32:
+        return rest.add_(shift[0]).sub_(shift[0]).sum()[None]
+    first = (rest + shift[0]).sub_(shift[0])
+    second = rest.sub_(first).add_(shift[1]).sub_(shift[1])
+    return torch.stack((first.sum(), second.sum()))
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Scene
 from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
-from ptymesh.physics.rounding import largest, narrowed, shifts_for
+from ptymesh.physics.rounding import largest, narrowed, shifts_for, total_of, wide
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Accumulator:
     def _open(self) -> None:
         """Sums without any term."""
         problem, estimate, parts = self.problem, self.estimate, self.parts
-        shifts, reached = self._steps()
+        shifts, self._limits = self._steps()
         obj = problem.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
         weight = problem.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
         self.sums = Adjoints(
@@ -69,7 +69,7 @@ class Accumulator:
             self._empty("opr", estimate.opr),
             self._empty("opr light", estimate.opr.real),
             shifts,
-            reached,
+            torch.zeros_like(self._limits),
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
@@ -83,8 +83,7 @@ class Accumulator:
 
     def _empty(self, name: str, like: Tensor) -> Tensor:
         """Sums of arrays like this (C, h, w), in parts, 0."""
-        dtype = torch.complex128 if like.is_complex() else torch.float64
-        return self.problem.buffer(f"{name} in {self.parts}", like, dtype, self.parts).zero_()
+        return self.problem.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts).zero_()
 
     @property
     def _shifted(self) -> bool:
@@ -93,13 +92,12 @@ class Accumulator:
         return self.problem.model.subpixel == "fourier" and not whole
 
     def _steps(self) -> tuple[Tensor, Tensor]:
-        """Shifts by kind of sum and part, and zeros for the largest terms, whose limits are noted."""
+        """Shifts by kind of sum and part, and limits of terms by kind."""
         problem = self.problem
         room = ROOM[self._tries] if self.task else ANY
         bounds = expected(self.estimate.probe, problem.brightest, problem.model.fidelity, self.task)
         # where a window is shared out between pixels, four terms of a view may fall on one
-        shifts, self._limits = shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
-        return shifts, torch.zeros_like(self._limits)
+        return shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
 
     def chunks(self, keep: bool = False) -> Iterator[Chunk]:
         """The batch's views for one sweep, whose waves `revise` (with `keep`) or `descend` adds."""
@@ -263,9 +261,7 @@ def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, 
     wave, pixel = brightest
     parts = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64)
     square = largest(parts).square()
-    shift = shifts_for(square[None], parts.numel())[0][0, 0]
-    squares = parts.square().add_(shift).sub_(shift).sum()
-    light, obj = 2 * len(probe) * square, wave / squares.sqrt()
+    light, obj = 2 * len(probe) * square, wave / total_of(parts.square()).sqrt()
     slope = 2 * pixel if task == "descend" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))

@@ -49,8 +49,8 @@ KEPT_CHUNKS = 4
 Waves = Literal["used", "kept", "dropped"]
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
-#: Powers of two within which squares of the beam's amplitudes are, of which the mean is about 1.
-ANY_AMPLITUDE = 16
+#: Views that are looked at to know how large terms of sums are about to be.
+SAMPLE = 256
 #: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
 #: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
 EVEN = 16
@@ -120,8 +120,8 @@ class Problem:
         self._sizes_of: dict[tuple[Waves, torch.Size], int] = {}
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
-        #: Norm of the strongest view's exit wave and the largest count of a pixel, which set the steps of sums.
-        self.brightest = brightest(self._counted(), self.mask, self.world)
+        #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
+        self.brightest = brightest(self._counted(self._sample()), self.mask, self.world)
 
     def _stored(self, measurement: Measurement, room: Room) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
@@ -199,16 +199,16 @@ class Problem:
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
         total = self.tally(*self.window)
-        for counts in self._counted():
+        for counts in self._counted(np.arange(len(self.patterns))):
             total.add(Data.of(counts, self.mask, None, torch.float64).y)
         return (self.totals(total)[0] / self.views).cpu().numpy()
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
         light = power(estimate.probe[None])[0]
-        bounds = (largest(light) * (2.0**ANY_AMPLITUDE)).expand(SUMS)
-        shifts, _ = shifts_for(bounds, self.views)
-        total = self.buffer("illumination", estimate.object[:1], torch.float64, 2 if self.real == torch.float64 else 1)
+        bound = largest(light) * (2.0 * self.views) ** 2  # amplitudes have a mean of about 1
+        shifts, _ = shifts_for(bound.expand(SUMS), self.views)
+        total = self.buffer("illumination", estimate.object[:1], torch.float64, 2)
         total.zero_()
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
             self.passes.illuminate(self.model, chunk, light, shifts, total)
@@ -223,9 +223,14 @@ class Problem:
             source, arrived = exchanged
             self.patterns.replace(source, [arrived.cpu()])
 
-    def _counted(self) -> Iterator[Tensor]:
-        """All own patterns, a few at a time."""
-        for counts in self.patterns.sweep(np.arange(len(self.patterns)), self._slab(torch.float64)):
+    def _sample(self) -> np.ndarray:
+        """Own ones of SAMPLE views from all over the scan: to know what to expect takes no reading of all."""
+        views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
+        return self.layout.local(self.layout.mine(views))
+
+    def _counted(self, rows: np.ndarray) -> Iterator[Tensor]:
+        """Own patterns of these rows, a few at a time."""
+        for counts in self.patterns.sweep(rows, self._slab(torch.float64)):
             self.world.pulse.moves += 1
             yield counts
 
@@ -417,7 +422,7 @@ class Problem:
         return self.layout.dot(a, b, estimate)
 
     def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
-        """The same of several pairs, (n,), in one message."""
+        """The same of several pairs, (n,), together."""
         return self.layout.dots(pairs, estimate)
 
     def max(self, field: Tensor) -> Tensor:
@@ -427,7 +432,9 @@ class Problem:
     def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
         """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
         where = (where & self.layout.owned(estimate)).expand(field.shape)
-        total, count = self.layout.totals(torch.where(where, field, field.new_zeros(())), where.to(field.dtype))
+        total, count = self.layout.totals(
+            estimate, torch.where(where, field, field.new_zeros(())), where.to(field.dtype)
+        )
         return total / count
 
     def put(self, target: Tensor, field: Touched) -> None:

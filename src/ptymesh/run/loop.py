@@ -133,6 +133,7 @@ class Loop:
             engine.before_epoch(problem, state.estimate)
         self._batches(engine, began)
         self._upkeep(engine)
+        problem.moving = False
         loss, residual, _ = problem.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began

@@ -124,9 +124,9 @@ class _Traits:
     """What a step of an engine does besides one sweep of its batch.
 
     sweeps: sums over the batch; objects, probes: how many of them have the object's, the probe's; parts: that sums have
-    in single precision; maxima: of touched fields, over tiles; dots: inner products over tiles, asked: in so many
-    messages; numbers, later: further sums of numbers, with the others and after them; per_view: doubles for each view;
-    arrays: of the object's size and precision that it keeps or needs on the way.
+    in single precision; maxima: of touched fields, over tiles; dots: inner products over tiles, asked: so many
+    times, in two messages; numbers, later: further sums of numbers, with the others and after them; per_view: doubles
+    for each view; arrays: of the object's size and precision that it keeps or needs on the way.
     """
 
     sweeps: int = 1
@@ -335,7 +335,8 @@ def _traffic(
     if not isinstance(layout, Tiled):
         return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
     sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
-    over_tiles = traits.maxima * scan.slices * scan.real_bytes + NUMBER_BYTES * traits.dots
+    dots = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * traits.dots  # how large terms are, and their sums
+    over_tiles = traits.maxima * scan.slices * scan.real_bytes + dots
     return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
 
 
@@ -348,7 +349,7 @@ def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
     """All-reduces per batch."""
     traits = _traits(engine)
     shared = traits.sweeps + bool(traits.later + traits.per_view)
-    return shared + (traits.maxima + traits.asked if isinstance(layout, Tiled) else 0)
+    return shared + (traits.maxima + 2 * traits.asked if isinstance(layout, Tiled) else 0)
 
 
 def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
