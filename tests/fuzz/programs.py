@@ -59,7 +59,8 @@ class Programs:
             folder.mkdir()
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(shim)} if shim else {}) | dict(variables or {})
+        environment |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # as ptymesh sets it before torch
+        environment |= ({"LD_PRELOAD": str(shim)} if shim else {}) | dict(variables or {})
         self._pipe = ours.makefile("rwb")
         command = [sys.executable, str(HERE / "server.py"), str(theirs.fileno()), self.temporary]
         self._server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])

@@ -268,7 +268,7 @@ def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, kill
         )
         assert said.endswith("The last checkpoint holds 2 whole epochs; `ptymesh resume out` goes on.")
     else:
-        assert said.startswith("ptymesh: The store of the run has gone, and rank 0 or the launcher")
+        assert said.startswith("ptymesh: Rank 1 has lost rank 0, which keeps the store of the run (")
 
 
 #: Keeps the store of two ranks until rank 1 has come, or until it is told to go.
@@ -320,7 +320,7 @@ def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.Mon
             store.set("anything", "")
     found = program.account_for(raised.value)
     assert found is not None and not found.told
-    assert found.sentence.startswith("The store of the run has gone, and rank 0 or the launcher, which kept it, with")
+    assert found.sentence.startswith("Rank 1 has lost rank 0, which keeps the store of the run (")
     assert program.is_loss(DistStoreError("wait timeout after 10ms"))
     assert program.account_for(RuntimeError("an error of somebody's")) is None
 

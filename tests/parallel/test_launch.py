@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import launch as module
+from ptymesh.parallel import waiting
 from ptymesh.parallel.launch import cores, launch
 
 PRELUDE = """
@@ -122,6 +123,51 @@ def test_a_failing_rank_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert err == f"--- rank 1 (all of it in {tmp_path}/ranks/rank1.txt)\nptymesh: rank one has no patterns.\n"
 
 
+def test_logs_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"file/ranks cannot be made \(Not a directory\); choose another folder"):
+        launch([], 2, log_dir=tmp_path / "file" / "ranks")
+
+
+def test_a_log_that_a_rank_cannot_open(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank1.txt").mkdir()
+    assert launch([], 2, log_dir=tmp_path, program=script(tmp_path, "")) == 2
+    err = capfd.readouterr().err
+    why = f"{tmp_path}/rank1.txt cannot be written to (Is a directory)"
+    assert err == f"ptymesh: {why}; choose another folder, or start again.\n"
+
+
+def test_a_store_that_nobody_can_speak_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("Broken pipe\nframe #1")
+
+    monkeypatch.setattr(module, "TCPStore", fails)
+    with pytest.raises(PtymeshError, match=r"Ranks cannot meet at 127\.0\.0\.1 \(Broken pipe\); .* use --ranks 1\."):
+        launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, ""))
+
+
+def test_ranks_are_waited_for_without_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(module, "read_verdict", fails)
+    for name in ("read_post", "accuse"):
+        monkeypatch.setattr(waiting, name, fails)
+    body = """
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    time.sleep(0.5)
+    print(f"ptymesh: {rank} misses it.", file=sys.stderr)
+    sys.exit(1)
+    """
+    assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 1
+    err = capfd.readouterr().err
+    assert "ptymesh: Rank 1 (process " in err and ") was ended by SIGKILL (often for want of memory" in err
+    assert "ptymesh: 0 misses it." in err and "ptymesh: 2 misses it." in err
+
+
 def test_what_all_ranks_say_is_shown_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('ptymesh: diverged.', file=sys.stderr); sys.exit(3)"
     assert launch([], 3, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 3
@@ -131,7 +177,7 @@ def test_what_all_ranks_say_is_shown_once(tmp_path: Path, capfd: pytest.CaptureF
 def test_a_killed_rank_is_named_and_the_others_are_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PEERS_S", 0.3)
+    monkeypatch.setattr(waiting, "PEERS_S", 0.3)
     body = """
     import signal
     if rank == 1:
@@ -154,7 +200,7 @@ def test_a_rank_that_fails_before_it_joins_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one waits for it, with a sentence of its own for when it is told to stop."""
-    monkeypatch.setattr(module, "PEERS_S", 4.0)
+    monkeypatch.setattr(waiting, "PEERS_S", 4.0)
     body = """
     if rank == 1:
         from torch.distributed import TCPStore
@@ -203,9 +249,10 @@ def test_handlers_and_environment_come_back(tmp_path: Path) -> None:
 LAUNCHER = """
 import sys
 from pathlib import Path
-from ptymesh.parallel import launch as module
-module.PEERS_S = 1.0
-sys.exit(module.launch([sys.argv[1]], 2, log_dir=Path(sys.argv[1]) / "ranks", program=(sys.argv[2],)))
+from ptymesh.parallel import waiting
+from ptymesh.parallel.launch import launch
+waiting.PEERS_S = 1.0
+sys.exit(launch([sys.argv[1]], 2, log_dir=Path(sys.argv[1]) / "ranks", program=(sys.argv[2],)))
 """
 RANK = """
 from pathlib import Path

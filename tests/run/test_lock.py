@@ -83,6 +83,13 @@ def test_a_folder_made_for_the_lock_goes_with_it(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["mine"]
 
 
+def test_a_lock_that_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(lock_file.os, "write", lambda file, text: write(file, text[:7]))
+    with hold(tmp_path) as lock:
+        assert Holder.read((tmp_path / NAME).read_bytes()).token == lock.token
+
+
 def test_who_holds_it_may_hold_it_again(tmp_path: Path) -> None:
     with hold(tmp_path) as first, hold(tmp_path / ".") as second:
         assert first is second

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+from ptymesh.errors import BadInput
 from ptymesh.stopping import SIGNALS
 
 #: Set by the launcher: its process id, the file that takes this rank's output, and the rank's cores (numbers with
@@ -32,7 +33,12 @@ def settle() -> None:
     if path := os.environ.pop(OUTPUT, ""):
         sys.stdout.flush()
         sys.stderr.flush()
-        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        try:
+            output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        except OSError as error:
+            why = f"{path} cannot be written to ({error.strerror})"
+            print(f"ptymesh: {why}; choose another folder, or start again.", file=sys.stderr, flush=True)
+            sys.exit(BadInput.exit_status)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)

@@ -9,39 +9,34 @@ second signal leaves ranks behind. Here signals are passed on, ranks get their t
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import socket
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start_processes
 
 from ptymesh import stopping
-from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.parallel.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.parallel.devices import bindings, memory_nodes, visible_slice
-from ptymesh.parallel.watchdog import AGREED, accuse, read_post, read_verdict
+from ptymesh.parallel.waiting import FORWARDED, Signals, Watch, asked
+from ptymesh.parallel.watchdog import AGREED, read_verdict
 
 #: More processes than any machine runs well, which a slip of the finger would start.
 MOST_RANKS = 4096
-#: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
-STOP_S, PEERS_S = 600.0, 10.0
-POLL_S = 0.05
+#: Seconds within which this process must reach the store that it keeps itself.
+STORE_S = 10.0
 TAIL_LINES, TAILS = 20, 3
 
 #: Statuses after which starting the ranks again would change nothing.
 FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
-
-_FORWARDED = stopping.SIGNALS
 
 
 def launch(
@@ -83,9 +78,9 @@ def launch(
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
     saying = stopping.sentence()  # before signals are for the ranks
-    with _quiet(), _Signals() as signals:
+    with _quiet(), Signals() as signals:
         logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
-        logs.mkdir(parents=True, exist_ok=True)
+        _make(logs)
         for attempt in range(max_restarts + 1):
             # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
             store = _store()
@@ -104,22 +99,35 @@ def launch(
     return status
 
 
+def _make(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{logs} cannot be made ({error.strerror}); choose another folder.") from error
+
+
 def _store() -> TCPStore:
-    """A store that listens on the loopback interface alone."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    """A store that listens on the loopback interface alone. Raises PtymeshError where nobody can speak to it."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port, how = listener.getsockname()[1], {"is_master": True, "wait_for_workers": False}
+            number = listener.detach()
+            return TCPStore("127.0.0.1", port, timeout=timedelta(seconds=STORE_S), master_listen_fd=number, **how)
+    except (OSError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        remedy = "look at this machine's network settings, or use --ranks 1"
+        raise PtymeshError(f"Ranks cannot meet at 127.0.0.1 ({said}); {remedy}.") from error
 
 
 def _attempt(
-    command: Sequence[str], environments: dict[int, dict[str, str]], signals: _Signals, store: TCPStore
-) -> _Watch:
+    command: Sequence[str], environments: dict[int, dict[str, str]], signals: Signals, store: TCPStore
+) -> Watch:
     """Start the ranks and return when all have ended."""
     with _held_back():
         context = start_processes(
             "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
         )
-    watch = _Watch(context, signals, store)
+    watch = Watch(context, signals, store)
     try:
         watch.run()
     finally:
@@ -133,7 +141,7 @@ def _held_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         yield
     finally:
@@ -207,138 +215,24 @@ def _quiet() -> Iterator[None]:
             os.environ[name] = before
 
 
-class _Signals:
-    """Collects the signals that come, until they are taken."""
-
-    def __init__(self) -> None:
-        self._came: list[int] = []
-
-    def __enter__(self) -> _Signals:
-        main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody handle signals
-        numbers = _FORWARDED if main else ()
-        self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
-        for number in self._previous:
-            signal.signal(number, self._note)
-        stopping.held()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came.append(number)
-
-    def take(self) -> list[int]:
-        """Those that came since the last call."""
-        taken, self._came = self._came, []
-        return taken
-
-
-class _Watch:
-    """Waits for the ranks, passes signals on, and ends ranks that do not end by themselves.
-
-    ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
-    forced: ranks that had to be killed. asked: whether a signal asked the run to stop.
-    """
-
-    def __init__(self, context: PContext, signals: _Signals, store: TCPStore) -> None:
-        self.context, self.signals, self.store = context, signals, store
-        self.asked = False
-        self.ended: dict[int, int] = {}
-        self.forced: set[int] = set()
-        self.interrupts, self.warned = 0, False
-        self.failed_at = self.kill_at = math.inf
-        self.pids: dict[int, int] = {}
-
-    def run(self) -> None:
-        """Returns when all have ended."""
-        handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
-        self.running = {rank: handler.proc for rank, handler in handlers.items()}
-        self.pids = {rank: process.pid for rank, process in self.running.items()}
-        while self.running:
-            self._pass_on()
-            self._hurry()
-            time.sleep(POLL_S)
-            self._collect()
-
-    def _pass_on(self) -> None:
-        for number in self.signals.take():
-            self.asked = True
-            self.interrupts += number == signal.SIGINT
-            if self.interrupts > 2:
-                self._kill()
-            else:
-                self._send(signal.SIGTERM if number == getattr(signal, "SIGHUP", None) else number)
-            patience = STOP_S if self.interrupts < 2 else PEERS_S
-            self.kill_at = min(self.kill_at, time.monotonic() + patience)
-
-    def _collect(self) -> None:
-        for rank, process in list(self.running.items()):
-            if process.poll() is not None:
-                del self.running[rank]
-                self.ended[rank] = process.returncode
-                if process.returncode < 0 and rank not in self.forced and not self.asked:
-                    self._accuse(rank, signal.Signals(-process.returncode).name)
-        if any(self.ended.values()):
-            self.failed_at = min(self.failed_at, time.monotonic())
-
-    def _hurry(self) -> None:
-        """Once one has failed, the others notice within a moment, or wait for it in vain and must be ended."""
-        now = time.monotonic()
-        if now > self.failed_at + PEERS_S / 2 and not self.asked:
-            self._accuse_absent()
-        if now > self.kill_at:
-            self._kill()
-        elif now > self.failed_at + PEERS_S and not self.warned:
-            self.warned = True
-            self._send(signal.SIGTERM)
-            self.forced |= set(self.running)
-            self.kill_at = min(self.kill_at, now + PEERS_S)
-
-    def _accuse_absent(self) -> None:
-        """A rank that failed before it had joined the others could not tell them, and they wait for it."""
-        known = (0, Diverged.exit_status, Interrupted.exit_status)
-        failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
-        if failed and self.running and not self.store.check([AGREED]) and read_post(self.store, failed[0]) is None:
-            rank, status = failed[0], self.ended[failed[0]]
-            did = f"ended with status {status} before it had joined the others"
-            accuse(self.store, rank, f"Rank {rank} (process {self.pids[rank]}) {did}.")
-
-    def _accuse(self, rank: int, name: str) -> None:
-        """A rank that was killed cannot say so itself; the others then learn it, and need not wait for it."""
-        post = read_post(self.store, rank)
-        memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
-        place = f", last heard of in {post.place}" if post else " before it had joined the others"
-        accuse(self.store, rank, f"Rank {rank} (process {self.pids[rank]}) was ended by {name}{memory}{place}.")
-
-    def _send(self, number: int) -> None:
-        for process in self.running.values():
-            process.send_signal(number)
-
-    def _kill(self) -> None:
-        self._send(signal.SIGKILL)
-        self.forced |= set(self.running)
-
-
 def _status(ended: dict[int, int], forced: set[int]) -> int:
     own = [status for rank, status in ended.items() if status != 0 and rank not in forced]
     for known in (BadInput.exit_status, Diverged.exit_status):
         if known in own:
             return known
-    stopped = {Interrupted.exit_status, *(-number for number in _FORWARDED)}
+    stopped = {Interrupted.exit_status, *(-number for number in FORWARDED)}
     if Interrupted.exit_status in own and stopped.issuperset(own):
         return Interrupted.exit_status  # the checkpoint is there; a repeated signal met a rank on its way out
     failed = own or [status for status in ended.values() if status != 0]
     return max(failed[0], 1) if failed else 0
 
 
-def _tell(watch: _Watch, status: int, logs: Path) -> None:
+def _tell(watch: Watch, status: int, logs: Path) -> None:
     """What went wrong: the end of the log of the rank at fault, and the verdict on it; else what failed ranks said."""
     ended, forced = watch.ended, watch.forced
     if status in FINAL and ended[0] == status:
         return
-    verdict = read_verdict(watch.store)
+    verdict = asked(lambda: read_verdict(watch.store), None)
     if verdict and verdict.stopped and status != Interrupted.exit_status:
         verdict = None  # a rank was told to stop because another one had failed
     if status != Interrupted.exit_status:
@@ -347,12 +241,12 @@ def _tell(watch: _Watch, status: int, logs: Path) -> None:
             if killed:
                 name, names = signal.Signals(-code).name, ", ".join(map(str, killed))
                 print(f"ptymesh: rank {names} was ended by {name} because it did not end by itself.", file=sys.stderr)
-    if verdict is None and watch.store.check([AGREED]):
+    if verdict is None and asked(lambda: watch.store.check([AGREED]), False):
         return
     told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
     for rank in told[:TAILS]:
         path = logs / f"rank{rank}.txt"
-        if rank and path.exists() and path.stat().st_size:
+        if rank and path.is_file() and path.stat().st_size:
             tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
             print(f"--- rank {rank} (all of it in {path})", *tail, sep="\n", file=sys.stderr)
     if verdict is not None:
@@ -363,7 +257,7 @@ def tidy(logs: Path, ranks: int, status: int = 0) -> None:
     """Remove the files of ranks that said nothing; once all went well, those that an earlier run on more ranks left."""
     for path in logs.glob("rank*.txt") if logs.is_dir() else ():
         number = path.stem.removeprefix("rank")
-        if number.isdecimal() and (path.stat().st_size == 0 if int(number) < ranks else status == 0):
+        if number.isdecimal() and path.is_file() and (path.stat().st_size == 0 if int(number) < ranks else status == 0):
             path.unlink()
     with suppress(OSError):  # there are others, or it was never made
         logs.rmdir()

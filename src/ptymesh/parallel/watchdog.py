@@ -333,7 +333,8 @@ class Watchdog(threading.Thread):
     def _without_store(self, error: Exception) -> Verdict:
         """This rank reaches nobody any more."""
         said = " ".join(str(error).split())[:100]
-        sentence = f"The store of the run has gone, and rank 0 or the launcher, which kept it, with it ({said})."
+        whose = "the launcher" if kept_by_launcher() else "rank 0"
+        sentence = f"Rank {self.rank} has lost {whose}, which keeps the store of the run ({said})."
         return Verdict(0, sentence, told=False)
 
     def _explained(self) -> Verdict | None:

@@ -145,7 +145,9 @@ def _filled(path: Path, holder: Holder, how: int = os.O_CREAT | os.O_EXCL) -> in
     file = os.open(path, os.O_RDWR | how, 0o666)
     try:
         advise(file)
-        os.write(file, json.dumps(asdict(holder)).encode() + b"\n")
+        text = json.dumps(asdict(holder)).encode() + b"\n"
+        while text:
+            text = text[os.write(file, text) :]
         os.fsync(file)
     except BaseException:
         os.close(file)
