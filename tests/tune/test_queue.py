@@ -16,12 +16,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from ptymesh.files import machine
 from ptymesh.tune import lock as locks
 from ptymesh.tune import queue as module
 from ptymesh.tune.lock import lock_of
 from ptymesh.tune.offered import need_optuna
 from ptymesh.tune.options import Tuning
-from ptymesh.tune.queue import BEAT, DRAWN, RELEASED, RETRY_OF, WORKER, Queue, lives, machine, myself
+from ptymesh.tune.queue import BEAT, DRAWN, RELEASED, RETRY_OF, WORKER, Queue, lives, myself
 from ptymesh.tune.sampling import Drawing, suggest
 from ptymesh.tune.space import Space
 from ptymesh.tune.storage import open_storage

@@ -18,16 +18,15 @@ Life        A worker counts up `beat` of its trial. On its own machine it is giv
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from ptymesh.files import machine
 from ptymesh.tune.offered import quiet
 
 #: User attributes of trials.
@@ -44,12 +43,6 @@ RETRY_OF, RELEASED, DRAWN, WORKER, BEAT, DEATHS, INDEX = (
 SILENT = 6
 #: How often a trial whose worker died is tried again.
 RETRIES = 1
-
-
-def machine() -> str:
-    """This machine, and the process numbers that are valid here: containers may share a name."""
-    namespace = Path("/proc/self/ns/pid")
-    return f"{platform.node()} {namespace.stat().st_ino if namespace.exists() else ''}".strip()
 
 
 def myself() -> dict[str, Any]:
