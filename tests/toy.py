@@ -25,13 +25,13 @@ class Toy:
     model: Model
     truth: Estimate
 
-    def problem(self, world: World | None = None, layout: str = "replicated", strict: bool = False) -> Problem:
+    def problem(self, world: World | None = None, layout: str = "replicated") -> Problem:
         """As one rank of `world` sees it."""
         world, scan = world or Solo(), self.measurement
         owners = (
             Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
         )
-        return Problem(self.model, scan, owners, self.truth.object.dtype, strict=strict)
+        return Problem(self.model, scan, owners, self.truth.object.dtype)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:
         """An object of ones, the true probe disturbed, positions disturbed by up to `position_error` px."""

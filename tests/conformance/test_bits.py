@@ -1,8 +1,8 @@
 """The number of ranks, threads or views in a chunk does not show in a single bit: engines of every family, in both
 layouts, positions refined, and resumed elsewhere.
 
-Runs are those of test_ranks.py, in single precision. Of windows of 32 x 32 that holds by default; those of 15 x 17,
-whose pixels do not fill the vector unit, are swept one view at a time by one thread, as `deterministic: true` asks for.
+Runs are those of test_ranks.py, in single precision. The pixels of windows of 15 x 17 do not fill the vector unit;
+those of 101 x 190 are many enough for torch to share them between threads.
 """
 
 import contextlib
@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from features import with_opr
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ptymesh.engines import ENGINES, LSQML, RPIE
+from ptymesh.engines import ENGINES, LSQML
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.parallel.world import Solo, World
@@ -63,11 +64,9 @@ WITH = {"opr": with_opr}
 #: Regularisers of neighbouring pixels are summed at the borders of tiles in floats (docs/same-answer.md).
 REPLICATED = ("total variation",)
 WINDOWS = {"coarse to fine": [(32, 32), (24, 28)], "interior views": [(32, 32)]}
-
-
-def views_of(window: tuple[int, int]) -> int:
-    """Fewer of the windows that are swept one at a time, which take longer."""
-    return 25 if window == (15, 17) else 41
+LARGE = (101, 190)
+#: Scans of few views: so many, and blocks a side of the object that they need.
+FEW = {(15, 17): {"views": 25}, LARGE: {"views": 12, "blocks": 7}}
 
 
 @contextlib.contextmanager
@@ -78,6 +77,27 @@ def threads_set(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(1)
+
+
+class Forbidding(TorchDispatchMode):
+    """Fails where torch is asked for what rounds by an element's place in its array, or by threads."""
+
+    def __torch_dispatch__(self, asked: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = asked.__name__.partition(".")[0].rstrip("_")
+        arrays = [a for a in args if isinstance(a, torch.Tensor) and a.numel() > 1]
+        complexes = [a for a in arrays if a.is_complex()]
+        power = args[1] if name == "pow" else None
+        assert not (
+            (name in ("mul", "addcmul") and len(complexes) > 1)
+            or (name == "div" and len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].is_complex())
+            or (name in ("angle", "sgn", "lerp", "reciprocal") and complexes)
+            or (name == "atan2" and arrays)
+            or (name == "pow" and not (isinstance(power, int | float) and power in (-2, -1, 0, 0.5, 1, 2, 3)))
+            or (name == "abs" and complexes and not args[0].is_contiguous())
+            or (name in ("dot", "vdot", "mm", "bmm", "mv", "addmm") and args[0].numel() > 1000)
+            or (name in ("sum", "mean") and asked(*args, **(kwargs or {})).numel() == 1 and args[0].numel() > 1 << 15)
+        ), f"{asked} of {[tuple(a.shape) for a in arrays]} rounds by place or threads (ptymesh.physics.elementwise)"
+        return asked(*args, **(kwargs or {}))
 
 
 def unrounded(bounds: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,11 +128,11 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
     sums without rounding; less, powers of two that terms are expected to be smaller."""
     engine, case, stage = RUNS[run]
     dtype = torch.complex128 if how.get("double") else torch.complex64
-    toy = make(views=views_of(window), window=window, dtype=dtype, **case)
+    toy = make(window=window, dtype=dtype, **{"views": 41, **case, **FEW.get(window, {})})
     options = {"epochs": 3, "batch": 9, "fidelity": toy.model.fidelity, **stage}
     if ENGINES[engine].model_fields["batch"].annotation is type(None):
         del options["batch"]
-    problem = toy.problem(world, layout, strict=window == (15, 17))
+    problem = toy.problem(world, layout)
     problem.chunk_limit = how.get("chunk", 0)
     start = toy.start(position_error=0.5)
     state = RunState(share(WITH.get(run, lambda e: e)(start), problem))
@@ -169,6 +189,32 @@ def test_threads_and_chunks(run: str) -> None:
     same_bits(one, outcome(Solo(), run, window, threads=3, chunk=1))
 
 
+@pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
+def test_windows_that_are_shared_between_threads(run: str) -> None:
+    one = outcome(Solo(), run, LARGE)
+    same_bits(one, outcome(Solo(), run, LARGE, threads=2))
+    same_bits(one, outcome(Solo(), run, LARGE, threads=3, chunk=1))
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
+def test_what_rounds_by_its_place_is_not_asked_for(run: str) -> None:
+    """Neither of torch by ptymesh, nor by what torch differentiates."""
+    with Forbidding():
+        outcome(Solo(), run, (15, 17))
+
+
+def test_what_rounds_by_its_place_is_noticed() -> None:
+    x = torch.ones(40, dtype=torch.complex64)
+    for asked in (
+        lambda: x * x,
+        lambda: x.angle(),
+        lambda: x.real**0.3,
+        lambda: torch.vdot(x.repeat(30), x.repeat(30)),
+    ):
+        with pytest.raises(AssertionError, match="rounds by"), Forbidding():
+            asked()
+
+
 def test_terms_that_are_larger_than_expected(ranks) -> None:  # type: ignore[no-untyped-def]
     """The batch is done again on all ranks alike; terms beyond everything end the run."""
     wanted, one = outcome(Solo(), "lsqml", (32, 32)), outcome(Solo(), "lsqml", (32, 32), less=20)
@@ -222,23 +268,3 @@ def test_resumed_on_another_number_of_ranks(ranks, tmp_path: Path) -> None:  # t
     ranks(3, resumed, tmp_path / "half", 8)
     for other in ranks(2, resumed, tmp_path / "half", None):
         same_bits(whole, other)
-
-
-def test_threads_share_no_array() -> None:
-    """Where vectors end depends on how many share an array; threads outside are left as they are."""
-    seen = []
-
-    class Watching(RPIE):
-        def step(self, problem, estimate, batch) -> None:  # type: ignore[no-untyped-def]
-            seen.append(torch.get_num_threads())
-            super().step(problem, estimate, batch)
-
-    toy = make()
-    torch.set_num_threads(2)
-    try:
-        for strict in (True, False):
-            Loop(toy.problem(strict=strict), RunState(toy.start()), [Watching(epochs=1, batch=40)]).run()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-    assert seen == [1, 2]

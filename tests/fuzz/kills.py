@@ -35,7 +35,6 @@ from ptymesh import kernels  # noqa: E402
 EPOCHS = 8
 RECIPE = f"""
 data: {{path: scan.cxi}}
-deterministic: true
 stages: [{{engine: rpie, epochs: {EPOCHS}, batch: 5, positions: true}}]
 output: {{figures: FIGURES, checkpoint_every: 1}}
 """

@@ -55,13 +55,11 @@ def moved(value: Any, device: Pretended) -> Any:
     return replace(value, **{name: device.far(tensor) for name, tensor in tensors.items()})
 
 
-def problem_on(
-    device: Pretended, toy: Toy, passes: Passes, layout: str = "replicated", strict: bool = False
-) -> Problem:
+def problem_on(device: Pretended, toy: Toy, passes: Passes, layout: str = "replicated") -> Problem:
     """The toy as a rank with this device sees it, three views at a time."""
     world, scan = Solo(DEVICE), toy.measurement
     owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
-    problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype, strict=strict)
+    problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype)
     problem.passes, problem.chunk_limit = passes, 3
     return problem
 
@@ -142,11 +140,11 @@ def test_nor_with_tiles(device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12)), "rpie", Passes(), "tiled", positions=True)
 
 
-def test_exact_sums_do_not_wait_either(device: Pretended) -> None:
+def test_whole_positions_do_not_wait_either(device: Pretended) -> None:
     toy = make(views=8, window=(8, 12), subpixel="none")
-    state = run(problem_on(device, toy, GpuPasses(), strict=True), moved(toy.start(), device), "rpie")
+    state = run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), "rpie")
     assert within_epochs(device) == []
-    wanted = run_here(toy, "rpie", strict=True)
+    wanted = run_here(toy, "rpie")
     for name in ("object", "probe"):
         assert relative(getattr(state.estimate, name).here, getattr(wanted, name)) < 1e-12
 
@@ -246,9 +244,9 @@ def compare(
     assert relative(state.estimate.object.here, wanted.object) < 1e-7  # type: ignore[attr-defined]
 
 
-def run_here(toy: Toy, engine: str, strict: bool = False, **options: Any) -> Any:
+def run_here(toy: Toy, engine: str, **options: Any) -> Any:
     """The estimate that the host ends with."""
     with torch.utils._python_dispatch._disable_current_modes():
-        problem = toy.problem(strict=strict)
+        problem = toy.problem()
         problem.chunk_limit = 3
         return run(problem, toy.start(), engine, **options).estimate

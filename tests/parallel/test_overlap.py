@@ -72,32 +72,30 @@ class Told:
             yield chunk
 
 
-def gradients(world: World, layout: str, exact: bool) -> dict[str, Any]:
+def gradients(world: World, layout: str) -> dict[str, Any]:
     toy = make(views=60, modes=2, blocks=8)
-    problem = toy.problem(world, layout, exact)
+    problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     problem.chunk_limit = 4
     told = Told(problem)
-    with problem.arithmetic():
-        s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
+    s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
     out = torch.zeros_like(e.object)
     problem.add(out, s.object)
     world.__dict__.pop("post")
     return {"object": problem.layout.whole(out, e).numpy(), "probe": s.probe.numpy(), "events": told.events}
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_border_travels_while_the_interior_is_swept(ranks: Any, size: int, exact: bool) -> None:
-    expected = gradients(Solo(), "replicated", exact)
+def test_the_border_travels_while_the_interior_is_swept(ranks: Any, size: int) -> None:
+    expected = gradients(Solo(), "replicated")
     assert set(expected["events"]) == {"border"}, "a rank alone keeps the plain order"
-    for one in ranks(size, gradients, "tiled", exact):
+    for one in ranks(size, gradients, "tiled"):
         events = one["events"][: one["events"].index("wait")]
         at = events.index("post")
         assert set(events[:at]) <= {"border"} and set(events[at + 1 :]) == {"interior"}
         for name in ("object", "probe"):
-            assert relative(one[name], expected[name]) <= (0 if exact else 1e-13)
+            assert relative(one[name], expected[name]) == 0
 
 
 def test_views_in_the_order_of_the_batch(ranks: Any) -> None:
@@ -117,10 +115,10 @@ def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
     return problem.of_batch(batch, parts, 1)[:, 0].numpy(), batch.views
 
 
-def retried(world: World, name: str, first: bool, fails: bool, exact: bool) -> dict[str, Any]:
+def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]:
     """Two steps; in the second, memory runs out on the last rank in the first interior chunk."""
     toy = make(views=60, window=(32, 32), blocks=8)
-    problem = toy.problem(world, "tiled", exact)
+    problem = toy.problem(world, "tiled")
     problem.chunk_limit = 4
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
@@ -147,16 +145,13 @@ def retried(world: World, name: str, first: bool, fails: bool, exact: bool) -> d
     }
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", ["rpie", "lsqml"])
-def test_memory_runs_out_while_the_border_travels(ranks: Any, name: str, first: bool, exact: bool) -> None:
+def test_memory_runs_out_while_the_border_travels(ranks: Any, name: str, first: bool) -> None:
     """The step is taken again with smaller chunks; what was sent is not sent again, and what came is not lost."""
-    for one, other in zip(
-        ranks(3, retried, name, first, True, exact), ranks(3, retried, name, first, False, exact), strict=True
-    ):
+    for one, other in zip(ranks(3, retried, name, first, True), ranks(3, retried, name, first, False), strict=True):
         for what in ("object", "probe"):
-            assert relative(one[what], other[what]) <= (0 if exact else 1e-12)
+            assert relative(one[what], other[what]) == 0
         assert one["sent"] == other["sent"] and other["limit"] == 4
     assert one["limit"] == 2
 

@@ -47,12 +47,16 @@ def test_a_tilt_reaches_model_and_result() -> None:
     assert relative(tilted.object, straight.object) > 1e-4
 
 
-def test_deterministic_is_an_option_and_in_the_result(tmp_path: Path) -> None:
-    exact, plain = (pm.reconstruct(scan(), pm.RPIE(epochs=2, batch=9), deterministic=d) for d in (True, False))
-    assert np.array_equal(exact.object, plain.object), "windows of 32 x 32 need no one thread"
-    exact.save(tmp_path / "result.h5")
-    assert pm.Result.load(tmp_path / "result.h5").attrs["deterministic"] and not plain.attrs["deterministic"]
-    assert Recipe.parse({"data": {"path": "scan.cxi"}, "deterministic": True}).deterministic
+def test_deterministic_is_no_option_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Recipes of version 0.1 hold it."""
+    for value in (True, False):
+        recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "deterministic": value})
+        assert "deterministic" not in recipe.to_yaml()
+        assert capsys.readouterr().err == (
+            "ptymesh: deterministic is no option any more: every run ends with the same bits; leave it out.\n"
+        )
+    with pytest.raises(pm.BadInput, match="deterministic"):
+        Recipe.parse({"data": {"path": "scan.cxi"}, "deterministic": "sometimes"})
 
 
 def test_an_engine_s_memory_is_kept_between_calls() -> None:

@@ -27,6 +27,7 @@ from ptymesh.engines.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.regularisers import REGULARISERS, Density
 from ptymesh.engines.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.problem import Batch, Problem
 
 
@@ -103,7 +104,7 @@ class Autodiff(Engine):
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
         if self.parametrisation == "phase":
-            phase = estimate.object.angle()
+            phase = phase_of(estimate.object)
             estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
         if self.regularisers:
             self.state["covered"] = covered(estimate)
@@ -150,7 +151,7 @@ class Autodiff(Engine):
             if name == "object":
                 whole = self.parametrisation == "complex"
                 departs = estimate.object - 1 if self.from_vacuum else estimate.object
-                found[name] = real(departs) if whole else estimate.object.angle()
+                found[name] = real(departs) if whole else phase_of(estimate.object)
             elif name == "amplitude":
                 found[name] = estimate.object.abs() - 1
             elif name in ("positions", "slice_spacing", "tilt"):
@@ -170,7 +171,7 @@ class Autodiff(Engine):
                 elif found.data_ptr() != obj.data_ptr():  # it has not been moved where it is
                     obj.copy_(found)
             else:
-                phase = leaves["object"] if "object" in leaves else obj.angle()
+                phase = leaves["object"] if "object" in leaves else phase_of(obj)
                 kept = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()
                 obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else kept, phase))
         for name in leaves.keys() & {"probe", "opr", "weights"}:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import passes_for
+from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.model import Model, power
 from ptymesh.physics.passes import Adjoints
 from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
@@ -112,7 +113,9 @@ class _Intensities(torch.autograd.Function):
             found["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
         if by_fractions:
             moved = [model.position_derivative(obj, chunk.anchors, fractions, scene, axis) for axis in (0, 1)]
-            found["fractions"] = torch.stack([(d.conj() * waves).real.sum((1, 2, 3)) for d in moved], dim=1)
+            found["fractions"] = torch.stack([over_window(overlap(d, waves)).sum(1) for d in moved], dim=1).to(
+                fractions.dtype
+            )
         if by_weights:
             to_probes = model.scene_adjoint(scene, waves)[1]
             found["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)

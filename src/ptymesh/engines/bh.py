@@ -30,6 +30,7 @@ from ptymesh.engines.descent import Descent, Move, apply
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import Direction, exit_jet
+from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.model import power
 from ptymesh.problem import Batch, Chunk, Problem
 
@@ -131,19 +132,19 @@ def second_order(
     gradient = model.detect_adjoint(detected * slope[:, None], chunk.fractions)
     waves = [problem.detect(chunk, jet.first[a]) for a in range(len(directions))]
     changes = [2 * _product(detected, wave) for wave in waves]
-    first = torch.stack([(slope * change).sum((1, 2), dtype=torch.float64) for change in changes], dim=1)
+    first = torch.stack([over_window(slope * change) for change in changes], dim=1)
     second = first.new_zeros(len(S), len(waves), len(waves))
     for a in range(len(waves)):
         for c in range(a, len(waves)):
             terms = 2 * slope * _product(waves[a], waves[c]) + curvature * changes[a] * changes[c]
             terms = terms + 2 * _product(gradient, jet.second[a, c])
-            second[:, a, c] = second[:, c, a] = terms.sum((1, 2), dtype=torch.float64)
+            second[:, a, c] = second[:, c, a] = over_window(terms)
     return first, second
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Re sum_m conj(a_m) b_m, (B, h, w)."""
-    return (torch.view_as_real(a) * torch.view_as_real(b)).sum((1, -1))
+    return overlap(a, b).sum(1)
 
 
 def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:

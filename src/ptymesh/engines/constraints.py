@@ -16,9 +16,11 @@ from torch import Tensor
 from ptymesh.engines import waves
 from ptymesh.engines.base import Engine, Limits, Smooth, Support
 from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import phase as phase_of
+from ptymesh.physics.elementwise import times
 from ptymesh.physics.modes import mixed, orthogonalising
 from ptymesh.physics.propagate import fft, ifft
-from ptymesh.physics.rounding import times, total_of
+from ptymesh.physics.rounding import total_of
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 
@@ -118,7 +120,7 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
         along = torch.where(both, times(first.conj(), second), 0)
         sums += [along.real, along.imag]
-    gradient = torch.angle(torch.view_as_complex(problem.layout.totals(estimate, *sums).view(2, 2))).tolist()
+    gradient = phase_of(torch.view_as_complex(problem.layout.totals(estimate, *sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]
     corner = [m - c for m, c in zip(middle, estimate.corner, strict=True)]
     ramp = _ramp(estimate.object, gradient, -1.0, corner)
@@ -156,7 +158,7 @@ def limit_amplitude(obj: Tensor, limits: Limits) -> None:
 
 def limit_phase(obj: Tensor, limits: Limits) -> None:
     """arg O (rad, in -pi to pi) into the limits, amplitude kept, in place."""
-    phase = torch.angle(obj)
+    phase = phase_of(obj)
     bounded = phase.clamp(limits.low, limits.high)
     obj.copy_(torch.where(bounded == phase, obj, torch.polar(obj.abs(), bounded)))
 

@@ -25,6 +25,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched, product
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
+from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.model import power
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
@@ -85,7 +86,7 @@ class Descent(Engine):
             accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
             curves = (2 * S * slope**2, 2 * S * slope**3, bend)
-            terms.add(torch.stack([t.sum((1, 2), dtype=torch.float64) for t in curves], dim=1))
+            terms.add(torch.stack([over_window(t) for t in curves], dim=1))
         s = accumulator.total(terms)
         alpha = _newton(*s.others[0])
         for steps in (problem.position_steps, problem.weight_steps):

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ptymesh.engines.registry import Registry
 from ptymesh.physics import fidelity
+from ptymesh.physics.elementwise import over_window, raised
 from ptymesh.physics.fidelity import DARK, Data, Fidelity
 
 PixelLoss = Callable[[Tensor, Tensor], Tensor]
@@ -81,7 +82,7 @@ class OfFidelity:
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Loss, sum y, sum y^2."""
-        terms = (fidelity.value(self.kind, S, data), _per_view(data.y), _per_view(data.y.square()))
+        terms = (fidelity.value(self.kind, S, data), over_window(data.y), over_window(data.y.square()))
         return torch.stack(terms, dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
@@ -103,20 +104,20 @@ class NRMSE:
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """2 (I^p - y^p) p I^(p - 1)."""
         I, p = data.intensity(S).clamp(min=DARK), self.power
-        slopes = 2 * p * (I**p - data.y**p) * I ** (p - 1)
+        slopes = 2 * p * (raised(I, p) - raised(data.y, p)) * raised(I, p - 1)
         return torch.where(data.good, slopes, slopes.new_zeros(()))
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Q, n, sum y, sum y^p, sum y^2p."""
-        raised = data.y**self.power
-        misfit = torch.where(data.good, data.intensity(S) ** self.power - raised, raised.new_zeros(()))
-        terms = (misfit.square(), data.good.to(S.dtype), data.y, raised, raised.square())
-        return torch.stack([_per_view(t) for t in terms], dim=1)
+        powers = raised(data.y, self.power)
+        misfit = torch.where(data.good, raised(data.intensity(S), self.power) - powers, powers.new_zeros(()))
+        terms = (misfit.square(), data.good.to(S.dtype), data.y, powers, powers.square())
+        return torch.stack([over_window(t) for t in terms], dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
-        Q, n, counts, raised, squares = sums.clamp(min=torch.finfo(sums.dtype).tiny)
-        mean = raised / n
+        Q, n, counts, powers, squares = sums.clamp(min=torch.finfo(sums.dtype).tiny)
+        mean = powers / n
         curvature = 4 * self.power**2 * squares / counts
         return Summary((Q / n).sqrt() / mean, 2 * (Q * n).sqrt() * mean, curvature, counts)
 
@@ -140,7 +141,7 @@ class OfFunction:
         """Loss, sum y."""
         with torch.no_grad():
             terms = self._terms(data.intensity(S).clamp(min=DARK), data)
-        return torch.stack((_per_view(terms), _per_view(data.y)), dim=1)
+        return torch.stack((over_window(terms), over_window(data.y)), dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
         """See the table above."""
@@ -166,7 +167,7 @@ class WithAverage:
         self.loss, self.terms = loss, loss.terms
         I = I.clamp(min=DARK)
         self.average_slope = torch.where(n > 0, weight * (1 - torch.sqrt(y / I)), 0.0)
-        self.misfit = weight * (I.sqrt() - y.sqrt()).square().sum()
+        self.misfit = weight * over_window((I.sqrt() - y.sqrt()).square())
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """The loss's, and d misfit / d I_j = weight (1 - sqrt(<y> / <I>)), the same in all views."""
@@ -180,11 +181,6 @@ class WithAverage:
         """The loss's, with the misfit in its value."""
         summary = self.loss.summary(sums)
         return summary._replace(value=summary.value + self.misfit / summary.divisor)
-
-
-def _per_view(terms: Tensor) -> Tensor:
-    """Rows in the terms' own precision, then all in double."""
-    return terms.sum(-1).sum(-1, dtype=torch.float64)
 
 
 def _above_zero(sums: Tensor) -> Tensor:

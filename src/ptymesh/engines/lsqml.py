@@ -28,6 +28,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.layout import Touched
+from ptymesh.physics.elementwise import means
 from ptymesh.problem import Batch, Problem, Sums, Swept
 
 
@@ -79,7 +80,7 @@ class LSQML(Engine):
         d_object = problem.touched(direction, found)
         systems = problem.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
         a, b = self._solve(systems)
-        by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), b.mean().to(problem.real)
+        by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), means(b).to(problem.real)
         if self.order == "compact":
             problem.add(self.state["pending"], by_object * d_object)
             problem.add(estimate.probe, by_probe * len(batch.views) / problem.views * d_probe)
@@ -116,8 +117,8 @@ class LSQML(Engine):
         """Steps a, b (B,) from (B, 5), real, not negative, shortened."""
         a11, a22, a12, b1, b2 = systems.unbind(1)
         tiny = torch.finfo(systems.dtype).tiny
-        a11 = a11 + self.damping * a11.mean() + tiny
-        a22 = a22 + self.damping * a22.mean() + tiny
+        a11 = a11 + self.damping * means(a11) + tiny
+        a22 = a22 + self.damping * means(a22) + tiny
         if self.coupled:
             determinant = (a11 * a22 - a12**2).clamp(min=tiny)
             a, b = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
@@ -178,4 +179,4 @@ def _friction(problem: Problem, estimate: Estimate, update: Tensor, earlier: lis
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
     """Mean of (B,) without the trim/2 lowest and the trim/2 highest fractions."""
     cut = int(len(values) * trim / 2)
-    return values.sort().values[cut : len(values) - cut].mean()
+    return means(values.sort().values[cut : len(values) - cut])

@@ -16,6 +16,7 @@ from torch import Tensor
 from ptymesh.engines import waves
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Problem
 
@@ -47,7 +48,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, start: Ten
     if options.affine:
         displacement = affine_part(estimate.nominal, displacement)
     if options.drift:
-        displacement = displacement - displacement.mean(0)
+        displacement = displacement - means(displacement)
     estimate.positions.copy_(estimate.nominal + displacement)
     if options.gain == "auto":
         _adapt(engine, estimate.positions - start)
@@ -67,7 +68,7 @@ def _adapt(engine: Engine, move: Tensor) -> None:
 
 def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
     """Least-squares fit of displacements (N, 2) by an affine function of nominal positions (N, 2)."""
-    centred = nominal - nominal.mean(0)
+    centred = nominal - means(nominal)
     design = torch.cat((centred / centred.abs().max().clamp(min=1.0), torch.ones_like(centred[:, :1])), dim=1)
     solution = torch.linalg.lstsq(design.cpu(), displacement.cpu(), driver="gelsd").solution
     return (design[:, :, None] * solution.to(design.device)).sum(1)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.registry import Registry
+from ptymesh.physics.elementwise import phase
 
 Density = Callable[[Tensor], Tensor]
 
@@ -70,7 +71,7 @@ def smoothness(obj: Tensor) -> Tensor:
 @register("sparsity")
 def sparsity(obj: Tensor) -> Tensor:
     """|arg O|."""
-    return _rounded(torch.angle(obj).square())
+    return _rounded(phase(obj).square())
 
 
 def _squared(x: Tensor) -> Tensor:

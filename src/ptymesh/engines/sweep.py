@@ -20,6 +20,7 @@ from torch import Tensor
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
 from ptymesh.parallel.exact import Tally
+from ptymesh.physics.elementwise import means
 from ptymesh.physics.model import Scene, inner, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
@@ -102,7 +103,7 @@ class Sweep:
             steps[:] = [(views, step / c) for views, step in steps]
         problem.last = replace(sums, opr=sums.opr / c)
         parts = {}
-        rms = (2 * real(estimate.probe).square().mean()).sqrt()
+        rms = (2 * means(real(estimate.probe).square().flatten())).sqrt()
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
             if name in self.wanted and len(field):
                 parts[name] = Part(real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms)

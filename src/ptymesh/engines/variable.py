@@ -17,6 +17,7 @@ from torch import Tensor
 from ptymesh.engines.base import ProbeUpkeep
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Problem
 
@@ -51,7 +52,7 @@ def after_epoch(problem: Problem, estimate: Estimate) -> None:
     weights[:, 0] /= mean
     estimate.probe *= mean
     if len(estimate.opr):
-        constant = weights[:, 1:].mean(0)
+        constant = means(weights[:, 1:])
         estimate.probe[0] += torch.view_as_complex(
             (constant[:, None, None, None] * torch.view_as_real(estimate.opr)).sum(0)
         )

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import times
 from ptymesh.physics.modes import mixed
-from ptymesh.physics.rounding import times
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 

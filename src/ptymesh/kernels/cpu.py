@@ -34,6 +34,7 @@ from ptymesh.kernels.fused import Beams, FusedScene, corners, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
+from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Task
@@ -393,8 +394,8 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     window = window_of(spectrum)
     ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
     if axis >= 0:
-        ramps = ramps * (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype)
-    return ifft(ramps[:, None] * spectrum)
+        ramps = times(ramps, (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype))
+    return ifft(times(ramps[:, None], spectrum))
 
 
 def _amplitudes(chunk: Chunk) -> np.ndarray[Any, Any]:

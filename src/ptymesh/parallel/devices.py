@@ -221,19 +221,14 @@ class Later:
 
 
 @contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Where threads share an array, which pixels the vector unit computes depends on their number; one thread has all.
-
-    Does nothing unless `wanted`.
-    """
+def one_thread() -> Iterator[None]:
+    """Torch shares large sums and decompositions between threads, and how many these are shows in the last bit."""
     threads = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if wanted:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
 
 
 def visible_gpus() -> list[str]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import views
+from ptymesh.physics.elementwise import overlap, times
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.propagate import apply_kernel, fft, frequencies, ifft
 
@@ -40,13 +41,13 @@ class Jet:
         second: dict[tuple[int, int], Tensor] = {}
         for x, y in ((self, other), (other, self)):
             for i, x_i in x.first.items():
-                _add(first, i, x_i * y.value)
+                _add(first, i, times(x_i, y.value))
             for ik, x_ik in x.second.items():
-                _add(second, ik, x_ik * y.value)
+                _add(second, ik, times(x_ik, y.value))
         for i, x_i in self.first.items():
             for k, y_k in other.first.items():
-                _add(second, _pair(i, k), x_i * y_k * _times(i, k))
-        return Jet(self.value * other.value, first, second)
+                _add(second, _pair(i, k), times(x_i, y_k) * _twice(i, k))
+        return Jet(times(self.value, other.value), first, second)
 
     def through(self, operator: Callable[[Tensor], Tensor]) -> Jet:
         """A linear operator applied to all of it."""
@@ -65,12 +66,12 @@ class Jet:
         x = self.through(fft)
         first, second = dict(x.first), dict(x.second)
         for i, rate in rates.items():
-            _add(first, i, rate * x.value)
+            _add(first, i, times(rate, x.value))
             for k, x_k in x.first.items():
-                _add(second, _pair(i, k), rate * x_k * _times(i, k))
+                _add(second, _pair(i, k), times(rate, x_k) * _twice(i, k))
             for k, other in rates.items():
                 if i <= k:
-                    _add(second, (i, k), rate * other * x.value)
+                    _add(second, (i, k), times(times(rate, other), x.value))
         return Jet(x.value, first, second).through(ifft)
 
 
@@ -82,7 +83,7 @@ def _pair(i: int, k: int) -> tuple[int, int]:
     return min(i, k), max(i, k)
 
 
-def _times(i: int, k: int) -> int:
+def _twice(i: int, k: int) -> int:
     """Terms like x_i y_k count once for the pair (i, k) and once for (k, i), which are one where i = k."""
     return 2 if i == k else 1
 
@@ -146,7 +147,7 @@ def _windows(
     for i, dp in moves.items():
         first[i] = first[i] + slid(obj, dp)
         for k, d in directions.items():
-            _add(second, _pair(i, k), slid(d.object, dp) * _times(i, k))
+            _add(second, _pair(i, k), slid(d.object, dp) * _twice(i, k))
         for k, other in moves.items():
             if i <= k:
                 mixed = (dp[:, 0] * other[:, 1] + dp[:, 1] * other[:, 0])[:, None, None, None]
@@ -164,7 +165,7 @@ def exit_polynomial(model: Model, scene: Scene, probes: Tensor, windows: Tensor)
         if index:
             coefficients = [_to_next(model, c) for c in coefficients]
         window, change = scene.windows[:, index, None], windows[:, index, None]
-        unchanged, changed = [c * window for c in coefficients], [c * change for c in coefficients]
+        unchanged, changed = ([times(c, by) for c in coefficients] for by in (window, change))
         middle = [a + b for a, b in zip(unchanged[1:], changed[:-1], strict=True)]
         coefficients = [unchanged[0], *middle, changed[-1]]
     return coefficients
@@ -175,7 +176,7 @@ def power_polynomial(waves: Sequence[Tensor]) -> list[Tensor]:
     powers = [torch.zeros_like(waves[0][:, 0].real) for _ in range(2 * len(waves) - 1)]
     for i, a in enumerate(waves):
         for k, b in enumerate(waves[i:], start=i):
-            product = (torch.view_as_real(a) * torch.view_as_real(b)).sum((1, -1))
+            product = overlap(a, b).sum(1)
             powers[i + k] += product if i == k else 2 * product
     return powers
 

@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ptymesh.physics.elementwise import over_window
+
 Fidelity = Literal["amplitude", "poisson", "intensity"]
 
 #: Intensities (counts) below this are treated as this, so that I = 0 with y > 0 stays finite.
@@ -77,7 +79,7 @@ def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """d^2L/dI^2, (B, h, w)."""
     I = data.intensity(S).clamp(min=DARK)
     if kind == "amplitude":
-        curvatures = 0.5 * data.y.sqrt() * I**-1.5
+        curvatures = 0.5 * data.y.sqrt() / (I * I.sqrt())
     elif kind == "poisson":
         curvatures = data.y / I**2
     else:
@@ -111,8 +113,8 @@ def _poisson_step(S: Tensor, data: Data) -> Tensor:
         I = data.intensity(S * scale**2).clamp(min=DARK)
         dI, d2I = -2 * S * xi * scale, 2 * S * xi**2
         misfit = 1 - data.y / I
-        first = (misfit * dI).sum((-1, -2), keepdim=True)
-        second = (data.y * (dI / I) ** 2 + misfit * d2I).sum((-1, -2), keepdim=True)
+        first = _of_view(misfit * dI)
+        second = _of_view(data.y * (dI / I) ** 2 + misfit * d2I)
         alpha = (alpha - first / second.clamp(min=DARK)).clamp(0, 1)
     return 1 - alpha * xi
 
@@ -121,8 +123,8 @@ def _intensity_step(S: Tensor, data: Data) -> Tensor:
     """1 - alpha eta, eta = 2 (I - y), alpha the Newton step of the view's loss at 0."""
     difference = torch.where(data.good, data.intensity(S) - data.y, S.new_zeros(()))
     eta = 2 * difference
-    first = (2 * S * eta**2).sum((-1, -2), keepdim=True)
-    second = (8 * S**2 * eta**2 + 4 * S * eta**2 * difference).sum((-1, -2), keepdim=True)
+    first = _of_view(2 * S * eta**2)
+    second = _of_view(8 * S**2 * eta**2 + 4 * S * eta**2 * difference)
     alpha = torch.where(second > 0, first / second.clamp(min=DARK), first.new_zeros(()))
     return 1 - alpha * eta
 
@@ -136,5 +138,9 @@ def residual_terms(S: Tensor, data: Data) -> Tensor:
 
 
 def _per_view(terms: Tensor, good: Tensor) -> Tensor:
-    # rows in the terms' own precision, then rows in double: as exact as needed and six times faster than all in double
-    return torch.where(good, terms, terms.new_zeros(())).sum(-1).sum(-1, dtype=torch.float64)
+    return over_window(torch.where(good, terms, terms.new_zeros(())))
+
+
+def _of_view(terms: Tensor) -> Tensor:
+    """(B, 1, 1) in the terms' precision."""
+    return over_window(terms).to(terms.dtype)[:, None, None]

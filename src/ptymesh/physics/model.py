@@ -24,6 +24,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
+from ptymesh.physics.elementwise import over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Fidelity
 from ptymesh.physics.propagate import (
     Pair,
@@ -134,7 +135,7 @@ class Model:
             for share, mode in zip(weights[:, 1:].unbind(1), fft(opr) if fourier else opr, strict=True):
                 first = first + share[:, None, None] * mode
             modes = torch.cat((first[:, None], modes[:, 1:]), dim=1)
-        return ifft(modes * views.ramps(fractions, _window(probe))[:, None]) if fourier else modes
+        return ifft(times(modes, views.ramps(fractions, _window(probe))[:, None])) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
         """O_jl: object (L, H, W) -> (B, L, h, w)."""
@@ -146,8 +147,8 @@ class Model:
         """Waves through all slices."""
         incoming = [probes]
         for window in windows.unbind(1)[:-1]:
-            incoming.append(self._to_next(incoming[-1] * window[:, None]))
-        return Scene(windows, tuple(incoming), incoming[-1] * windows[:, -1, None])
+            incoming.append(self._to_next(times(incoming[-1], window[:, None])))
+        return Scene(windows, tuple(incoming), times(incoming[-1], windows[:, -1, None]))
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -190,8 +191,8 @@ class Model:
         """From chi on the exit waves to windows, sum_m conj(phi_lm) chi_lm (B, L, h, w), and probes (B, M, h, w)."""
         to_windows: list[Tensor] = []
         for index in range(len(scene.incoming) - 1, -1, -1):
-            to_windows.append((scene.incoming[index].conj() * chi).sum(1))
-            chi = scene.windows[:, index, None].conj() * chi
+            to_windows.append(times(scene.incoming[index].conj(), chi).sum(1))
+            chi = times(scene.windows[:, index, None].conj(), chi)
             if index:
                 chi = self._to_next_adjoint(chi)
         return torch.stack(to_windows[::-1], dim=1), chi
@@ -208,10 +209,10 @@ class Model:
     def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
         """<dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first."""
         ones = fractions.new_ones((len(fractions), 1))
-        parts = [(self.probes(probe, fractions, ones).conj() * to_probes).real.sum((1, 2, 3))]
+        parts = [over_window(overlap(self.probes(probe, fractions, ones), to_probes)).sum(1)]
         for mode in opr if opr is not None else ():
-            parts.append((self.probes(mode[None], fractions, ones)[:, 0].conj() * to_probes[:, 0]).real.sum((1, 2)))
-        return torch.stack(parts, dim=1)
+            parts.append(over_window(overlap(self.probes(mode[None], fractions, ones)[:, 0], to_probes[:, 0])))
+        return torch.stack(parts, dim=1).to(fractions.dtype)
 
     def _unshifted_sum(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
         return self.unshifted(self.unshifted_terms(waves, fractions, weights).sum(0))
@@ -221,7 +222,7 @@ class Model:
         weighted = waves * weights[:, None, None, None]
         if self.subpixel != "fourier":
             return weighted
-        return fft(weighted) * views.ramps(fractions, _window(waves)).conj()[:, None]
+        return times(fft(weighted), views.ramps(fractions, _window(waves)).conj()[:, None])
 
     def unshifted(self, total: Tensor) -> Tensor:
         """The sum of `unshifted_terms` (M, h, w) as a probe."""
@@ -260,9 +261,9 @@ class Model:
         d_incoming = torch.zeros_like(scene.incoming[0]) if probes is None else probes
         last = len(scene.incoming) - 1
         for index, incoming in enumerate(scene.incoming):
-            d_exit = d_incoming * scene.windows[:, index, None]
+            d_exit = times(d_incoming, scene.windows[:, index, None])
             if windows is not None:
-                d_exit = d_exit + incoming * windows[:, index, None]
+                d_exit = d_exit + times(incoming, windows[:, index, None])
             d_incoming = d_exit if index == last else self._to_next(d_exit)
         return d_incoming
 
@@ -280,9 +281,9 @@ class Model:
         """Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
         changed = torch.zeros_like(scene.incoming[0])
         for index, incoming in enumerate(scene.incoming[1:]):
-            carried = self._to_next(changed * scene.windows[:, index, None])
+            carried = self._to_next(times(changed, scene.windows[:, index, None]))
             changed = carried + apply_kernel(incoming, 1j * rate)
-        return changed * scene.windows[:, -1, None]
+        return times(changed, scene.windows[:, -1, None])
 
     def _to_next(self, waves: Tensor) -> Tensor:
         assert self.slice_kernel is not None, "several slices need a slice kernel"
@@ -296,7 +297,7 @@ class Model:
         assert self.kernel is not None
         if self.subpixel != "fourier":
             return self.kernel
-        return (self.kernel * views.ramps(fractions, _window(self.kernel)).conj())[:, None]
+        return times(self.kernel, views.ramps(fractions, _window(self.kernel)).conj())[:, None]
 
 
 def power(waves: Tensor) -> Tensor:
@@ -305,10 +306,10 @@ def power(waves: Tensor) -> Tensor:
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """Re <a_j, b_j> of each view: two stacks of waves (B, ...) -> (B,) float64."""
+    """Re <a_j, b_j> of each view: two stacks of waves (B, ..., h, w) -> (B,) float64."""
     # not by a matrix product, which rounds a view's sum differently when the view is alone
-    a, b = (torch.view_as_real(t.resolve_conj()).flatten(1) for t in (a, b))
-    return (a * b).sum(1).to(torch.float64)
+    a, b = (torch.view_as_real(t.resolve_conj()).flatten(-2) for t in (a, b))
+    return over_window(a * b).flatten(1).sum(1)
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from functools import reduce
 
 import torch
 
-from ptymesh.physics.rounding import times
+from ptymesh.physics.elementwise import over_window, times
 from ptymesh.types import Probe
 
 
@@ -27,9 +27,9 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
     flat = probe.reshape(len(probe), -1).to(torch.complex128)
     if not bool(torch.view_as_real(flat).isfinite().all()):
         return torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
-    left = torch.linalg.svd(flat, full_matrices=False)[0]
+    left = torch.linalg.svd(flat, full_matrices=False)[0].contiguous()
     largest = left.gather(0, left.abs().argmax(0, keepdim=True))
-    return (left * (largest.conj() / largest.abs())).mH.resolve_conj().contiguous()
+    return times(left, largest.conj() / largest.abs()).mH.resolve_conj().contiguous()
 
 
 def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
@@ -44,4 +44,4 @@ def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
 
 def powers(probe: Probe) -> torch.Tensor:
     """sum |P_m|^2 of each mode, (M,)."""
-    return (probe.abs() ** 2).sum((-1, -2))
+    return over_window(probe.abs().square()).to(probe.real.dtype)

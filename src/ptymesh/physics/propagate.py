@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Tensor
 
+from ptymesh.physics.elementwise import times
+
 Pair = tuple[float, float]
 
 
@@ -97,9 +99,9 @@ def _tilt(ky: Tensor, kx: Tensor, distance_m: float, tilt_rad: Pair) -> Tensor:
 
 def apply_kernel(psi: Tensor, kernel: Tensor) -> Tensor:
     """F^H [K F psi]; K (h, w), or with leading axes that broadcast against psi's."""
-    return ifft(kernel * fft(psi))
+    return ifft(times(kernel, fft(psi)))
 
 
 def apply_kernel_adjoint(psi: Tensor, kernel: Tensor) -> Tensor:
     """F^H [conj(K) F psi], the adjoint of `apply_kernel`."""
-    return ifft(kernel.conj() * fft(psi))
+    return ifft(times(kernel.conj(), fft(psi)))

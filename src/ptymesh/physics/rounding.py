@@ -97,13 +97,6 @@ def elements(values: Tensor, shift: Tensor) -> Tensor:
     return torch.stack((first.sum(), second.sum()))
 
 
-def times(a: Tensor, b: Tensor) -> Tensor:
-    """a b of complex numbers, elementwise, from real products: torch's own round by an element's place in an array, and
-    so by the number of threads."""
-    real = a.real * b.real - a.imag * b.imag
-    return torch.complex(real, a.real * b.imag + a.imag * b.real)
-
-
 def narrowed(sums: Tensor, dtype: torch.dtype, count: int) -> Tensor:
     """`count` sums (C, ...) of the given dtype from their parts (parts C, ...)."""
     total = sums if len(sums) == count else sums[:count] + sums[count:]

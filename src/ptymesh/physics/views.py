@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from ptymesh.physics.elementwise import times
 from ptymesh.physics.propagate import fft, frequencies, ifft
 
 
@@ -50,23 +51,23 @@ def ramps(fractions: Tensor, window: tuple[int, int]) -> Tensor:
     one = torch.ones((), dtype=torch.float64, device=fractions.device)
     dtype = torch.complex64 if fractions.dtype == torch.float32 else torch.complex128
     y, x = torch.polar(one.expand_as(phase_y), phase_y), torch.polar(one.expand_as(phase_x), phase_x)
-    return y.to(dtype)[:, :, None] * x.to(dtype)[:, None, :]
+    return times(y.to(dtype)[:, :, None], x.to(dtype)[:, None, :])
 
 
 def shift(probe: Tensor, fractions: Tensor) -> Tensor:
     """T_f P: probe (M, h, w) or (B, M, h, w), fractions (B, 2) pixels -> (B, M, h, w)."""
-    return ifft(fft(probe) * ramps(fractions, _window(probe))[:, None])
+    return ifft(times(fft(probe), ramps(fractions, _window(probe))[:, None]))
 
 
 def shift_adjoint(waves: Tensor, fractions: Tensor) -> Tensor:
     """sum_j T_{-f_j} waves_j: waves (B, M, h, w) -> (M, h, w), the adjoint of `shift` of one probe."""
-    return ifft((fft(waves) * ramps(fractions, _window(waves)).conj()[:, None]).sum(0))
+    return ifft(times(fft(waves), ramps(fractions, _window(waves)).conj()[:, None]).sum(0))
 
 
 def derivative(waves: Tensor, axis: int) -> Tensor:
     """Spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f P."""
     k = frequencies(_window(waves), (1.0, 1.0), waves.device)[axis].to(waves.real.dtype)
-    return ifft(fft(waves) * (2j * math.pi * k))
+    return ifft(times(fft(waves), 2j * math.pi * k))
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

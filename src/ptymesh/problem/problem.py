@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from torch import Tensor
 from ptymesh.estimate import Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import one_thread, sent
+from ptymesh.parallel.devices import sent
 from ptymesh.parallel.exact import Tally, brightest
 from ptymesh.parallel.layout import Move, Replicated, Touched
 from ptymesh.parallel.patterns import Patterns
@@ -51,9 +50,6 @@ Waves = Literal["used", "kept", "dropped"]
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Views that are looked at to know how large terms of sums are about to be.
 SAMPLE = 256
-#: Windows of sides that this divides fill the vector unit: all pixels are computed alike, however many views there are
-#: in a chunk. Of others, the last pixels of a chunk are computed one by one, which may round differently.
-EVEN = 16
 
 
 class Problem:
@@ -65,8 +61,6 @@ class Problem:
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
         room: what memory and disk the patterns may take.
-        strict: one thread, and a view at a time where windows do not fill the vector unit, for what torch rounds by its
-            place in an array (docs/same-answer.md).
     """
 
     def __init__(
@@ -76,9 +70,7 @@ class Problem:
         layout: Replicated | Tiled,
         dtype: torch.dtype,
         room: Room | None = None,
-        strict: bool = False,
     ) -> None:
-        self.strict = strict
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
@@ -136,10 +128,6 @@ class Problem:
         """Whether torch's optimisers may go over an array once: on a CPU, where counters are on the host anyway. The
         last few numbers of an array, which they may round otherwise, are there for fields of whole blocks alone."""
         return self.device.type == "cpu"
-
-    def arithmetic(self) -> AbstractContextManager[None]:
-        """Around all that computes: one thread, if that is asked for."""
-        return one_thread(self.strict)
 
     # --- what an engine asks for ---
 
@@ -292,8 +280,7 @@ class Problem:
         size = self._sizes_of.get(case)
         if size is None:
             room = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"])
-            alone = self.strict and any(n % EVEN for n in self.window)
-            size = self._sizes_of[case] = 1 if alone else max(1, room // self._view_bytes(estimate, waves))
+            size = self._sizes_of[case] = max(1, room // self._view_bytes(estimate, waves))
         return min(size, self.chunk_limit or size)
 
     @staticmethod

@@ -80,17 +80,14 @@ class Loop:
             engine.state.update(state.engines.get(state.stage, {}))
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
-            with self.problem.arithmetic():
-                self._choose_resolution(engine)
+            self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             self.problem.passes.forget()
             while state.epoch < engine.epochs:
-                with self.problem.arithmetic():
-                    report = self._epoch(engine)
+                report = self._epoch(engine)
                 yield report
             if engine.coarsen > 1:
-                with self.problem.arithmetic():
-                    state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
+                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
                 self.problem = self._fine
             self._check_estimate(engine)
             state.stage, state.epoch = state.stage + 1, 0

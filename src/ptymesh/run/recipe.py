@@ -16,6 +16,7 @@ folder.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.options import FilePath
+from ptymesh.parallel.child import launched
+from ptymesh.parallel.place import world
 from ptymesh.paths import usable
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
@@ -88,7 +91,6 @@ class Recipe(Options):
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
     precision: Literal["single", "double"] = "single"
-    deterministic: bool = False
     fingerprint: Literal["sample", "all"] = "sample"
     hold_out: float = Field(0.0, ge=0, lt=0.5)
     layout: Literal["auto", "replicated", "tiled"] = "auto"
@@ -99,6 +101,17 @@ class Recipe(Options):
     positions: PositionOptions = PositionOptions()
     stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _retired(cls, values: Any) -> Any:
+        """Recipes of version 0.1 may hold `deterministic`, which is what every run is now."""
+        if isinstance(values, dict) and isinstance(values.get("deterministic"), bool):
+            values = {name: value for name, value in values.items() if name != "deterministic"}
+            if not launched() and world().rank == 0:
+                said = "deterministic is no option any more: every run ends with the same bits; leave it out"
+                print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
+        return values
 
     @field_validator("stages", mode="before")
     @classmethod

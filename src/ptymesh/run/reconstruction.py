@@ -65,7 +65,6 @@ class Reconstruction:
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         precision: single or double.
-        deterministic: one thread, and views one at a time where that decides about bits (docs/same-answer.md).
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
@@ -86,7 +85,6 @@ class Reconstruction:
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         precision: Literal["single", "double"] = "single",
-        deterministic: bool = False,
         seed: int = 0,
         device: str | World = "auto",
         layout: Literal["auto", "replicated", "tiled"] = "auto",
@@ -145,25 +143,26 @@ class Reconstruction:
             frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved)
-        with one_thread(deterministic), self.world.pulse.doing("read"):
-            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room, deterministic))
+        with self.world.pulse.doing("read"):
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room))
             if saved is not None:
                 self.state = RunState.load(saved, self.problem)
                 return
             mean = self.problem.mean_pattern()
-            estimate = self._everywhere(
-                lambda: initial_estimate(
-                    scan,
-                    mean,
-                    object=object_options,
-                    probe=probe_options,
-                    precision=precision,
-                    device=self.world.device,
-                    margin_px=MARGIN_PX,
-                    seed=seed,
-                    place=owners.place,
+            with one_thread():  # its large sums and decompositions would depend on how many share them
+                estimate = self._everywhere(
+                    lambda: initial_estimate(
+                        scan,
+                        mean,
+                        object=object_options,
+                        probe=probe_options,
+                        precision=precision,
+                        device=self.world.device,
+                        margin_px=MARGIN_PX,
+                        seed=seed,
+                        place=owners.place,
+                    )
                 )
-            )
         self.state = RunState(estimate)
 
     def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
@@ -266,8 +265,7 @@ class Reconstruction:
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        with self.problem.arithmetic():
-            residual, r = self.problem.residual(estimate)
+        residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         return Result(
@@ -293,7 +291,6 @@ class Reconstruction:
                 "patterns": self.problem.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
-                "deterministic": self.problem.strict,
                 "seed": self.seed,
                 "started": self.started.isoformat(timespec="seconds"),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),

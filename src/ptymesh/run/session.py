@@ -209,7 +209,6 @@ def reconstruction(
         probe=recipe.probe,
         subpixel=recipe.positions.subpixel,
         precision=recipe.precision,
-        deterministic=recipe.deterministic,
         seed=recipe.seed,
         device=world,
         layout=recipe.layout,

@@ -1,0 +1,55 @@
+"""Functions of arrays' elements, and sums over windows, whose last bit is decided by the values alone.
+
+Torch's own products of complex numbers, atan2, phases and powers round by the element's place in the array, as the last
+few are computed without the vector unit, and so by how many views there are and by how threads share them. Sums, real
+products, quotients, roots, exponentials and `torch.polar` do not (tests/physics/test_elementwise.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+#: Terms of a sum that torch leaves to one thread.
+TOGETHER = 1 << 14
+
+
+def times(a: Tensor, b: Tensor) -> Tensor:
+    """a b of complex numbers that broadcast."""
+    real = a.real * b.real - a.imag * b.imag
+    return torch.complex(real, a.real * b.imag + a.imag * b.real)
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Re conj(a) b of complex numbers that broadcast."""
+    return a.real * b.real + a.imag * b.imag
+
+
+def phase(x: Tensor) -> Tensor:
+    """arg x of complex numbers, rad, in -pi to pi; 0 of 0, whose derivative is 0 as well."""
+    steep = x.imag.abs() > x.real.abs()  # the quotient is then the other way about, so that it is 1 at most
+    over, under = torch.where(steep, x.real, x.imag), torch.where(steep, x.imag, x.real)
+    angle = torch.atan(over / torch.where(under == 0, math.inf, under))
+    half = torch.where(x.imag < 0, -math.pi, math.pi)
+    return torch.where(steep, half / 2 - angle, torch.where(x.real < 0, half + angle, angle))
+
+
+def raised(x: Tensor, power: float) -> Tensor:
+    """x^power of real x >= 0."""
+    if power == 1:
+        return x
+    return torch.sqrt(x) if power == 0.5 else torch.exp(power * torch.log(x))
+
+
+def over_window(x: Tensor) -> Tensor:
+    """Sums (...) float64 over the windows of real x (..., h, w): of rows in x's own precision, then of all rows. Torch
+    shares the terms of a single large sum between threads, but not those of one among many."""
+    return x.sum(-1).sum(-1, dtype=torch.float64)
+
+
+def means(x: Tensor) -> Tensor:
+    """Means (...) over the first axis of real x (N, ...)."""
+    pieces = [piece.sum(0) for piece in x.split(TOGETHER)]
+    return (pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)) / len(x)
