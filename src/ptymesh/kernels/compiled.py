@@ -18,7 +18,7 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.compiled_blocks import AHEAD
-from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.jit import inlined, parallel, plainly_inlined, plainly_parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_complex_rounded,
@@ -374,7 +374,25 @@ def step_systems(
 # --- types of arguments: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind arrays their
 # dimensions ---
 
+# --- products ---
+
+
+@plainly_inlined
+def _product(a: Any, s: Any, b: Any, t: Any, out: Any) -> None:
+    for c in range(len(out)):
+        x, y, u, v = a[c].real, s * a[c].imag, b[c].real, t * b[c].imag
+        out[c] = complex(x * u - y * v, x * v + y * u)
+
+
+@plainly_parallel
+def products(a: Any, of_a: Any, s: Any, b: Any, of_b: Any, t: Any, out: Any) -> None:
+    """out_p = a_i b_k, i = of_a[p], k = of_b[p]: planes (n,) of which a, b (.., n) are made; s, t: -1 to conjugate."""
+    for p in prange(len(out)):
+        _product(a[of_a[p]], s, b[of_b[p]], t, out[p])
+
+
 SIGNATURES = {
+    products: "c2 i1 r c2 i1 r c2",
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
     to_windows: "c4 c4 r1 c3 r3 d2",

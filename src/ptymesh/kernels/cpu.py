@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, strips
+from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, products, strips
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -56,6 +56,7 @@ class CpuPasses(CpuSums):
         super().__init__(dtype)
         self.dtype = dtype
         make_ready(dtype)
+        products.offer(dtype)
         self.constants = constants_of(self.real, 1.0)
         nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
         self._no_shift = (nothing.to(dtype).numpy(), np.zeros((0, 2), numpy_dtype(self.real)))

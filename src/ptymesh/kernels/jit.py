@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from numba import njit
@@ -13,16 +14,21 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
 
 
-def parallel(function: Any) -> Any:
+def parallel(function: Any, options: dict[str, Any] = OPTIONS) -> Any:
     """Compiled when first called or told to; kept on disk where numba finds a place to write."""
     try:
-        return njit(parallel=True, cache=True, **OPTIONS)(function)
+        return njit(parallel=True, cache=True, **options)(function)
     except RuntimeError:  # numba's word for: neither beside this file nor in the user's cache folder
-        return njit(parallel=True, **OPTIONS)(function)
+        return njit(parallel=True, **options)(function)
 
 
+#: For those whose products and sums are rounded one by one, as torch rounds them.
+PLAIN: dict[str, Any] = {**OPTIONS, "fastmath": False}
 #: What is called by the others alone need not be called by Python: what that takes would be compiled for each and never
 #: used, an eighth of the whole.
 WITHIN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 #: Called by the others alone, and kept with them.
 inlined = njit(**OPTIONS, **WITHIN)
+#: Each of these, rounding one by one.
+plainly_parallel = partial(parallel, options=PLAIN)
+plainly_inlined = njit(**PLAIN, **WITHIN)

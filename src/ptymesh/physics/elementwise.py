@@ -8,16 +8,25 @@ products, quotients, roots, exponentials and `torch.polar` do not (tests/physics
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 #: Terms of a sum that torch leaves to one thread.
 TOGETHER = 1 << 14
+#: What makes the same products on a CPU in less time, by dtype, where it can (kernels/products.py).
+PRODUCTS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor | None]] = {}
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
     """a b of complex numbers that broadcast."""
+    if a.device.type != "cpu":  # where every element is computed by a thread of its own
+        return a * b
+    product = PRODUCTS.get(a.dtype)
+    found = product(a, b) if product and a.dtype == b.dtype else None
+    if found is not None:
+        return found
     real = a.real * b.real - a.imag * b.imag
     return torch.complex(real, a.real * b.imag + a.imag * b.real)
 

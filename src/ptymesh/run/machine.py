@@ -25,7 +25,7 @@ WATCH_S = 1.0
 def describe(device: torch.device, threads: int) -> dict[str, Any]:
     """Processor, cores that this process may use, threads, versions, GPU (None on a CPU)."""
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count(),
         "threads": threads,
         "memory_bytes": psutil.virtual_memory().total,
@@ -38,7 +38,8 @@ def describe(device: torch.device, threads: int) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The CPU's name."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

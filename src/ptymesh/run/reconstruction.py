@@ -10,6 +10,7 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ from ptymesh.parallel.world import World, join
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
+from ptymesh.run import alike
 from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
@@ -124,6 +126,7 @@ class Reconstruction:
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = torch.complex64 if precision == "single" else torch.complex128
+        self._compare_ranks(dtype)
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,
@@ -164,6 +167,14 @@ class Reconstruction:
                     )
                 )
         self.state = RunState(estimate)
+
+    def _compare_ranks(self, dtype: torch.dtype) -> None:
+        if self.world.size == 1:
+            return
+        bits = self._everywhere(lambda: alike.signature(self.world.device, dtype))
+        odd = alike.odd_ones(self.world, bits)
+        if odd and self.world.rank == 0:
+            print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
     def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
         scan = self.scan

@@ -1,0 +1,46 @@
+"""Products of complex numbers on a CPU, with the bits of physics/elementwise.py, several times faster."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels import compiled
+from ptymesh.kernels.arguments import numpy_dtype
+from ptymesh.kernels.ready import share_threads
+from ptymesh.physics import elementwise
+
+#: Below so many products torch's own take no longer.
+FEW = 1 << 12
+
+
+def offer(dtype: torch.dtype) -> None:
+    """Products of this dtype are made here from now on."""
+    elementwise.PRODUCTS[dtype] = product
+
+
+def product(a: Tensor, b: Tensor) -> Tensor | None:
+    """a b of stacks (..., h, w) that broadcast; None for what is better left to torch."""
+    if not (type(a) is type(b) is Tensor) or a.requires_grad or b.requires_grad:
+        return None
+    if min(a.ndim, b.ndim) < 2 or a.shape[-2:] != b.shape[-2:]:
+        return None
+    stack, window = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2:]
+    if math.prod(stack) * math.prod(window) < FEW:
+        return None
+    share_threads()
+    out = torch.empty((*stack, *window), dtype=a.dtype)
+    compiled.products(*_planes(a, stack), *_planes(b, stack), out.view(-1, math.prod(window)).numpy())
+    return out
+
+
+def _planes(x: Tensor, stack: torch.Size) -> tuple[Any, Any, Any]:
+    """Its planes, which of them each of the stack is, and the sign of imaginary parts."""
+    sign = -1.0 if x.is_conj() else 1.0
+    planes = (x.conj() if x.is_conj() else x).reshape(-1, x.shape[-2] * x.shape[-1]).resolve_neg()
+    of_stack = np.broadcast_to(np.arange(len(planes)).reshape(x.shape[:-2]), stack).flatten()
+    return planes.detach().contiguous().numpy(), of_stack, numpy_dtype(x.real.dtype).type(sign)

@@ -1,0 +1,87 @@
+"""Whether all ranks round alike: processors of different kinds, or other versions of torch, do not.
+
+Sums are free of order (physics/rounding.py), but their terms are what a processor's vector unit, its Fourier transform
+and its elementary functions make of them. Where these differ, so does the result by who computes what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ptymesh.kernels import passes_for
+from ptymesh.parallel.world import World
+from ptymesh.physics.elementwise import phase, times
+from ptymesh.physics.model import Model
+from ptymesh.physics.modes import orthogonalising
+from ptymesh.physics.passes import Chunk, Passes
+from ptymesh.physics.propagate import fft
+from ptymesh.run.machine import processor
+
+#: Windows of the made-up views: their sides have the factors 2, 3, 5 and 7.
+WINDOWS = ((32, 32), (30, 28))
+VIEWS, MODES = 3, 2
+
+
+def odd_ones(world: World, bits: str) -> str:
+    """A sentence that names the ranks whose signature is not that of rank 0, empty where there are none; the same on
+    all ranks. Collective."""
+    said = [word.split(" ", 1) for word in world.words(f"{bits} {kind(world.device)}")]
+    others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
+    if not others:
+        return ""
+    named = ", ".join(f"rank {rank} ({said[rank][1]})" for rank in others)
+    return (
+        f"Rank 0 ({said[0][1]}) does not round as {named}: the last bits of the result, and what iterations make of "
+        "them, depend on who computes what; use processors of one kind, and one version of torch, to have the same "
+        "bits on any number of ranks."
+    )
+
+
+def kind(device: torch.device) -> str:
+    """What computes, for people: host, processor and version of torch."""
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return f"{platform.node()}, {what}, torch {torch.__version__}"
+
+
+def signature(device: torch.device, dtype: torch.dtype) -> str:
+    """A digest of what this rank's kernels and functions make of made-up views. dtype: complex64 or complex128.
+
+    Raises BadInput where PTYMESH_KERNELS says something unknown.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for found in _found(device, dtype):
+        digest.update(found.detach().cpu().resolve_conj().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    passes = passes_for(device, dtype) if device.type == "cpu" else Passes()  # no compiling for windows that nobody has
+    real = torch.float32 if dtype == torch.complex64 else torch.float64
+    for h, w in WINDOWS:
+        obj, probe = _made((1, h + 8, w + 8), dtype).to(device), _made((MODES, h, w), dtype).to(device)
+        some = torch.arange(VIEWS)
+        chunk = Chunk(
+            some,
+            some,
+            torch.stack((some, 2 * some), 1).to(device),
+            (torch.stack((some, -some), 1) / 8).to(real).to(device),
+            torch.ones(VIEWS, 1, dtype=real, device=device),
+            (100 * _made((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
+            torch.ones(h, w, dtype=torch.bool, device=device),
+            torch.zeros(h, w, dtype=real, device=device),
+        )
+        yield from passes.expose(Model(), chunk, passes.scene(Model(), chunk, obj, probe), "revise")
+        waves = times(fft(probe), obj[:, :h, :w])
+        yield from (waves, phase(waves), waves.abs().sqrt(), waves.real.exp(), waves.real.cos(), orthogonalising(probe))
+
+
+def _made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
+    return torch.view_as_complex(whole / (1 << 16)).to(dtype)
