@@ -41,6 +41,11 @@ RUNS = {
     "bh": ("bh", dict(modes=2), {"batch": 21, **POSITIONS}),
     "cg": ("cg", dict(fidelity="intensity", noise=True, slices=2), {"batch": None}),
     "lbfgs": ("lbfgs", dict(modes=2), {"batch": 21}),
+    "smooth": (
+        "sgd",
+        dict(modes=2),
+        {"regularisers": [{"kind": kind, "weight": 0.1} for kind in ("smoothness", "sparsity", "l1")]},
+    ),
     "total variation": ("adam", dict(), {"regularisers": [{"kind": "tv", "weight": 0.1}]}),
     "adam": (
         "adam",
@@ -61,8 +66,6 @@ RUNS = {
 WITH = {"opr": with_opr}
 
 
-#: Regularisers of neighbouring pixels are summed at the borders of tiles in floats (docs/same-answer.md).
-REPLICATED = ("total variation",)
 WINDOWS = {"coarse to fine": [(32, 32), (24, 28)], "interior views": [(32, 32)]}
 LARGE = (101, 190)
 #: Scans of few views: so many, and blocks a side of the object that they need.
@@ -177,9 +180,8 @@ def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore
         same_bits(one, outcome(Solo(), run, window))
         worlds = [*WORLDS[0], *WORLDS[1]] if run in EVERYWHERE else WORLDS[list(RUNS).index(run) % 2]
     for size, layout in worlds:
-        if layout == "replicated" or run not in REPLICATED:
-            for other in ranks(size, outcome, run, window, layout):
-                same_bits(one, other)
+        for other in ranks(size, outcome, run, window, layout):
+            same_bits(one, other)
 
 
 @pytest.mark.parametrize("run", list(RUNS))

@@ -140,8 +140,16 @@ class Autodiff(Engine):
         layout, under = problem.layout, self.state["covered"]
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
-        densities, slope = regularisers.gradient(terms, estimate.object, counted, pixels)
-        return (layout.totals(estimate, densities)[0] / pixels).to(problem.real), layout.sum_known(slope) * under
+        around, where = layout.around(estimate.object, estimate, regularisers.REACH)
+        under_around, _ = layout.around(under[None], estimate, regularisers.REACH)
+        top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+        height, width = under.shape
+        densities, slope = (
+            field[:, top : top + height, left : left + width]
+            for field in regularisers.gradient(terms, around, under_around[0], pixels)
+        )
+        total = layout.totals(estimate, torch.where(counted, densities, 0.0))[0]
+        return (total / pixels).to(problem.real), slope * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, or

@@ -8,7 +8,7 @@ O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the l
 
 Roots are rounded at ROUND, so that they have a derivative at zero. A user's own regulariser is a plain torch function
 from O to a density (L, H, W), registered by name or handed over in Python; a rank sees the part of the
-object that it holds, so that a density may look at neighbours of up to eight pixels:
+object that it holds and what is around it, so that a density may look at eight pixels on each side:
 
     @regularisers.register("flat amplitude")
     def flat_amplitude(obj):
@@ -29,6 +29,10 @@ from ptymesh.physics.elementwise import phase
 
 Density = Callable[[Tensor], Tensor]
 
+#: A pixel's density may look at so many pixels on each side.
+NEIGHBOURS = 8
+#: Pixels around those whose slope is wanted: densities of neighbours count, and have neighbours.
+REACH = 2 * NEIGHBOURS
 #: Below this, |x| is a parabola.
 ROUND = 1e-3
 

@@ -330,10 +330,6 @@ class Replicated(Layout):
         """Sum over ranks of what each has added up over its part of the object (..., H, W)."""
         return self.world.sum(partial)[0]
 
-    def sum_known(self, partial: Tensor) -> Tensor:
-        """The same of what every rank has computed from the object that it holds: whole already."""
-        return partial
-
     def sum_owned(self, values: Tensor) -> Tensor:
         """Sum over ranks of values that each has summed over `owned` pixels; every rank has done all."""
         return values

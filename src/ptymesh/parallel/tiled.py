@@ -212,10 +212,6 @@ class Tiled(Layout):
         """E E^H: sum over ranks of what each has added up over its part of the object (..., H, W)."""
         return self.fill(self.add(partial)) if self.relayed else self._summed(partial, self.parts)
 
-    def sum_known(self, partial: Tensor) -> Tensor:
-        """The same of what a rank has computed for the pixels that it owns."""
-        return self.sum_field(partial)
-
     def _summed(self, partial: Tensor, into: list[Rect]) -> Tensor:
         """Each rank's shares of the pixels of all parts, added on those of `into` in the order of ranks."""
         me = self.world.rank
