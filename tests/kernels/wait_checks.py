@@ -136,6 +136,29 @@ def test_nor_after_a_checkpoint_is_read(device: Pretended) -> None:
     assert "engines/pie.py:step" in found[1]
 
 
+REMEMBERED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ENGINES},
+    "momentum": ("lsqml", {"momentum": {"memory": 1}, "positions": True}),
+    "compact momentum": ("lsqml", {"order": "compact", "momentum": {"memory": 1}}),
+    "plateau": ("adam", {"scheduler": {"name": "ReduceLROnPlateau"}, "positions": {"gain": "auto"}}),
+}
+
+
+@pytest.mark.parametrize("case", REMEMBERED)
+def test_engines_go_on_with_their_memory_on_the_device(case: str, device: Pretended) -> None:
+    """As a checkpoint is read: all of it, what was kept on the host too."""
+    engine, options = REMEMBERED[case]
+    toy = make(views=8, window=(8, 12))
+    problem = problem_on(device, toy, Passes())
+    state = run(problem, moved(toy.start(), device), engine, epochs=2, **options)
+    state.stage, memory = 0, {name: kept.to(DEVICE) for name, kept in state.engines[0].items()}
+    state.engines[0], state.epoch = memory, 2
+    each = {} if ENGINES[engine].model_fields["batch"].annotation is type(None) else {"batch": 4}
+    Loop(problem, state, [ENGINES[engine](epochs=4, **each, **options)], seed=7).run()
+    wanted = run_here(toy, engine, epochs=4, **options)
+    assert relative(state.estimate.object.here, wanted.object) < 1e-7  # type: ignore[attr-defined]
+
+
 def test_nor_with_tiles(device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12)), "rpie", Passes(), "tiled", positions=True)
 

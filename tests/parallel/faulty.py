@@ -15,6 +15,8 @@ from ptymesh.parallel.child import settle
 
 settle()
 
+from torch import distributed  # noqa: E402
+
 from ptymesh.cli import main as module  # noqa: E402
 from ptymesh.engines import RPIE  # noqa: E402
 from ptymesh.parallel import watchdog  # noqa: E402
@@ -64,6 +66,10 @@ FAULTS = {
     "full": full_disk,
     "memory": memory,
 }
+
+
+if os.environ.get("FAULTY_DESTROY") == "waits":  # as NCCL does for ranks that sit in a collective
+    distributed.destroy_process_group = lambda: time.sleep(60)
 
 
 def faulty(self: RPIE, problem: Any, estimate: Any, batch: Any) -> None:

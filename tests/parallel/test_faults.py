@@ -156,6 +156,18 @@ def test_a_lost_rank_is_named_and_the_restarted_run_ends_as_if_nothing_had_been(
     assert_same(folder, undisturbed[ranks])
 
 
+def test_a_rank_that_fails_waits_for_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under NCCL, to leave the process group takes all; the others are waiting for the rank that failed."""
+    monkeypatch.setenv("FAULTY_DESTROY", "waits")
+    process = start(folder, 3, "raise", 1)
+    until_marked(folder, process)
+    began = time.monotonic()
+    status, err = finish(process)
+    assert status == 1 and time.monotonic() - began < 30, err
+    last = err.splitlines()[-1]
+    assert last.startswith("ptymesh: Rank 1 ") and CAUSES["raise"] in last
+
+
 @pytest.mark.parametrize("fault", ["kill", "stop", "stop-save"])
 def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
     process = start(folder, 3, fault, 2)

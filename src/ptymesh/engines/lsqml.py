@@ -142,7 +142,7 @@ class LSQML(Engine):
         state, memory = self.state, self.momentum.memory
         update = estimate.object - state.pop("epoch_start")
         residual = torch.tensor([problem.running()[1]], dtype=torch.float64)
-        errors = torch.cat((state.get("errors", residual[:0]), residual))[-memory - 1 :]
+        errors = torch.cat((state.get("errors", residual[:0]).cpu(), residual))[-memory - 1 :]
         earlier = [state[f"update{age}"] for age in range(1, memory + 1) if f"update{age}" in state]
         velocity = state.setdefault("velocity", torch.zeros_like(update))
         falling = len(errors) > memory and bool((errors.diff() < 0).all())

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -168,7 +168,21 @@ class World:
         """Returns when every rank has come here."""
 
     def close(self) -> None:
-        """Leaves the world."""
+        """Leaves the world, which may wait for the others to leave as well."""
+
+    def abandon(self) -> None:
+        """Leaves it for the process to end: nobody is waited for."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A rank that failed does not wait: others may be waiting for it, and are told why once it has gone on
+        (program.account_for)."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 Solo = World
@@ -305,13 +319,17 @@ class Ranks(World):
 
     def close(self) -> None:
         """Leaves the process group that `join` entered, and the memory of this machine's ranks."""
-        if self._nearby:
-            self._nearby.close()
-            self._nearby = None
+        self.abandon()
         if self.group is None and dist.is_initialized():
             if self.watchdog:
                 self.watchdog.leave()
             dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Leaves the memory of this machine's ranks; NCCL would wait for ranks that sit in a collective."""
+        if self._nearby:
+            self._nearby.close()
+            self._nearby = None
 
     def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
         reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]

@@ -49,13 +49,10 @@ def run_recipe(
     is to be written there after the run. Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted
     (after a checkpoint).
     """
-    with ExitStack() as own, StopSignal() as stop:  # a signal while the data are read stops the run after a batch
-        world = join(device)
-        try:
-            fence = _hold(world, recipe.output.dir, own if held is None else held)
-            return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
-        finally:
-            world.close()
+    # a signal while the data are read stops the run after a batch
+    with ExitStack() as own, StopSignal() as stop, join(device) as world:
+        fence = _hold(world, recipe.output.dir, own if held is None else held)
+        return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
 
 
 def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:

@@ -108,9 +108,8 @@ def main(arguments: list[str]) -> int:
     """A rank of a trial."""
     folder, trial_id, number, device = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     place = trial_folder(folder, number)
-    world = join(device)
     try:
-        with StopSignal() as stop:
+        with join(device) as world, StopSignal() as stop:
             recipe = Recipe.from_yaml((place / "recipe.yaml").read_text(encoding="utf-8"))
             study = storage.reopened(folder)
             tuning = storage.tuning_of(study, folder)
@@ -119,14 +118,12 @@ def main(arguments: list[str]) -> int:
                 study.pruner = pruner(tuning.pruner.name, tuning.pruner.options)
                 report = reporter(Trial(study, trial_id))
             outcome = run(tuning.objective, recipe, world, lambda: stop.requested, report)
-        if world.rank == 0:
-            with replacing(place / OUTCOME) as temporary:
-                temporary.write_text(json.dumps(vars(outcome)), encoding="utf-8")
+            if world.rank == 0:
+                with replacing(place / OUTCOME) as temporary:
+                    temporary.write_text(json.dumps(vars(outcome)), encoding="utf-8")
     except (BadInput, Interrupted) as error:
         print(f"ptymesh: {error}", file=sys.stderr)
         return error.exit_status
-    finally:
-        world.close()
     return 0
 
 
