@@ -41,7 +41,7 @@ def phase(x: Tensor) -> Tensor:
     steep = x.imag.abs() > x.real.abs()  # the quotient is then the other way about, so that it is 1 at most
     over, under = torch.where(steep, x.real, x.imag), torch.where(steep, x.imag, x.real)
     angle = torch.atan(over / torch.where(under == 0, math.inf, under))
-    half = torch.where(x.imag < 0, -math.pi, math.pi)
+    half = torch.where(x.imag < 0, -math.pi, angle.new_full((), math.pi))  # two numbers would be of single precision
     return torch.where(steep, half / 2 - angle, torch.where(x.real < 0, half + angle, angle))
 
 
