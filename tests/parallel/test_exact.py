@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.parallel.exact import Tally
+from ptymesh.parallel.exact import Tally, brightest
+from ptymesh.parallel.world import Solo
 from ptymesh.physics import views
 from ptymesh.physics.rounding import bits_for, largest, narrowed, rounded, shifts_for, total_of
 from toy import relative
@@ -121,3 +122,16 @@ def test_a_transform_does_not_depend_on_its_neighbours(window: tuple[int, int], 
         whole = transform(stack, norm="ortho")
         for some in (slice(4, 5), slice(1, 3), slice(0, 10)):
             assert torch.equal(transform(stack[some].clone(), norm="ortho"), whole[some])
+
+
+def test_threads_share_no_view_s_counts() -> None:
+    """A last view alone, of counts that are no whole numbers."""
+    counts = torch.rand(1, 300, 301, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mask, found = torch.ones(300, 301, dtype=torch.bool), set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.add(brightest([counts], mask, Solo()))
+        finally:
+            torch.set_num_threads(1)
+    assert len(found) == 1

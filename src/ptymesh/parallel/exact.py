@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.parallel.world import World
+from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import Data
 
 #: Bits of a limb, and powers of 2^BITS of the lowest limb and of the one above the highest, for exact sums.
@@ -96,6 +97,6 @@ def brightest(counts: Iterable[Tensor], mask: Tensor, world: World) -> tuple[flo
         if not len(some):
             continue
         y = Data.of(some, mask, None, torch.float64).y
-        most = torch.maximum(most, torch.stack((y.sum((1, 2)).amax(), y.amax())))
+        most = torch.maximum(most, torch.stack((over_window(y).amax(), y.amax())))
     found = world.max(most)[0].tolist()
     return math.sqrt(found[0]), found[1]
