@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Model
 from ptymesh.physics.passes import Adjoints, Chunk, Passes
@@ -216,14 +217,19 @@ def compare_systems(case: Case) -> None:
 def compare_detector(case: Case, task: str) -> None:
     """Waves and sums of one task: watch, revise or descend."""
     detected = case.many()
-    detected[0, :, 0, 0] = 0  # dark where there may be counts
+    least = UNLIT * case.chunk.data.y[0].mean() / detected.shape[1]
+    detected[0, :, 0, 0], detected[0, :, 0, 1] = (0.9 * least).sqrt(), (1.1 * least).sqrt()
     changed, found = [], []
     for passes in case.both:
         waves = detected.clone()
         found.append(getattr(passes, task)(case.model, replace(case.chunk, sweep={}), waves))
         changed.append(waves)
     assert (task == "watch") == torch.equal(changed[1], detected)
-    finite = changed[0].abs() < 1e6  # the dark pixel's change is 0 times a large number
+    if task != "watch":
+        assert all(int(waves[0, :, 0, 0].count_nonzero()) == 0 for waves in changed), "there is no light"
+        if case.model.fidelity == "amplitude" and int(case.chunk.data.y[0, 0, 1]):
+            assert all(float(waves[0, 0, 0, 1].abs()) > 0 for waves in changed), "there is some light"
+    finite = changed[0].abs() < 1e6  # of the dim pixel it may be a large number
     case.close(changed[1][finite], changed[0][finite])
     for column in range(found[0].shape[1]):
         case.close(found[1][:, column], found[0][:, column])

@@ -101,3 +101,21 @@ def test_residual_terms() -> None:
     assert torch.allclose(terms[:, 1], data.y.sum((1, 2)))
     assert torch.allclose(terms[:, 2], difference.abs().sum((1, 2)))
     assert torch.allclose(terms[:, 3], (data.y.sqrt() * good).sum((1, 2)))
+
+
+@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("background", [None, 2.0])
+def test_pixels_without_light_say_nothing(kind: fidelity.Fidelity, background: float | None) -> None:
+    S, data = sample(background=background)
+    data.y[0, 0, :2] = 100
+    least = fidelity.UNLIT * data.y.mean((-1, -2))
+    S[0, 0, 0], S[0, 0, 1] = 0.9 * least[0], 1.1 * least[0]
+    factor, slope, curvature = (f(kind, S, data) for f in (fidelity.revision, fidelity.slope, fidelity.curvature))
+    assert factor[0, 0, 0] == 1 and slope[0, 0, 0] == 0 and curvature[0, 0, 0] == 0
+    assert factor[0, 0, 1] > 1 and slope[0, 0, 1] < 0 and curvature[0, 0, 1] > 0
+
+
+def test_a_view_without_counts_is_darkened_by_a_step() -> None:
+    S, data = sample()
+    data.y[0] = 0
+    assert (fidelity.revision("amplitude", S, data)[0][data.good[0]] == 0).all()

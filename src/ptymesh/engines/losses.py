@@ -103,6 +103,7 @@ class NRMSE:
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """2 (I^p - y^p) p I^(p - 1)."""
+        data = data.lit(S)
         I, p = data.intensity(S).clamp(min=DARK), self.power
         slopes = 2 * p * (raised(I, p) - raised(data.y, p)) * raised(I, p - 1)
         return torch.where(data.good, slopes, slopes.new_zeros(()))
@@ -132,6 +133,7 @@ class OfFunction:
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """By autograd."""
+        data = data.lit(S)
         I = data.intensity(S).clamp(min=DARK).requires_grad_()
         with torch.enable_grad():
             total = self._terms(I, data).sum()

@@ -44,25 +44,28 @@ def transform_for(window: tuple[int, int], real: torch.dtype) -> Transform:
     """Of windows in this precision."""
     stages = [strips.stages(size) for size in window]
     if not all(stages):
-        return untransformed(real)
+        return untransformed(window, real)
     plan = np.zeros((2, max(map(len, stages))), dtype=np.int64)
     turns = np.zeros((2, 2 * max(window)), dtype=numpy_dtype(real))
     for axis, size in enumerate(window):
         angles = 2 * np.pi * np.arange(size) / size
         plan[axis, : len(stages[axis])] = stages[axis]
         turns[axis, : 2 * size] = np.stack((np.cos(angles), -np.sin(angles)), axis=1).ravel()
-    return Transform(constants_of(real, (window[0] * window[1]) ** -0.5), plan, turns)
+    return Transform(constants_of(real, (window[0] * window[1]) ** -0.5, window[0] * window[1]), plan, turns)
 
 
 @lru_cache
-def untransformed(real: torch.dtype) -> Transform:
-    """None at all."""
-    return Transform(constants_of(real, 1.0), np.zeros((2, 1), np.int64), np.zeros((2, 1), numpy_dtype(real)))
+def untransformed(window: tuple[int, int], real: torch.dtype) -> Transform:
+    """Of windows that stay as they are."""
+    return Transform(
+        constants_of(real, 1.0, window[0] * window[1]), np.zeros((2, 1), np.int64), np.zeros((2, 1), numpy_dtype(real))
+    )
 
 
-def constants_of(real: torch.dtype, scale: float) -> np.ndarray[Any, Any]:
-    """Numbers that kernels cannot name in their precision; scale: of an orthonormal transform."""
+def constants_of(real: torch.dtype, scale: float, pixels: int = 1) -> np.ndarray[Any, Any]:
+    """Numbers that kernels cannot name in their precision; scale: of an orthonormal transform; pixels: of a window."""
     numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS, scale]
+    numbers.append(fidelity.UNLIT / pixels)
     return np.array(numbers, dtype=numpy_dtype(real))
 
 

@@ -1,7 +1,9 @@
 """Powers on the detector compared with counts, for each fidelity: what kernels of the detector are made of.
 
 S, y, b      power of the waves, counts (-1 where there are no data), background: planes (h w',), strip after strip
-kind         of the fidelity, see KINDS;  constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, Newton steps
+kind         of the fidelity, see KINDS;  constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, Newton steps,
+             scale of the transform, UNLIT over the window's pixels
+least        power below which a pixel of the view has no light
 
 The equations are those of physics/fidelity.py.
 """
@@ -31,6 +33,7 @@ def compare(
     b: Any,
     at: int,
     constants: Any,
+    least: float,
     has_background: bool,
     kind: int,
     task: int,
@@ -54,7 +57,7 @@ def compare(
         roots += root_y
         squares += counts * counts
         # 1 - sqrt(y / I), or without background the same as the projection
-        change[own + i] = root_y / max(root_I, dark_root) - one if good else zero
+        change[own + i] = root_y / max(root_I, dark_root) - one if good and S[own + i] >= least else zero
     terms[j, 1] += misfit
     terms[j, 2] += total
     terms[j, 3] += absolute
@@ -65,10 +68,11 @@ def compare(
         if has_background and task == 1:
             for i in range(size):
                 signal = max(y[at + i] - b[at + i], zero)
-                change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if y[at + i] >= zero else zero
+                lit = y[at + i] >= zero and S[own + i] >= least
+                change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if lit else zero
     else:
         terms[j, 0] += _loss(kind, size, S, own, y, b, at, dark, zero)
-        _slope(kind, size, S, change, own, y, b, at, constants, task == 1)
+        _slope(kind, size, S, change, own, y, b, at, constants, least, task == 1)
 
 
 @inlined
@@ -87,7 +91,17 @@ def _loss(kind: int, size: int, S: Any, own: int, y: Any, b: Any, at: int, dark:
 
 @inlined
 def _slope(
-    kind: int, size: int, S: Any, out: Any, own: int, y: Any, b: Any, at: int, constants: Any, newton: bool
+    kind: int,
+    size: int,
+    S: Any,
+    out: Any,
+    own: int,
+    y: Any,
+    b: Any,
+    at: int,
+    constants: Any,
+    least: float,
+    newton: bool,
 ) -> None:
     """-dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
     zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
@@ -96,10 +110,11 @@ def _slope(
         for i in range(size):
             ratio = y[at + i] / max(S[own + i] + b[at + i], dark)
             ratio = min(ratio, brightest) if newton else ratio
-            out[own + i] = sign * (ratio - one) if y[at + i] >= zero else zero
+            out[own + i] = sign * (ratio - one) if y[at + i] >= zero and S[own + i] >= least else zero
     else:
         for i in range(size):
-            out[own + i] = sign * (y[at + i] - S[own + i] - b[at + i]) * (one + one) if y[at + i] >= zero else zero
+            slope = (y[at + i] - S[own + i] - b[at + i]) * (one + one)
+            out[own + i] = sign * slope if y[at + i] >= zero and S[own + i] >= least else zero
 
 
 @inlined

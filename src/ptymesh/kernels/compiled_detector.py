@@ -40,6 +40,7 @@ from ptymesh.kernels.vectors import (
     load_as,
     spread,
     store,
+    total,
     where_at_least,
 )
 
@@ -51,9 +52,10 @@ WATCH, REVISE, DESCEND = 0, 1, 2
 
 
 @inlined
-def _data(planes: Any, j: int, h: int, w: int, good: Any, constants: Any, out: Any) -> None:
-    """Plane j of (n, h, w), strip after strip, as real numbers; -1 where there are no data."""
+def _data(planes: Any, j: int, h: int, w: int, good: Any, constants: Any, out: Any) -> float:
+    """Plane j of (n, h, w), strip after strip, as real numbers; -1 where there are no data. Returns their sum."""
     zero, one, none = spread(constants[0]), spread(constants[1]), spread(-constants[1])
+    sums = zero
     for start in range(ZERO, w, LANES):
         for r in range(h):
             i, o = w * (h * j + r) + start, h * start + r * LANES
@@ -64,21 +66,22 @@ def _data(planes: Any, j: int, h: int, w: int, good: Any, constants: Any, out: A
                     out[o + c] = planes[j, r, start + c]
             y = where_at_least(load(good, o), one, load(out, o), none)
             store(out, o, where_at_least(y, zero, y, none))  # NaN is no datum either
+            sums = sums + where_at_least(y, zero, y, zero)
+    return total(sums)
 
 
 @inlined
-def _counts(counts: Any, j: int, code: int, h: int, w: int, good: Any, constants: Any, out: Any) -> None:
-    """Pattern j (n, h, w times the bytes of one), strip after strip."""
+def _counts(counts: Any, j: int, code: int, h: int, w: int, good: Any, constants: Any, out: Any) -> float:
+    """Pattern j (n, h, w times the bytes of one), strip after strip; returns the sum of its data."""
     if code == 0:
-        _data(counts, j, h, w, good, constants, out)
-    elif code == 1:
-        _data(counts.view(np.uint16), j, h, w, good, constants, out)
-    elif code == 2:
-        _data(counts.view(np.uint32), j, h, w, good, constants, out)
-    elif code == 3:
-        _data(counts.view(np.float32), j, h, w, good, constants, out)
-    else:
-        _data(counts.view(np.float64), j, h, w, good, constants, out)
+        return _data(counts, j, h, w, good, constants, out)
+    if code == 1:
+        return _data(counts.view(np.uint16), j, h, w, good, constants, out)
+    if code == 2:
+        return _data(counts.view(np.uint32), j, h, w, good, constants, out)
+    if code == 3:
+        return _data(counts.view(np.float32), j, h, w, good, constants, out)
+    return _data(counts.view(np.float64), j, h, w, good, constants, out)
 
 
 @inlined
@@ -149,7 +152,7 @@ def _compared(
     newton = task == 1 and kind != 0
     for t in range(6):
         terms[j, t] = 0.0
-    _counts(counts, U(places[j]), code, h, w, good, constants, y)
+    least = constants[7] * _counts(counts, U(places[j]), code, h, w, good, constants, y)
     for start in range(ZERO, w, LANES):
         at = h * start
         own = at if newton else ZERO
@@ -157,7 +160,7 @@ def _compared(
             if far:
                 transform(plane_of(planes, m, size), TWO * at, spare, h, plan[0], turns[0])
             _add_power(plane_of(planes, m, size), TWO * at, h, m == ZERO, scale, S, own)
-        compare(strip, S, change, own, y, b, at, constants, has_background, kind, task, j, terms)
+        compare(strip, S, change, own, y, b, at, constants, least, has_background, kind, task, j, terms)
         if task > 0 and not newton:
             for m in range(M):
                 _changed(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, turns)

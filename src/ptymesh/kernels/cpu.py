@@ -222,7 +222,7 @@ class CpuPasses(CpuSums):
     def _at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         given = _waves_alone(chunk, detected)
-        return self._detector(model, chunk, given, task, untransformed(self.real), detected)[1]
+        return self._detector(model, chunk, given, task, untransformed(window_of(detected), self.real), detected)[1]
 
     def _detector(
         self,

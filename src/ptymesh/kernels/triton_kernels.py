@@ -129,12 +129,24 @@ def _counts(counts, mask, j, pixels, area, like, inside):
 
 @triton.jit
 def detector(
-    waves, counts, mask, background, S_out, parts, M, area, KIND: tl.constexpr, TASK: tl.constexpr, TILE: tl.constexpr
+    waves,
+    counts,
+    mask,
+    background,
+    least,
+    S_out,
+    parts,
+    M,
+    area,
+    KIND: tl.constexpr,
+    TASK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
 
-    parts: (B, tiles, 6), see Passes.revise. TASK REVISE makes Psi' - Psi, DESCEND -dL/dI Psi. Where the revision has a
-    step length (Poisson, intensity) it only leaves the power in S_out (B, h, w), for `step_lengths` and `step`.
+    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Passes.revise. TASK REVISE makes
+    Psi' - Psi, DESCEND -dL/dI Psi. Where the revision has a step length (Poisson, intensity) it only leaves the power
+    in S_out (B, h, w), for `step_lengths` and `step`.
     """
     j, tile, pixels, inside = _place(area, TILE)
     re, im = _load(waves, j * M * area + pixels, inside)
@@ -170,7 +182,15 @@ def detector(
             change = y / tl.maximum(I, DARK) - 1
         else:
             change = 2 * (y - I)
-        _scale(waves, tl.where(good, change, 0.0), j, pixels, M, area, inside)
+        _scale(waves, tl.where(good & (tl.load(least + j) <= S), change, 0.0), j, pixels, M, area, inside)
+
+
+@triton.jit
+def brightness(counts, mask, parts, like, area, TILE: tl.constexpr):
+    """Sums of the counts of each view, parts (B, tiles, 1), in the precision of `like`."""
+    j, tile, pixels, inside = _place(area, TILE)
+    y, _ = _counts(counts, mask, j, pixels, area, tl.load(like), inside)
+    _part(parts, j, tile, area, 0, 1, y, TILE)
 
 
 @triton.jit
@@ -182,20 +202,20 @@ def _scale(waves, change, j, pixels, M, area, inside):
 
 
 @triton.jit
-def _direction(S, y, good, b, KIND: tl.constexpr):
+def _direction(S, y, good, b, least, KIND: tl.constexpr):
     """xi of Psi' = (1 - alpha xi) Psi, see fidelity."""
     if KIND == POISSON:
         xi = 1 - tl.minimum(y / tl.maximum(S + b, DARK), BRIGHTEST)
     else:
         xi = 2 * (S + b - y)
-    return tl.where(good, xi, 0.0)
+    return tl.where(good & (least <= S), xi, 0.0)
 
 
 @triton.jit
-def step_lengths(S_in, counts, mask, background, alpha, area, KIND: tl.constexpr, TILE: tl.constexpr):
+def step_lengths(S_in, counts, mask, background, least, alpha, area, KIND: tl.constexpr, TILE: tl.constexpr):
     """alpha (B,), a program for each view: Newton's method on the view's loss, see fidelity."""
     j = tl.program_id(0).to(tl.int64)
-    a = tl.load(alpha + j)
+    a, lit = tl.load(alpha + j), tl.load(least + j)
     for _ in range(NEWTON_STEPS if KIND == POISSON else 1):
         first = tl.zeros([TILE], S_in.dtype.element_ty)
         second = tl.zeros([TILE], S_in.dtype.element_ty)
@@ -205,7 +225,7 @@ def step_lengths(S_in, counts, mask, background, alpha, area, KIND: tl.constexpr
             S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
             b = tl.load(background + pixels, mask=inside, other=0.0)
             y, good = _counts(counts, mask, j, pixels, area, S, inside)
-            xi = _direction(S, y, good, b, KIND)
+            xi = _direction(S, y, good, b, lit, KIND)
             if KIND == POISSON:
                 scale = 1 - a * xi
                 I = tl.maximum(S * scale * scale + b, DARK)
@@ -224,13 +244,14 @@ def step_lengths(S_in, counts, mask, background, alpha, area, KIND: tl.constexpr
 
 
 @triton.jit
-def step(waves, S_in, counts, mask, background, alpha, M, area, KIND: tl.constexpr, TILE: tl.constexpr):
+def step(waves, S_in, counts, mask, background, least, alpha, M, area, KIND: tl.constexpr, TILE: tl.constexpr):
     """Psi becomes Psi' - Psi = -alpha xi Psi, in place."""
     j, _, pixels, inside = _place(area, TILE)
     S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
     b = tl.load(background + pixels, mask=inside, other=0.0)
     y, good = _counts(counts, mask, j, pixels, area, S, inside)
-    _scale(waves, -tl.load(alpha + j) * _direction(S, y, good, b, KIND), j, pixels, M, area, inside)
+    xi = _direction(S, y, good, b, tl.load(least + j), KIND)
+    _scale(waves, -tl.load(alpha + j) * xi, j, pixels, M, area, inside)
 
 
 # --- adjoints ---
@@ -477,9 +498,10 @@ def step_systems(
 SIGNATURES = {
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
-    detector: "c u b c c d i i 0 1 512",
-    step_lengths: "c u b c c i 1 512",
-    step: "c c u b c c i i 1 512",
+    detector: "c u b c c c d i i 0 1 512",
+    brightness: "u b d c i 512",
+    step_lengths: "c u b c c c i 1 512",
+    step: "c c u b c c c i i 1 512",
     to_object: "c n c c c d d d d i i i i i 0 1 2 512",
     to_probe: "c c n c c d d d d i i i i i i 1 2 512",
     to_probes: "c c n c i i i i 512",

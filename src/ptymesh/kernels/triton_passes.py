@@ -18,6 +18,7 @@ from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedPasses, FusedScene, corners
 from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
+from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
 from ptymesh.physics.model import Model, Scene
 from ptymesh.physics.passes import Adjoints, Chunk, Task
@@ -92,9 +93,11 @@ class GpuPasses(FusedPasses):
     def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int) -> Tensor:
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == REVISE and kind != KINDS["amplitude"]
-        given = (chunk.patterns.contiguous(), chunk.mask, chunk.background)
-        S = chunk.background.new_empty((B, h, w) if stepped else 0)
+        counts = chunk.patterns.contiguous()
         parts = _parts(detected, 6)
+        least = parts if task == WATCH else _least(detected, counts, chunk)
+        given = (counts, chunk.mask, chunk.background, least)
+        S = chunk.background.new_empty((B, h, w) if stepped else 0)
         _by_view(kernels.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task)
         if stepped:
             alpha = torch.full_like(S[:, 0, 0], 0.5)
@@ -194,6 +197,13 @@ def _by_view(kernel: Any, like: Tensor, *given: Any, **flags: Any) -> None:
 
 def _tiles(like: Tensor) -> int:
     return -(-like.shape[-2] * like.shape[-1] // TILE)
+
+
+def _least(waves: Tensor, counts: Tensor, chunk: Chunk) -> Tensor:
+    """Power below which a pixel of each view has no light (fidelity.Data.lit), (B,) of the waves' precision."""
+    sums, area = _parts(waves, 1), waves.shape[-2] * waves.shape[-1]
+    _by_view(kernels.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
+    return (sums.sum((1, 2)) * (UNLIT / area)).to(chunk.background.dtype)
 
 
 def _parts(waves: Tensor, columns: int) -> Tensor:

@@ -7,6 +7,8 @@ y       counts (B, h, w); a value below zero marks a pixel without data in that 
 good    (h, w) bool detector mask
 
 Every fidelity revises the wave by a real factor, Psi' = factor . Psi; masked pixels have factor 1 and derivative 0.
+So have pixels where the model has no light: S is rounding there, and so is its phase, which a factor sqrt(y / S) would
+blow up to the size of the data. They join as soon as object or probe send light to them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ Fidelity = Literal["amplitude", "poisson", "intensity"]
 
 #: Intensities (counts) below this are treated as this, so that I = 0 with y > 0 stays finite.
 DARK = 1e-20
+#: Power S, as a fraction of the view's mean count, below which there is no light: transforms in single precision leave
+#: up to 1e-12 of the mean, so that the phase at this limit is known to a tenth.
+UNLIT = 2.0**-34
 #: y / I is capped here in the Poisson step: dim pixels must not decide a view's step (Odstrcil et al. 2018).
 BRIGHTEST_RATIO = 10.0
 NEWTON_STEPS = 5
@@ -50,6 +55,12 @@ class Data:
         """I = S + b."""
         return S if self.background is None else S + self.background
 
+    def lit(self, S: Tensor) -> Data:
+        """Only the pixels where the model has light, S (B, h, w): at least UNLIT of the view's mean count."""
+        least = (UNLIT / self.y[0].numel()) * _of_view(self.y) if len(self.y) else S[:, :1, :1]
+        good = self.good & (least <= S)
+        return Data(torch.where(good, self.y, self.y.new_zeros(())), good, self.background)
+
 
 def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """Loss of each view, (B,) float64. Constants that depend on the data alone are left out (Poisson)."""
@@ -65,6 +76,7 @@ def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """dL/dI, (B, h, w): the derivative with respect to conj(Psi_m) is slope . Psi_m, to b it is the sum of slope."""
+    data = data.lit(S)
     I = data.intensity(S)
     if kind == "amplitude":
         slopes = 1 - torch.sqrt(data.y / I.clamp(min=DARK))
@@ -77,6 +89,7 @@ def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """d^2L/dI^2, (B, h, w)."""
+    data = data.lit(S)
     I = data.intensity(S).clamp(min=DARK)
     if kind == "amplitude":
         curvatures = 0.5 * data.y.sqrt() / (I * I.sqrt())
@@ -89,6 +102,7 @@ def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
     """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity."""
+    data = data.lit(S)
     if kind == "amplitude":
         factor = _modulus_projection(S, data)
     elif kind == "poisson":
