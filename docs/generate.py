@@ -1,7 +1,7 @@
 """Writes docs/recipe.md from the models that read a recipe, and from docs/meanings.yaml: python docs/generate.py
 
 Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
-declares it. A key without a meaning, or a meaning without a key, is an error.
+declares it; a field with a description needs none. A key without a meaning, or a meaning without a key, is an error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.models import Parametrisation, find, names
 from ptymesh.run.recipe import Recipe
 
 PAGE = Path(__file__).with_name("recipe.md")
@@ -49,6 +50,10 @@ SCHEDULES = """\
 
 Position refinement and each kind of upkeep have their own, in epochs of the stage:
 """
+MODELS = """\
+A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked
+for them in [engines](engines.md). Each stands under its name, on/off, with a [schedule](#schedules), and:
+"""
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
 WORDS[ByteSize] = "size, such as `500MB` or `4GB`"
@@ -75,7 +80,10 @@ class Page:
         self.parts.append(SCHEDULES)
         self.table(Schedule, "")
         for name, field in Engine.model_fields.items():
-            self.groups(field, STAGE + name)
+            if name == "models":
+                self.parametrisations(STAGE + name)
+            else:
+                self.groups(field, STAGE + name)
         self.engines()
         unread = {(model, key) for model, keys in MEANINGS.items() for key in keys} - self.used
         if unread:
@@ -99,6 +107,19 @@ class Page:
                 self.parts.append(f"The keys of {' and '.join(parents)}, and:\n")
             self.own(engine, shown)
             shown.add(engine)
+
+    def parametrisations(self, path: str) -> None:
+        """A section for each parametrisation that there is."""
+        self.places[Parametrisation] = None
+        self.parts.append(f"### {path}\n\n{MODELS}")
+        self.table(Parametrisation, f"{path}.NAME.", ["lr"])
+        for name in names():
+            kind = find(name)
+            assert kind is not None
+            self.parts.append(f"#### {path}.{name}\n\n{summary(kind)}\n")
+            self.table(
+                kind, f"{path}.{name}.", [key for key in kind.model_fields if key in inspect.get_annotations(kind)]
+            )
 
     def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
         """Table of the keys that an engine declares itself."""
@@ -142,6 +163,9 @@ class Page:
 
 def meaning(model: type[BaseModel], key: str, used: set[tuple[str, str]]) -> str:
     """From meanings.yaml, under the model or the nearest one that it is derived from."""
+    description = model.model_fields[key].description
+    if description:
+        return description
     for owner in model.__mro__:
         if key in MEANINGS.get(owner.__name__, {}):
             used.add((owner.__name__, key))
@@ -215,7 +239,7 @@ def default_of(field: FieldInfo) -> str:
         return "needed"
     if value is None or value == []:
         return "none"
-    if isinstance(value, list):
+    if isinstance(value, list) and isinstance(value[0], Engine):
         stages = [f"{{engine: {stage.name}, epochs: {stage.epochs}, batch: {stage.batch}}}" for stage in value]
         return f"`[{', '.join(stages)}]`"
     if isinstance(value, BaseModel):

@@ -14,7 +14,7 @@ Positions count from the first pixel of the whole object, of which `object` may 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -46,6 +46,7 @@ class Estimate:
             next, the same pixel lies slice_spacing_m tan(tilt_rad) further.
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
+        parameters: numbers that make up probe or positions, by parametrisation and name (ptymesh.models).
         corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
             of `object`).
     """
@@ -60,6 +61,7 @@ class Estimate:
     slice_spacing_m: float = 0.0
     tilt_rad: tuple[float, float] = (0.0, 0.0)
     origin: tuple[float, float] = (0.0, 0.0)
+    parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given

@@ -47,6 +47,8 @@ FEATURES: dict[str, Feature] = {
     "multislice": Feature({"slices": 2}),
     "tilted slices": Feature({"slices": 2, "tilt_rad": (8e-3, -5e-3)}),
     "positions": Feature(stage={"positions": True}),
+    "scan geometry": Feature(stage={"models": {"scan_geometry": True}}),
+    "aberrations": Feature(stage={"models": {"aberrations": True}}),
     "OPR modes": Feature(start=with_opr),
     "intensity per view": Feature({"varying": True}, {"probe": {"intensity": True}}),
     "mask": Feature(mask=True),

@@ -28,6 +28,7 @@ from ptymesh.run.state import RunState
 from toy import make, relative, share
 
 POSITIONS = {"positions": True}
+MODELS = {"aberrations": {"lr": 0.1}, "scan_geometry": {"lr": 0.5}}
 #: One engine of each family, with the parts of the model that it sums over.
 RUNS = {
     "rpie": ("rpie", dict(modes=3, uneven=True, varying=True), {**POSITIONS, "probe": {"intensity": True}}),
@@ -60,6 +61,12 @@ RUNS = {
     ),
     "coarse to fine": ("rpie", dict(), {"coarsen": 2, **POSITIONS}),
     "interior views": ("lsqml", dict(modes=2, blocks=8), {"batch": 21, **POSITIONS}),
+    "models": (
+        "lsqml",
+        dict(modes=2),
+        {**POSITIONS, "models": MODELS},
+    ),
+    "models beside pixels": ("adam", dict(), {"models": {"aberrations": {"residue": True}, "scan_geometry": True}}),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
 }
 #: How a start is changed.
@@ -146,6 +153,7 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
     arrays["object"] = problem.layout.whole(e.object, e).numpy()
     arrays["weights"] = problem.layout.merge(e.weights).numpy()
     arrays["slices"] = np.array([e.slice_spacing_m, *e.tilt_rad])
+    arrays["numbers"] = np.array([number for numbers in e.parameters.values() for number in numbers.values()])
     history = {name: column for name, column in state.history.items() if name != "seconds"}
     return {**arrays, "history": np.array(list(history.values())), "residual": np.array(problem.residual(e))}
 
@@ -246,9 +254,10 @@ def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-d
         assert relative(one[name], plain[name]) < 1e-12, name
 
 
-def resumed(world: World, folder: Path, batch: int | None) -> dict:
+def resumed(world: World, folder: Path, batch: int | None, models: bool = False) -> dict:
     """A run that is saved in `folder` and ends after so many batches, or one that goes on from there."""
-    toy, engine = make(views=25, window=(32, 32), dtype=torch.complex64), LSQML(epochs=4, batch=9, **POSITIONS)
+    toy = make(views=25, window=(32, 32), dtype=torch.complex64)
+    engine = LSQML(epochs=4, batch=9, models=MODELS if models else {}, **POSITIONS)
     problem, asked = toy.problem(world), [0]
     state = RunState(toy.start(position_error=0.5))
 
@@ -262,11 +271,14 @@ def resumed(world: World, folder: Path, batch: int | None) -> dict:
     with contextlib.suppress(Interrupted):
         loop.run()
     e = state.estimate
-    return {name: getattr(e, name).numpy() for name in ("object", "probe", "positions")}
+    numbers = [number for numbers in e.parameters.values() for number in numbers.values()]
+    return {"numbers": np.array(numbers), **{n: getattr(e, n).numpy() for n in ("object", "probe", "positions")}}
 
 
-def test_resumed_on_another_number_of_ranks(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    whole = resumed(Solo(), tmp_path / "none", -1)
-    ranks(3, resumed, tmp_path / "half", 8)
-    for other in ranks(2, resumed, tmp_path / "half", None):
+@pytest.mark.parametrize("models", [False, True])
+def test_resumed_on_another_number_of_ranks(ranks, tmp_path: Path, models: bool) -> None:  # type: ignore[no-untyped-def]
+    whole = resumed(Solo(), tmp_path / "none", -1, models)
+    ranks(3, resumed, tmp_path / "half", 8, models)
+    for other in ranks(2, resumed, tmp_path / "half", None, models):
         same_bits(whole, other)
+    assert models == bool(len(whole["numbers"]))

@@ -83,6 +83,15 @@ def maxima(picture: Picture) -> list[tuple[float, tuple[float, float]]]:
     return found
 
 
+def test_a_defocus_that_was_told_wrong(data_dir: Path, tmp_path: Path) -> None:
+    """From C10 = -10 um to -13.5 um."""
+    settings = [f"data.path={data_dir / 'cryo-4dstem-40x40.h5'}", "output.figures=false"]
+    recipe = load_recipe(EXAMPLE.with_name("cryo-4dstem-aberrations.yaml"), settings, tmp_path)
+    recipe.stages = recipe.stages[:1]
+    numbers = run_recipe(recipe, device="cpu").result.parameters["aberrations"]
+    assert abs(numbers["C10"] / -13.5e-6 - 1) < 0.05, "measured: 0.004"
+
+
 def test_four_gold_beads(picture: Picture) -> None:
     """Measured: 14.4, 8.3, 10.3 and 7.7 standard deviations; the next maximum, at the film's edge, 3.5."""
     *beads, (next_height, _) = maxima(picture)

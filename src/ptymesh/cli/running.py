@@ -216,6 +216,9 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     """Say what came of it, and draw."""
     attributes = outcome.result.attrs
     typer.echo(f"Final residual {attributes['final_residual']:.6f}, R {attributes['final_r']:.4f}: {outcome.path}")
+    for name, numbers in outcome.result.parameters.items():
+        if any(name in stage.models for stage in recipe.stages):
+            typer.echo(f"{name}: {', '.join(f'{term} {number:.6g}' for term, number in numbers.items())}")
     if "bytes_per_batch" in attributes:
         from ptymesh.files import size
 

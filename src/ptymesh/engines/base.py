@@ -9,50 +9,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
+from ptymesh import models
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
+from ptymesh.models import Parametrisation
 from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
+from ptymesh.schedule import MOST, Count, OnOff, Schedule
+from ptymesh.sentences import shown
 
 #: How batches are made up (run/batches.py).
 Order = Literal["random", "uniform", "compact"]
-
-
-#: Epochs and views are counted up to here: beyond, a number is a mistake.
-MOST = 10**9
-Count = Annotated[int, Field(gt=0, le=MOST)]
-
-
-class Schedule(Options):
-    """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`."""
-
-    start: Count = 1
-    stop: Count | None = None
-    every: Count = 1
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Schedule:
-        if self.stop is not None and self.stop < self.start:
-            raise ValueError(f"stop ({self.stop}) comes before start ({self.start})")
-        return self
-
-    def active(self, epoch: int) -> bool:
-        """Whether epoch (1-based) is one of them."""
-        return (
-            epoch >= self.start and (self.stop is None or epoch <= self.stop) and (epoch - self.start) % self.every == 0
-        )
-
-
-def _switch(value: Any) -> Any:
-    """`true` means with default settings, `false` means not at all."""
-    return {} if value is True else None if value is False else value
-
-
-OnOff = BeforeValidator(_switch)
 
 
 class Positions(Schedule):
@@ -143,15 +114,29 @@ class ObjectUpkeep(Options):
     scale: Annotated[Schedule | None, OnOff] = None
 
 
+def _model(name: Any, options: Any) -> Any:
+    """A parametrisation from what stands under its name. Raises ValueError where there is none of it."""
+    if isinstance(options, Parametrisation):
+        return options
+    kind = models.find(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"models has no {shown(name)}; there are {', '.join(models.names())}")
+    return kind.parse({} if options is True else options, f"models.{name}")
+
+
 class Engine(Options):
     """One stage of a reconstruction.
 
     Fields: epochs; batch, views per update over all ranks (None: all); order, how batches are made up: spread over the
     scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of
-    positions, probe and object; coarsen, the factor by which pixels are larger, using the inner part of the detector.
+    positions, probe and object; models, numbers that make up probe or positions; coarsen, the factor by which pixels
+    are larger, using the inner part of the detector.
     """
 
     name: ClassVar[str]
+    #: Of what `models` may stand here: of the probe where a batch's sums are those of a step of it; of positions where
+    #: its steps of positions are not part of a step of everything.
+    models_of: ClassVar[tuple[str, ...]] = ("positions",)
 
     epochs: Count = 50
     batch: Count | None = 64
@@ -161,9 +146,18 @@ class Engine(Options):
     positions: Annotated[Positions | None, OnOff] = None
     probe: ProbeUpkeep = ProbeUpkeep()
     object: ObjectUpkeep = ObjectUpkeep()
+    models: dict[str, SerializeAsAny[Parametrisation]] = Field(default_factory=dict)
 
     _state: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _per_view: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _models(cls, given: Any) -> Any:
+        """Each by its name; `true` with its defaults, `false` not at all."""
+        if not isinstance(given, dict):
+            return given
+        return {name: _model(name, options) for name, options in given.items() if options not in (False, None)}
 
     @model_validator(mode="after")
     def _one_gauge(self) -> Engine:
@@ -191,6 +185,15 @@ class Engine(Options):
             raise BadInput("Positions cannot be refined with positions.subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.probe.centre and problem.geometry.propagation != "far_field":
             raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
+        for name, model in self.models.items():
+            model.check(problem.geometry)
+            if model.of == "positions" and problem.model.subpixel == "none":
+                raise BadInput(f"models.{name} moves positions, which subpixel 'none' does not; use 'fourier'.")
+            if model.of not in self.models_of:
+                raise BadInput(
+                    f"models.{name} needs an engine whose batches ask for steps of the {model.of} alone, such as rpie, "
+                    f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
+                )
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """What is computed once per epoch, before its first batch; kept in `state`, for an epoch may be interrupted."""

@@ -49,6 +49,7 @@ class BH(Descent):
     """
 
     name: ClassVar[str] = "bh"
+    models_of: ClassVar[tuple[str, ...]] = ()
 
     directions: Literal["conjugate", "gradient"] = "conjugate"
     scale_positions: float = Field(0.1, gt=0)

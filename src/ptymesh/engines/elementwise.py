@@ -68,6 +68,7 @@ def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
 class Elementwise(Autodiff):
     """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch."""
 
+    models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
 
     lr: float = Field(0.03, gt=0)

@@ -52,6 +52,7 @@ class LSQML(Engine):
     """
 
     name: ClassVar[str] = "lsqml"
+    models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     delta: float = Field(0.1, gt=0, le=1)
     damping: float = Field(0.1, ge=0, le=1)

@@ -29,6 +29,7 @@ class RPIE(Engine):
     """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe)."""
 
     name: ClassVar[str] = "rpie"
+    models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     alpha: float = Field(0.5, gt=0, le=1)
     beta: float = Field(0.5, gt=0, le=1)
@@ -46,6 +47,7 @@ class EPIE(Engine):
     """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere."""
 
     name: ClassVar[str] = "epie"
+    models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     gamma_object: float = Field(1.0, gt=0, le=2)
     gamma_probe: float = Field(1.0, gt=0, le=2)

@@ -14,6 +14,7 @@ h, w    window pixels
     /positions_nominal_px   (N, 2) float64 y x   where the positions started, when they were refined
     /opr/weights            (N, 1 + K) float     amplitude of the incident beam per view, then its shares of /opr/modes
     /opr/modes              (K, h, w) complex    variable-probe modes; both when used
+    /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, ...
     /recipe                 string               the YAML that reproduces the run
@@ -87,6 +88,7 @@ class Result:
         background: (h, w) counts in every pattern (DC where the patterns have it), or None.
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
         opr: (K, h, w) complex, variable-probe modes, or None where there were none.
+        parameters: numbers that make up probe or positions (ptymesh.models), by parametrisation and name.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
@@ -105,13 +107,14 @@ class Result:
     background: np.ndarray | None = None
     weights: np.ndarray | None = None
     opr: np.ndarray | None = None
+    parameters: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) and (array is not None or name not in _ARRAYS):
                 raise BadInput(f"{name} of the result is of type {type(array).__name__}; give a numpy array.")
-        for name, kind in (("recipe", str), ("history", dict), ("attrs", dict)):
+        for name, kind in (("recipe", str), ("history", dict), ("attrs", dict), ("parameters", dict)):
             if not isinstance(value := getattr(self, name), kind):
                 raise BadInput(f"{name} of the result is of type {type(value).__name__}; give a {kind.__name__}.")
         for name, count in (("pixel_size_m", 2), ("slice_spacing_m", 1), ("tilt_rad", 2)):
@@ -187,6 +190,9 @@ class Result:
             column = np.asarray(column)
             text = column.dtype.kind in "UO"
             history.create_dataset(key, data=column.astype(h5py.string_dtype()) if text else column)
+        for name, numbers in self.parameters.items():
+            for term, number in numbers.items():
+                file.create_dataset(f"parameters/{name}/{term}", data=float(number))
         file.create_dataset("recipe", data=self.recipe, dtype=h5py.string_dtype())
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})
@@ -216,6 +222,7 @@ class Result:
                 history={key: _array(history, key, REAL if key in NUMBERS else REAL + "U") for key in history},
                 recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
                 attrs=_attributes(file),
+                parameters=_parameters(file, path),
                 **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
             )
         found._check(path)
@@ -279,6 +286,21 @@ def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
         return np.asarray(dataset.asstr()[()], dtype=np.str_)
     found = np.asarray(dataset[()])
     return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+
+def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
+    """Numbers by parametrisation and name. Raises BadInput where there is something else."""
+    found: dict[str, dict[str, float]] = {}
+    groups = plain.member(file, "parameters")
+    if groups is None:
+        return found
+    for name in groups if isinstance(groups, h5py.Group) else ("",):
+        group = plain.member(file, f"parameters/{name}")
+        if not isinstance(group, h5py.Group):
+            raise BadInput(f"/parameters/{name} of {path} is no group of numbers; it is not a ptymesh result.")
+        read = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
+        found[name] = {term: _numbers(*one, path, 1, positive=False)[0] for term, one in read.items()}
+    return found
 
 
 def _attributes(file: h5py.File) -> dict[str, Any]:

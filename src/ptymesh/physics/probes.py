@@ -54,7 +54,7 @@ def aberrated(
     angle_y, angle_x = _angles(shape, pixel_m, wavelength_m)
     _check_pupil("semi-angle", (semiangle_rad, semiangle_rad), shape, pixel_m, wavelength_m)
     pupil = (torch.hypot(angle_y, angle_x) <= semiangle_rad).to(torch.float64)
-    chi = _phase(angle_y, angle_x, wavelength_m, aberrations_m or {})
+    chi = _phase(shape, pixel_m, wavelength_m, aberrations_m or {})
     return _from_pupil(pupil, chi, pixel_m)
 
 
@@ -89,7 +89,7 @@ def zone_plate(
     pupil = ((angle <= semiangle_rad) & ((angle >= stop_rad) | (central_stop_m == 0))).to(torch.float64)
     if not pupil.any():
         raise BadInput(f"A central stop of {central_stop_m} m leaves no pixel of the pupil; give a smaller stop.")
-    return _from_pupil(pupil, _phase(angle_y, angle_x, wavelength_m, {"C10": -defocus_m}), pixel_m)
+    return _from_pupil(pupil, _phase(shape, pixel_m, wavelength_m, {"C10": -defocus_m}), pixel_m)
 
 
 def kb_mirror(
@@ -281,14 +281,42 @@ def _angles(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> tuple
     return wavelength_m * ky, wavelength_m * kx
 
 
-def _phase(angle_y: Tensor, angle_x: Tensor, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
-    """chi (h, w)."""
-    angle, phi = torch.hypot(angle_y, angle_x), torch.atan2(angle_y, angle_x)
-    chi = torch.zeros_like(angle)
+def aberration_phases(
+    shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """d chi / d C of these aberrations, (h, w) each in rad per metre, DC at the corner (see `aberrated`).
+
+    Of C_nm with m > 0 there are two, C_nma cos(m phi) + C_nmb sin(m phi). Raises BadInput for an unknown aberration.
+    """
+    y, x = (angle.expand(shape) for angle in _angles(shape, pixel_m, wavelength_m))
+    found: dict[str, Tensor] = {}
+    for name in names:
+        n, m, _, _ = _aberration(name, 0.0)
+        size = torch.full(shape, 2 * math.pi / wavelength_m / (n + 1), dtype=torch.float64)
+        for _ in range((n + 1 - m) // 2):
+            size = size * (x * x + y * y)
+        # a^m cos(m phi) and a^m sin(m phi): (x + i y)^m
+        cosine, sine = size, torch.zeros_like(size)
+        for _ in range(m):
+            cosine, sine = cosine * x - sine * y, cosine * y + sine * x
+        found |= {f"{name}a": cosine, f"{name}b": sine} if m else {name: cosine}
+    return found
+
+
+def aberration_parts(aberrations_m: Aberrations) -> dict[str, float]:
+    """The same aberrations with C_nma and C_nmb for C_nm at an angle, in metres. Raises BadInput for unknown ones."""
+    found: dict[str, float] = {}
     for name, value in aberrations_m.items():
-        n, m, size_m, phi_nm = _aberration(name, value)
-        chi = chi + size_m * angle ** (n + 1) * torch.cos(m * (phi - phi_nm)) / (n + 1)
-    return 2 * math.pi / wavelength_m * chi
+        _, m, size, phi = _aberration(name, value)
+        found |= {f"{name}a": size * math.cos(m * phi), f"{name}b": size * math.sin(m * phi)} if m else {name: size}
+    return found
+
+
+def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
+    """chi (h, w)."""
+    each = aberration_phases(shape, pixel_m, wavelength_m, list(aberrations_m))
+    sizes = aberration_parts(aberrations_m)
+    return sum((sizes[name] * phase for name, phase in each.items()), torch.zeros(shape, dtype=torch.float64))
 
 
 def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, float, float]:

@@ -22,7 +22,7 @@ class Counters(BaseModel):
 
     Fields:
         stage, epoch, batch, epoch_seconds: as in RunState.
-        origin, extent, slice_spacing_m, tilt_rad: as in Estimate.
+        origin, extent, slice_spacing_m, tilt_rad, parameters: as in Estimate.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
     """
 
@@ -39,6 +39,7 @@ class Counters(BaseModel):
     parts: list[Corners]
     slice_spacing_m: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     tilt_rad: tuple[Finite, Finite]
+    parameters: dict[str, dict[str, Finite]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _within(self) -> Counters:

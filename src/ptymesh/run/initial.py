@@ -114,9 +114,17 @@ def initial_estimate(
         origin=zero,
         tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
         opr=_opr(first, probe.opr_modes, seed),
+        parameters=_parameters(probe.start),
         corner=part.corner,
         extent=sides,
     )
+
+
+def _parameters(start: Any) -> dict[str, dict[str, float]]:
+    """What is known of the numbers that make up the probe (ptymesh.models)."""
+    if not isinstance(start, ElectronStart):
+        return {}
+    return {"aberrations": probes.aberration_parts(_aberrations(start))}
 
 
 def _opr(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
@@ -281,12 +289,7 @@ def _started(start: Any, measurement: Measurement, mean_pattern: np.ndarray) -> 
         case DataStart():
             return _from_data(measurement, mean_pattern, start.defocus_m)
         case ElectronStart():
-            aberrations: dict[str, Any] = dict(start.aberrations_m)
-            c10 = aberrations.get("C10", 0.0)
-            if not isinstance(c10, float | int):
-                raise BadInput(f"Aberration C10 is {c10}; give metres.")
-            aberrations["C10"] = c10 - start.defocus_m
-            return probes.aberrated(geometry.shape, *_optics(geometry, start), start.semiangle_rad, aberrations)
+            return probes.aberrated(geometry.shape, *_optics(geometry, start), start.semiangle_rad, _aberrations(start))
         case ResultStart():
             return _from_result(start.path, geometry)
         case ArrayStart():
@@ -294,6 +297,14 @@ def _started(start: Any, measurement: Measurement, mean_pattern: np.ndarray) -> 
     makers: dict[str, Callable[..., torch.Tensor]]
     makers = {"zone_plate": probes.zone_plate, "kb": probes.kb_mirror, "pinhole": probes.pinhole}
     return makers[start.kind](geometry.shape, *_optics(geometry, start), **start.model_dump(exclude={"kind"}))
+
+
+def _aberrations(start: ElectronStart) -> dict[str, Any]:
+    """Those of the lens, its defocus among them."""
+    c10 = start.aberrations_m.get("C10", 0.0)
+    if not isinstance(c10, float | int):
+        raise BadInput(f"Aberration C10 is {c10}; give metres.")
+    return {**start.aberrations_m, "C10": c10 - start.defocus_m}
 
 
 def _from_data(measurement: Measurement, mean_pattern: np.ndarray, defocus_m: float) -> torch.Tensor:

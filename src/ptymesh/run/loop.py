@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ptymesh import stopping
-from ptymesh.engines import Engine, constraints, positions, variable
+from ptymesh.engines import Engine, constraints, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.io.results import LARGEST
 from ptymesh.parallel.devices import Later
@@ -161,22 +161,26 @@ class Loop:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
-        problem.moving = refine is not None
         vary = variable.due(engine.probe, state.estimate, epoch)
         problem.probe_frozen = epoch <= engine.probe.frozen
+        models = parametrised.due(engine, problem, epoch)
+        problem.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         pulse, stops = problem.world.pulse, Later(problem.device)
-        problem.own.deal(() if refine or vary else drawn[state.batch :])
+        problem.own.deal(() if problem.moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.coming, problem.stop_requested = coming, self.stop()
             before = _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
+            one = Batch(batch, problem.moving, epoch, vary)
+            probe = state.estimate.probe.clone() if models else state.estimate.probe
             with pulse.doing("compile" if first else "batch"):
-                memory.step(engine, problem, state.estimate, Batch(batch, refine is not None, epoch, vary), first=first)
+                memory.step(engine, problem, state.estimate, one, first=first)
             self._count(before)
+            parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if refine:
                 positions.after_batch(engine, problem, state.estimate, state.start)
             if vary:

@@ -287,6 +287,7 @@ class Reconstruction:
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
             tilt_rad=estimate.tilt_rad,
+            parameters=estimate.parameters,
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={

@@ -91,6 +91,7 @@ class RunState:
             "parts": [list(part) for part in problem.layout.parts],
             "slice_spacing_m": estimate.slice_spacing_m,
             "tilt_rad": list(estimate.tilt_rad),
+            "parameters": estimate.parameters,
         }
         checkpoint.save(
             directory,
@@ -124,6 +125,7 @@ class RunState:
             **arrays,
             slice_spacing_m=run.slice_spacing_m,
             tilt_rad=run.tilt_rad,
+            parameters=run.parameters,
             origin=run.origin,
             corner=part.corner,
             extent=run.extent,

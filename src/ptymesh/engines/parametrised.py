@@ -1,0 +1,119 @@
+"""Steps of the numbers that make up probe or positions (`models` of a stage), after each batch of any engine.
+
+s         steps that the batch asks of x: sums of its adjoints by the probe's pixels, or steps of its views' positions
+J, theta  directions and numbers of a parametrisation (models/base.py);  T  independent combinations, (n, n)
+g         = -(J T)^T s over the batch
+
+    z <- Adam's step by g (Kingma & Ba, ICLR 2015);  theta += T (change of z)
+
+The object soon agrees with wrong numbers, which makes the slopes by them small: Gauss-Newton steps would need thousands
+of batches where Adam's, which do not depend on how large slopes are, need tens. T makes the directions orthogonal, of
+rms 1, at the start of the stage: defocus and spherical aberration do nearly the same, and along neither of them the
+minimum would be found.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ptymesh.engines.base import Engine
+from ptymesh.estimate import Estimate
+from ptymesh.models import Parametrisation
+from ptymesh.physics.elementwise import over_window, overlap
+from ptymesh.physics.rounding import total_of
+from ptymesh.problem import Batch, Problem
+
+#: Adam's memory of slopes and of their squares; what is divided by is not less than TINY.
+DECAY, DECAY_SQUARES, TINY = 0.9, 0.99, 1e-300
+#: Combinations of directions that do less than this together (of squares) cannot be told from nothing, and stay.
+INDEPENDENT = 1e-9
+
+
+def due(engine: Engine, problem: Problem, epoch: int) -> list[Parametrisation]:
+    """Those that move in this epoch (1-based)."""
+    frozen = problem.probe_frozen
+    return [one for one in engine.models.values() if one.active(epoch) and not (frozen and one.of == "probe")]
+
+
+def after_batch(
+    engine: Engine,
+    problem: Problem,
+    estimate: Estimate,
+    batch: Batch,
+    due: list[Parametrisation],
+    probe: Tensor,
+    start: Tensor,
+) -> None:
+    """One step of each that is due. probe: as it was before the batch; start: (N, 2) positions at the epoch's start,
+    which move along."""
+    for one in due:
+        numbers = estimate.parameters.setdefault(one.name, {})
+        before = torch.tensor([numbers.get(name, 0.0) for name in one.units()], dtype=torch.float64)
+        after = before + _step(engine, problem, estimate, batch, one)
+        if one.of == "positions":
+            for x in (estimate.positions, start, estimate.nominal):  # the last one decides the middle
+                x.copy_(one.moved(problem.geometry, estimate, x, before, after))
+        else:
+            x = probe if one.alone else estimate.probe
+            estimate.probe.copy_(one.moved(problem.geometry, estimate, x, before, after))
+        numbers |= dict(zip(one.units(), after.tolist(), strict=True))
+
+
+def _step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation) -> Tensor:
+    """Change of the numbers, (n,) float64 on the host."""
+    J = one.directions(problem.geometry, estimate)
+    state, key = engine.state, f"models.{one.name}"
+    if f"{key}.combinations" not in state:
+        state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
+        state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
+        state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
+    T = state[f"{key}.combinations"].cpu()
+    along = (_by_probe if one.of == "probe" else _by_positions)(problem, J)
+    slope = -(T * along[:, None]).sum(0)
+    first, second = state[f"{key}.memory"].cpu()
+    first, second = first.lerp(slope, 1 - DECAY), second.lerp(slope * slope, 1 - DECAY_SQUARES)
+    count = int(state[f"{key}.steps"]) + 1
+    state[f"{key}.memory"], state[f"{key}.steps"] = torch.stack((first, second)), torch.tensor(count)
+    mean, square = first / (1 - DECAY**count), second / (1 - DECAY_SQUARES**count)
+    rate = one.lr * _pace(one, batch.epoch, engine.epochs)
+    return (T * (-rate * mean / square.sqrt().clamp(min=TINY))).sum(1)
+
+
+def _by_probe(problem: Problem, J: Tensor) -> Tensor:
+    """J^T s, (n,) on the host."""
+    assert problem.last is not None, "engines that move numbers of the probe sum its adjoints"
+    return over_window(overlap(J, problem.last.probe.to(J.dtype))).sum(1).cpu()
+
+
+def _by_positions(problem: Problem, J: Tensor) -> Tensor:
+    """J^T s over the views of all ranks, (n,) on the host. Collective."""
+    tally = problem.tally(len(J))
+    for views, steps in problem.position_steps:
+        tally.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
+    return problem.totals(tally)[0].cpu()
+
+
+def _independent(J: Tensor, size: float) -> Tensor:
+    """T (n, n): combinations of the directions that are orthogonal, each of norm `size`; 0 where there is none more."""
+    pairs = torch.view_as_real(J) if J.is_complex() else J
+    gram = torch.stack([torch.stack([total_of(a * b) for b in pairs]) for a in pairs]).cpu()
+    norms = gram.diagonal().clamp(min=TINY).sqrt()
+    strengths, turn = torch.linalg.eigh(gram / (norms[:, None] * norms))
+    scaled = size * turn / (norms[:, None] * strengths.clamp(min=INDEPENDENT).sqrt())
+    return torch.where(strengths > INDEPENDENT, scaled, 0.0)
+
+
+def _size(one: Parametrisation, estimate: Estimate) -> float:
+    """Norm of a change of x by 1: of every pixel of the probe by a radian, of every position by a pixel."""
+    if one.of == "positions":
+        return math.sqrt(len(estimate.positions))
+    return float(total_of(torch.view_as_real(estimate.probe).square()).sqrt())
+
+
+def _pace(one: Parametrisation, epoch: int, epochs: int) -> float:
+    """From 1 to 0 along half a cosine, over the epochs in which it moves."""
+    last = min(one.stop or epochs, epochs)
+    return 0.5 * (1 + math.cos(math.pi * (epoch - one.start) / max(1, last - one.start + 1)))

@@ -1,0 +1,89 @@
+"""A probe whose far field has the phase of a lens's aberrations, in Krivanek's notation.
+
+a, phi    angle and azimuth of a far-field pixel
+chi       = (2 pi / lambda) sum_nm a^(n+1) (C_nma cos(m phi) + C_nmb sin(m phi)) / (n + 1)
+P         = F^H exp(-i chi) F P_0     (Kirkland, Advanced Computing in Electron Microscopy, ch. 2-3)
+
+Only differences of the coefficients act on the probe, so that its aperture, its modes and whatever else it holds stay
+as they are. Where the probe did not start from aberrations, the coefficients count from that start.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.geometry import Geometry
+from ptymesh.models.base import Parametrisation
+from ptymesh.physics.elementwise import over_window, times
+from ptymesh.physics.probes import aberration_phases
+from ptymesh.physics.propagate import fft, ifft
+
+
+class Aberrations(Parametrisation):
+    """Aberrations C_nm of the probe's lens, in metres; of m > 0 both parts, as in C12a cos(2 phi) + C12b sin(2 phi)."""
+
+    name: ClassVar[str] = "aberrations"
+    of: ClassVar[Literal["probe", "positions"]] = "probe"
+
+    terms: list[str] = Field(
+        ["C10", "C12", "C21", "C30"],
+        min_length=1,
+        max_length=20,
+        description="which are refined, C_nm in Krivanek's notation; C10 = -defocus",
+    )
+    residue: bool = Field(False, description="whether the engine refines the probe's pixels, too")
+
+    @field_validator("terms")
+    @classmethod
+    def _known(cls, terms: list[str]) -> list[str]:
+        if len(set(terms)) < len(terms):
+            raise ValueError(f"terms names an aberration twice: {', '.join(terms)}; name each once")
+        try:
+            aberration_phases((8, 8), (1.0, 1.0), 1.0, terms)
+        except BadInput as error:
+            raise ValueError(str(error)) from error
+        return terms
+
+    @property
+    def alone(self) -> bool:
+        """See the base."""
+        return not self.residue
+
+    def units(self) -> dict[str, str]:
+        """See the base."""
+        return dict.fromkeys(aberration_phases((8, 8), (1.0, 1.0), 1.0, self.terms), "m")
+
+    def check(self, geometry: Geometry) -> None:
+        """See the base."""
+        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
+            raise BadInput(
+                "models.aberrations needs the wavelength and the object pixel, which this data set does not have; give "
+                "data.energy_eV (or wavelength_m) and the pixel sizes."
+            )
+
+    def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
+        """-i F^H (chi_k - its mean over the light) F P."""
+        spectrum, chi = fft(estimate.probe.to(torch.complex128)), self._phases(geometry, estimate.probe)
+        light = (spectrum.real.square() + spectrum.imag.square()).sum(0)
+        mean = over_window(chi * light) / over_window(light)
+        turned = (chi - mean[:, None, None])[:, None] * spectrum
+        return ifft(torch.complex(turned.imag, -turned.real))
+
+    def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """F^H exp(-i sum_k (after - before)_k chi_k) F x."""
+        change = (after - before).to(x.device)[:, None, None]
+        angle = -(change * self._phases(geometry, x)).sum(0)
+        return ifft(times(fft(x.to(torch.complex128)), torch.polar(torch.ones_like(angle), angle))).to(x.dtype)
+
+    def _phases(self, geometry: Geometry, like: Tensor) -> Tensor:
+        """chi_k per metre, (n, h, w) float64."""
+        assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
+        window = like.shape[-2], like.shape[-1]
+        found = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, self.terms)
+        return torch.stack(list(found.values())).to(like.device)

@@ -1,0 +1,71 @@
+"""Rotation, scale and shear of all positions at once: of a scan whose axes or steps were told wrong.
+
+p       = c + A (p_0 - c), c the mean of the nominal positions, y before x
+A       = (1 + scale) [[cos r, -sin r], [sin r, cos r]] [[1 + aspect, shear], [shear, 1 - aspect]], r the rotation
+
+The refinement of single positions cannot do this: an object that was made with wrong positions agrees with them, so
+that each view asks for a hundredth of the step that all of them need together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from ptymesh.estimate import Estimate
+from ptymesh.geometry import Geometry
+from ptymesh.models.base import Parametrisation
+from ptymesh.physics.elementwise import means
+
+Term = Literal["rotation", "scale", "aspect", "shear"]
+UNITS = {"rotation": "rad", "scale": "1", "aspect": "1", "shear": "1"}
+
+
+class ScanGeometry(Parametrisation):
+    """Rotation, scale, aspect and shear of the scan about its middle, beside the refinement of single positions."""
+
+    name: ClassVar[str] = "scan_geometry"
+    of: ClassVar[Literal["probe", "positions"]] = "positions"
+
+    lr: float = Field(0.1, gt=0, le=1, description=Parametrisation.model_fields["lr"].description)
+    terms: list[Term] = Field(
+        ["rotation", "scale", "aspect", "shear"],
+        min_length=1,
+        description="which are refined: rotation (rad), scale, aspect (y longer and x shorter), shear",
+    )
+
+    @field_validator("terms")
+    @classmethod
+    def _once(cls, terms: list[Term]) -> list[Term]:
+        if len(set(terms)) < len(terms):
+            raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
+        return terms
+
+    def units(self) -> dict[str, str]:
+        """See the base."""
+        return {name: UNITS[name] for name in self.terms}
+
+    def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
+        """To first order: (-x, y), (y, x), (y, -x) and (x, y) about the middle."""
+        y, x = (estimate.nominal - means(estimate.nominal)).unbind(1)
+        known = {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
+        return torch.stack([torch.stack(known[name], dim=1) for name in self.terms])
+
+    def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """c + A(after) A(before)^-1 (x - c)."""
+        (a, b), (c, d) = (self._matrix(after) @ torch.linalg.inv(self._matrix(before))).tolist()
+        centre = means(estimate.nominal)
+        y, x = (x - centre).unbind(1)
+        return torch.stack((a * y + b * x, c * y + d * x), dim=1) + centre
+
+    def _matrix(self, theta: Tensor) -> Tensor:
+        """A, (2, 2) float64."""
+        known = dict.fromkeys(UNITS, 0.0) | dict(zip(self.terms, theta.tolist(), strict=True))
+        cosine, sine, s = math.cos(known["rotation"]), math.sin(known["rotation"]), known["shear"]
+        turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+        stretch = torch.tensor([[1 + known["aspect"], s], [s, 1 - known["aspect"]]], dtype=torch.float64)
+        return (1 + known["scale"]) * turn @ stretch

@@ -1,0 +1,41 @@
+"""Epochs in which something is done, as a group of options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ptymesh.options import Options
+
+#: Epochs and views are counted up to here: beyond, a number is a mistake.
+MOST = 10**9
+Count = Annotated[int, Field(gt=0, le=MOST)]
+
+
+class Schedule(Options):
+    """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`."""
+
+    start: Count = 1
+    stop: Count | None = None
+    every: Count = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Schedule:
+        if self.stop is not None and self.stop < self.start:
+            raise ValueError(f"stop ({self.stop}) comes before start ({self.start})")
+        return self
+
+    def active(self, epoch: int) -> bool:
+        """Whether epoch (1-based) is one of them."""
+        return (
+            epoch >= self.start and (self.stop is None or epoch <= self.stop) and (epoch - self.start) % self.every == 0
+        )
+
+
+def _switch(value: Any) -> Any:
+    """`true` means with default settings, `false` means not at all."""
+    return {} if value is True else None if value is False else value
+
+
+OnOff = BeforeValidator(_switch)

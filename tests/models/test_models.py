@@ -1,0 +1,218 @@
+"""Numbers that make up the probe or the positions: derivatives, options, refusals, and what they find.
+
+Scans are simulated with known aberrations and geometry, and reconstructed with wrong ones.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from ptymesh import models
+from ptymesh.engines import ENGINES, LSQML
+from ptymesh.errors import BadInput
+from ptymesh.measurement import Measurement
+from ptymesh.physics import probes
+from ptymesh.run.recipe import Recipe
+from ptymesh.simulate import patterns, simulate
+from toy import make
+
+WRONG = 0.8
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_directions_are_derivatives(name: str) -> None:
+    """Of `moved`, but for what no pattern tells: a phase of the whole probe."""
+    toy = make(modes=2)
+    kind = models.find(name)
+    assert kind is not None
+    one, e, geometry = kind(), toy.start(), toy.problem().geometry
+    x, J = getattr(e, one.of), one.directions(geometry, e)
+    assert len(J) == len(one.units())
+    zero = torch.zeros(len(J), dtype=torch.float64)
+    for k, wanted in enumerate(J):
+        step = zero.clone()
+        step[k] = 1e-6 * float(x.abs().max() / wanted.abs().max())
+        there, back = (one.moved(geometry, e, x, zero, sign * step) for sign in (1, -1))
+        found = (there - back) / (2 * step[k])
+        if one.of == "probe":
+            turned = 1j * x
+            found, wanted = (
+                d - (turned.conj() * d).sum() / turned.abs().square().sum() * turned for d in (found, wanted)
+            )
+        elif one.of == "positions":
+            found, wanted = (d - d.mean(0) for d in (found, wanted))
+        assert float((found - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_moves_add_up(name: str) -> None:
+    toy = make(modes=2)
+    kind = models.find(name)
+    assert kind is not None
+    one, e, geometry = kind(), toy.start(), toy.problem().geometry
+    x = getattr(e, one.of)
+    scale = 1e-2 * x.abs().max() / one.directions(geometry, e).abs().flatten(1).amax(1)
+    zero, half, full = (f * scale for f in (0, 0.5, 1))
+    twice = one.moved(geometry, e, one.moved(geometry, e, x, zero, half), half, full)
+    once = one.moved(geometry, e, x, zero, full)
+    assert float((once - x).abs().max()) > 1e-3 * float(x.abs().max())
+    assert torch.allclose(twice, once, rtol=0, atol=1e-12 * float(x.abs().max()))
+    assert torch.allclose(one.moved(geometry, e, once, full, zero), x, rtol=0, atol=1e-12 * float(x.abs().max()))
+
+
+def test_recipes_say_what_moves() -> None:
+    stage = {"engine": "rpie", "models": {"aberrations": {"terms": ["C10"]}, "scan_geometry": True}}
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "stages": [stage]})
+    again = Recipe.from_yaml(recipe.to_yaml())
+    for one in (recipe, again):
+        found = one.stages[0].models
+        assert found["aberrations"] == models.find("aberrations")(terms=["C10"])  # type: ignore[misc]
+        assert found["scan_geometry"].lr == 0.1
+    assert not LSQML(models={"aberrations": False}).models
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"abberations": True}, "models has no 'abberations'; there are aberrations, scan_geometry"),
+        ({"aberrations": {"terms": ["C11"]}}, "There is no aberration C11; m is at most n \\+ 1"),
+        ({"aberrations": {"terms": ["C10", "C10"]}}, "names an aberration twice: C10, C10"),
+        ({"aberrations": {"lr": 0}}, "models.aberrations.lr is 0"),
+        ({"scan_geometry": {"terms": ["turn"]}}, "models.scan_geometry.terms"),
+        ({"scan_geometry": 3}, "models.scan_geometry"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        LSQML(models=options)
+
+
+def test_what_an_engine_cannot_move_is_refused() -> None:
+    toy = make()
+    for engine, name, said in (
+        ("dm", "aberrations", "models.aberrations needs an engine whose batches ask for steps of the probe"),
+        ("bh", "scan_geometry", "which bh is not: use one of these, or remove models.scan_geometry"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            ENGINES[engine](models={name: True}).check(toy.problem())
+    with pytest.raises(BadInput, match=r"models\.scan_geometry moves positions, which subpixel 'none' does not"):
+        LSQML(models={"scan_geometry": True}).check(make(subpixel="none").problem())
+    pixels = replace(toy.problem().geometry, wavelength_m=None, object_pixel_m=None)
+    with pytest.raises(BadInput, match=r"models\.aberrations needs the wavelength and the object pixel"):
+        models.find("aberrations")().check(pixels)  # type: ignore[misc]
+
+
+def lens(seed: int) -> tuple[Measurement, dict[str, float], dict]:
+    """A noisy scan by an aberrated electron probe, its aberrations, and a start that has 20 % less of each."""
+    made = simulate(
+        kind="electron", slices=1, views=200, window=64, seed=seed, overlap=0.75, photons_per_view=1e6
+    ).truth
+    pixel, wavelength = made.geometry.object_pixel_m, made.geometry.wavelength_m
+    assert pixel is not None and wavelength is not None
+    angle = 0.35 * wavelength / (2 * pixel[0])
+    defocus = 0.35 * 64 * pixel[0] / (2 * angle)
+    true = {"C10": -defocus, "C12": [0.15 * defocus, 0.4], "C21": [0.3 * defocus / angle, -0.7]}
+    true |= {"C30": 0.5 * defocus / angle**2}
+    told = {name: [WRONG * v[0], v[1]] if isinstance(v, list) else WRONG * v for name, v in true.items()}
+    probe = probes.aberrated(made.geometry.shape, pixel, wavelength, angle, true)[None]
+    made = replace(made, probe=probes.rescaled(probe, float((np.abs(made.probe) ** 2).sum())).numpy())
+    start = {"kind": "electron", "semiangle_rad": angle, "aberrations_m": told}
+    return made.measurement(np.concatenate(list(patterns(made)))), probes.aberration_parts(true), start
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_aberrations_that_were_told_wrong_are_found(seed: int) -> None:
+    scan, true, start = lens(seed)
+    recon = pm.Reconstruction(scan, device="cpu", probe={"start": start})
+    told = dict(recon.state.estimate.parameters["aberrations"])
+    for _ in recon.run(
+        {"engine": "lsqml", "epochs": 40, "batch": 50, "fidelity": "poisson", "models": {"aberrations": True}}
+    ):
+        pass
+    found = recon.state.estimate.parameters["aberrations"]
+    for name, value in true.items():
+        assert abs(told[name] / value - WRONG) < 1e-12
+        assert abs(found[name] / value - 1) < 0.02, name
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_scan_that_was_told_turned_and_stretched_is_found(seed: int) -> None:
+    """By 1 degree and 1 %, with 0.5 px of jitter and Poisson noise, to 0.1 degree and 0.1 %."""
+    scan = simulate(
+        kind="xray", views=200, window=64, probe_guess="true", position_error_px=0.5, seed=seed, overlap=0.7
+    ).measurement
+    middle, angle = scan.positions.mean(axis=0), math.radians(1)
+    turn = 1.01 * np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    recon = pm.Reconstruction(replace(scan, positions=(scan.positions - middle) @ turn.T + middle), device="cpu")
+    stage = {"engine": "lsqml", "epochs": 50, "batch": 50, "positions": True, "models": {"scan_geometry": True}}
+    for _ in recon.run(stage):
+        pass
+    found = recon.state.estimate.parameters["scan_geometry"]
+    assert abs(math.degrees(found["rotation"]) + 1) < 0.1
+    assert abs(1.01 * (1 + found["scale"]) - 1) < 1e-3
+
+
+def test_numbers_stay_in_the_result(tmp_path: Path) -> None:
+    scan, _, start = lens(0)
+    recon = pm.Reconstruction(scan, device="cpu", probe={"start": start})
+    for _ in recon.run({"engine": "rpie", "epochs": 1, "batch": 50, "models": {"aberrations": {"terms": ["C10"]}}}):
+        pass
+    recon.save(tmp_path / "result.h5")
+    found = pm.Result.load(tmp_path / "result.h5").parameters
+    assert found == recon.state.estimate.parameters
+    assert set(found["aberrations"]) == {"C10", "C12a", "C12b", "C21a", "C21b", "C30"}
+
+
+NEW = """
+from typing import ClassVar, Literal
+import torch
+from torch import Tensor
+from ptymesh.models import Parametrisation
+
+
+class Brightness(Parametrisation):
+    \"\"\"P = exp(b) P_0.\"\"\"
+
+    name: ClassVar[str] = "brightness"
+    of: ClassVar[Literal["probe", "positions"]] = "probe"
+
+    @property
+    def alone(self) -> bool:
+        return True
+
+    def units(self) -> dict[str, str]:
+        return {"b": "1"}
+
+    def directions(self, geometry, estimate) -> Tensor:
+        return estimate.probe.to(torch.complex128)[None]
+
+    def moved(self, geometry, estimate, x, before, after) -> Tensor:
+        return x * float((after - before).exp())
+"""
+
+
+@pytest.fixture
+def brightness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A parametrisation in a file of its own, in the package."""
+    (tmp_path / "brightness.py").write_text(NEW)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    models._own.cache_clear()
+    yield
+    models._own.cache_clear()
+
+
+def test_a_file_in_the_package_is_all_that_a_new_one_takes(brightness: None, tmp_path: Path) -> None:
+    scan = simulate(views=60, window=64, probe_guess="true").measurement
+    recon = pm.Reconstruction(scan, device="cpu")
+    recon.state.estimate.probe *= 0.9
+    for _ in recon.run({"engine": "epie", "epochs": 10, "batch": 20, "models": {"brightness": {"lr": 0.05}}}):
+        pass
+    assert recon.state.estimate.parameters["brightness"]["b"] > 0.02
+    recon.save(tmp_path / "result.h5")
+    assert pm.Result.load(tmp_path / "result.h5").parameters == recon.state.estimate.parameters
