@@ -19,9 +19,9 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ptymesh.engines import ENGINES, Engine
+from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
-from ptymesh.models import Parametrisation, find, names
+from ptymesh.models import MODELS, Parametrisation
 from ptymesh.run.recipe import Recipe
 
 PAGE = Path(__file__).with_name("recipe.md")
@@ -50,7 +50,7 @@ SCHEDULES = """\
 
 Position refinement and each kind of upkeep have their own, in epochs of the stage:
 """
-MODELS = """\
+NUMBERS = """\
 A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked
 for them in [engines](engines.md). Each stands under its name, on/off, with a [schedule](#schedules), and:
 """
@@ -80,7 +80,9 @@ class Page:
         self.parts.append(SCHEDULES)
         self.table(Schedule, "")
         for name, field in Engine.model_fields.items():
-            if name == "models":
+            if name == "constraints":
+                self.places[Constraint] = None
+            elif name == "models":
                 self.parametrisations(STAGE + name)
             else:
                 self.groups(field, STAGE + name)
@@ -111,11 +113,9 @@ class Page:
     def parametrisations(self, path: str) -> None:
         """A section for each parametrisation that there is."""
         self.places[Parametrisation] = None
-        self.parts.append(f"### {path}\n\n{MODELS}")
+        self.parts.append(f"### {path}\n\n{NUMBERS}")
         self.table(Parametrisation, f"{path}.NAME.", ["lr"])
-        for name in names():
-            kind = find(name)
-            assert kind is not None
+        for name, kind in MODELS.items():
             self.parts.append(f"#### {path}.{name}\n\n{summary(kind)}\n")
             self.table(
                 kind, f"{path}.{name}.", [key for key in kind.model_fields if key in inspect.get_annotations(kind)]

@@ -125,13 +125,30 @@ def contributed(world: Any, path: str, scan: str) -> Any:
 
 
 def test_the_engine_of_the_guide(ranks: Any, scan: Path, tmp_path: Path) -> None:
-    (block,) = blocks("CONTRIBUTING.md", "python")
+    block = guide("Means")
     assert 25 <= len(block.splitlines()) <= 36
     (tmp_path / "means.py").write_text(block)
     arguments = (str(tmp_path / "means.py"), str(scan))
     ((residuals, alone),) = ranks(1, contributed, *arguments)
     assert residuals[-1] < 0.2 * residuals[0], "it reconstructs"
     assert relative(ranks(2, contributed, *arguments)[1][1], alone) < 1e-12
+
+
+def guide(name: str) -> str:
+    """The program of CONTRIBUTING.md that defines this class."""
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if f"class {name}(" in block]
+    return block
+
+
+def test_the_constraint_of_the_guide(scan: Path) -> None:
+    import ptymesh as pm
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("PurePhase"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    recon = Reconstruction(pm.load(scan), device="cpu")
+    list(recon.run(pm.RPIE(epochs=2, constraints={"pure_phase": {"start": 2}})))
+    assert abs(abs(recon.object) - 1).max() < 1e-6
+    del names["CONSTRAINTS"]._own["pure_phase"]
 
 
 def test_recipes_of_the_pages() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.engines import EPIE, SGD, Adam, registry, regularisers
+from ptymesh import registry
+from ptymesh.engines import EPIE, SGD, Adam, regularisers
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.losses import LOSSES, OfFunction
 from ptymesh.engines.regularisers import REGULARISERS

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from ptymesh.engines import RPIE, constraints, positions
-from ptymesh.engines.base import Limits, Schedule, Smooth, Support
+from ptymesh.engines.constraints import Limits, Smooth, Support
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft
 from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.schedule import Schedule
 from ptymesh.simulate import simulate
 from toy import Toy, make, relative
 

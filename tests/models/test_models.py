@@ -4,6 +4,8 @@ Scans are simulated with known aberrations and geometry, and reconstructed with 
 """
 
 import math
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from ptymesh import models
 from ptymesh.engines import ENGINES, LSQML
 from ptymesh.errors import BadInput
 from ptymesh.measurement import Measurement
+from ptymesh.models import MODELS
 from ptymesh.physics import probes
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import patterns, simulate
@@ -25,13 +28,11 @@ from toy import make
 WRONG = 0.8
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", list(MODELS))
 def test_directions_are_derivatives(name: str) -> None:
     """Of `moved`, but for what no pattern tells: a phase of the whole probe."""
     toy = make(modes=2)
-    kind = models.find(name)
-    assert kind is not None
-    one, e, geometry = kind(), toy.start(), toy.problem().geometry
+    one, e, geometry = MODELS[name](), toy.start(), toy.problem().geometry
     x, J = getattr(e, one.of), one.directions(geometry, e)
     assert len(J) == len(one.units())
     zero = torch.zeros(len(J), dtype=torch.float64)
@@ -50,12 +51,10 @@ def test_directions_are_derivatives(name: str) -> None:
         assert float((found - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", list(MODELS))
 def test_moves_add_up(name: str) -> None:
     toy = make(modes=2)
-    kind = models.find(name)
-    assert kind is not None
-    one, e, geometry = kind(), toy.start(), toy.problem().geometry
+    one, e, geometry = MODELS[name](), toy.start(), toy.problem().geometry
     x = getattr(e, one.of)
     scale = 1e-2 * x.abs().max() / one.directions(geometry, e).abs().flatten(1).amax(1)
     zero, half, full = (f * scale for f in (0, 0.5, 1))
@@ -72,7 +71,7 @@ def test_recipes_say_what_moves() -> None:
     again = Recipe.from_yaml(recipe.to_yaml())
     for one in (recipe, again):
         found = one.stages[0].models
-        assert found["aberrations"] == models.find("aberrations")(terms=["C10"])  # type: ignore[misc]
+        assert found["aberrations"] == MODELS["aberrations"](terms=["C10"])  # type: ignore[call-arg]
         assert found["scan_geometry"].lr == 0.1
     assert not LSQML(models={"aberrations": False}).models
 
@@ -80,7 +79,7 @@ def test_recipes_say_what_moves() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"abberations": True}, "models has no 'abberations'; there are aberrations, scan_geometry"),
+        ({"abberations": True}, "'abberations' is not a model; did you mean aberrations"),
         ({"aberrations": {"terms": ["C11"]}}, "There is no aberration C11; m is at most n \\+ 1"),
         ({"aberrations": {"terms": ["C10", "C10"]}}, "names an aberration twice: C10, C10"),
         ({"aberrations": {"lr": 0}}, "models.aberrations.lr is 0"),
@@ -105,7 +104,7 @@ def test_what_an_engine_cannot_move_is_refused() -> None:
         LSQML(models={"scan_geometry": True}).check(make(subpixel="none").problem())
     pixels = replace(toy.problem().geometry, wavelength_m=None, object_pixel_m=None)
     with pytest.raises(BadInput, match=r"models\.aberrations needs the wavelength and the object pixel"):
-        models.find("aberrations")().check(pixels)  # type: ignore[misc]
+        MODELS["aberrations"]().check(pixels)
 
 
 def lens(seed: int) -> tuple[Measurement, dict[str, float], dict]:
@@ -169,42 +168,18 @@ def test_numbers_stay_in_the_result(tmp_path: Path) -> None:
     assert set(found["aberrations"]) == {"C10", "C12a", "C12b", "C21a", "C21b", "C30"}
 
 
-NEW = """
-from typing import ClassVar, Literal
-import torch
-from torch import Tensor
-from ptymesh.models import Parametrisation
-
-
-class Brightness(Parametrisation):
-    \"\"\"P = exp(b) P_0.\"\"\"
-
-    name: ClassVar[str] = "brightness"
-    of: ClassVar[Literal["probe", "positions"]] = "probe"
-
-    @property
-    def alone(self) -> bool:
-        return True
-
-    def units(self) -> dict[str, str]:
-        return {"b": "1"}
-
-    def directions(self, geometry, estimate) -> Tensor:
-        return estimate.probe.to(torch.complex128)[None]
-
-    def moved(self, geometry, estimate, x, before, after) -> Tensor:
-        return x * float((after - before).exp())
-"""
-
-
 @pytest.fixture
 def brightness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A parametrisation in a file of its own, in the package."""
-    (tmp_path / "brightness.py").write_text(NEW)
+    """That of CONTRIBUTING.md, in a file of its own in the package."""
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (program,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```", guide, re.S | re.M) if "class Brightness" in block
+    ]
+    (tmp_path / "brightness.py").write_text(program)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
-    models._own.cache_clear()
+    models.find_files()
     yield
-    models._own.cache_clear()
+    del models.MODELS._own["brightness"], sys.modules["ptymesh.models.brightness"]
 
 
 def test_a_file_in_the_package_is_all_that_a_new_one_takes(brightness: None, tmp_path: Path) -> None:

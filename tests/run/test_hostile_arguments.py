@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ptymesh as pm
-from ptymesh.engines.base import Limits
+from ptymesh.engines.constraints import Limits
 from ptymesh.engines.schedulers import Scheduler
 from ptymesh.io.cxi_writer import write_cxi
 from ptymesh.io.options import PositionOptions

@@ -34,12 +34,13 @@ COMMANDS = {
     "tune": "Search for the recipe that suits best.",
     "orient": "How does the detector lie to the scan?",
     "bench": "How fast is it here, against the floor?",
+    "plugins": "What can be plugged in, and what is?",
 }
 
 #: What helps where memory ran out unforeseen.
 MORE_MEMORY = "free some or take a larger machine; of a run, use more ranks, fewer pixels or precision: single"
 #: Commands of which nothing remains but what they print: losing that is a failure.
-SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "--version")
+SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "plugins", "--version")
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"

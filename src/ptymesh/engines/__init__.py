@@ -1,8 +1,9 @@
-"""Reconstruction algorithms, one per file. `ENGINES` maps the name in a recipe to its class."""
+"""Reconstruction algorithms, one per file. `ENGINES` knows them by their names in a recipe."""
 
 from ptymesh.engines.base import Engine
 from ptymesh.engines.bh import BH
 from ptymesh.engines.cg import CG
+from ptymesh.engines.constraints import CONSTRAINTS, Constraint
 from ptymesh.engines.lbfgs import LBFGS
 from ptymesh.engines.lsqml import LSQML
 from ptymesh.engines.optimisers import (
@@ -20,14 +21,20 @@ from ptymesh.engines.optimisers import (
 )
 from ptymesh.engines.pie import EPIE, MPIE, RPIE
 from ptymesh.engines.projections import AP, DM, RAAR
+from ptymesh.registry import Registry, subclass_of
 
 _ALL: tuple[type[Engine], ...] = (EPIE, RPIE, MPIE, LSQML, DM, RAAR, AP, BH, CG, LBFGS, *ELEMENTWISE)
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in _ALL}
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine", "ptymesh.engines", subclass_of(Engine), "make it a subclass of ptymesh.engines.Engine"
+)
+for _engine in _ALL:
+    ENGINES.register(_engine.name)(_engine)
 
 __all__ = [
     "AP",
     "BH",
     "CG",
+    "CONSTRAINTS",
     "DM",
     "ENGINES",
     "EPIE",
@@ -43,6 +50,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Constraint",
     "Engine",
     "NAdam",
     "RAdam",

@@ -12,15 +12,28 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
-from ptymesh import models
+from ptymesh.engines.constraints import (
+    CONSTRAINTS,
+    Amplitude,
+    Centre,
+    Constraint,
+    FourierSupport,
+    Orthogonalise,
+    Phase,
+    Power,
+    Ramp,
+    Scale,
+    Smooth,
+    Support,
+)
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.models import Parametrisation
+from ptymesh.models import MODELS, Parametrisation
 from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
+from ptymesh.registry import Registry
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
-from ptymesh.sentences import shown
 
 #: How batches are made up (run/batches.py).
 Order = Literal["random", "uniform", "compact"]
@@ -39,44 +52,6 @@ class Positions(Schedule):
     limit_px: float = Field(0.5, gt=0, le=1)
     drift: bool = True
     affine: bool = False
-
-
-class Power(Schedule):
-    """Gauge that holds sum |P|^2 at `counts` (default: what it is when first applied); the object takes the inverse."""
-
-    counts: float | None = Field(None, gt=0)
-
-
-class Support(Schedule):
-    """Disc outside of which the probe is zero, in real space or in Fourier space, as a fraction of the half window.
-
-    edge: width of the smooth (cosine) edge as a fraction of the half window.
-    """
-
-    radius: float = Field(0.9, gt=0, le=1.5)
-    edge: float = Field(0.05, ge=0, le=1)
-
-
-class Limits(Schedule):
-    """Values below `low` and above `high` are brought back to the limit."""
-
-    low: float | None = None
-    high: float | None = None
-
-    @model_validator(mode="after")
-    def _ordered_limits(self) -> Limits:
-        if self.low is None and self.high is None:
-            raise ValueError("give low, high or both")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"low ({self.low}) is above high ({self.high})")
-        return self
-
-
-class Smooth(Schedule):
-    """Object blended with its Gaussian-filtered self: O + weight (G O - O), standard deviation sigma_px."""
-
-    sigma_px: float = Field(1.0, gt=0, le=16)
-    weight: float = Field(0.1, gt=0, le=1)
 
 
 class Variable(Schedule):
@@ -98,30 +73,33 @@ class ProbeUpkeep(Options):
     intensity: Annotated[Variable | None, OnOff] = None
     opr: Annotated[Variable | None, OnOff] = Variable()
     power: Annotated[Power | None, OnOff] = None
-    centre: Annotated[Schedule | None, OnOff] = None
-    orthogonalise: Annotated[Schedule | None, OnOff] = Schedule()
+    centre: Annotated[Centre | None, OnOff] = None
+    orthogonalise: Annotated[Orthogonalise | None, OnOff] = Orthogonalise()
     support: Annotated[Support | None, OnOff] = None
-    fourier_support: Annotated[Support | None, OnOff] = None
+    fourier_support: Annotated[FourierSupport | None, OnOff] = None
 
 
 class ObjectUpkeep(Options):
     """Object: limits of amplitude and of phase (rad), smoothing, ramp removal, scale gauge (mean amplitude 1)."""
 
-    amplitude: Limits | None = None
-    phase: Limits | None = None
+    amplitude: Amplitude | None = None
+    phase: Phase | None = None
     smooth: Annotated[Smooth | None, OnOff] = None
-    ramp: Annotated[Schedule | None, OnOff] = None
-    scale: Annotated[Schedule | None, OnOff] = None
+    ramp: Annotated[Ramp | None, OnOff] = None
+    scale: Annotated[Scale | None, OnOff] = None
 
 
-def _model(name: Any, options: Any) -> Any:
-    """A parametrisation from what stands under its name. Raises ValueError where there is none of it."""
-    if isinstance(options, Parametrisation):
-        return options
-    kind = models.find(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ValueError(f"models has no {shown(name)}; there are {', '.join(models.names())}")
-    return kind.parse({} if options is True else options, f"models.{name}")
+def _named(given: Any, registry: Registry, key: str) -> Any:
+    """Groups of options, each under the name of its class; `true` with its defaults, `false` not at all."""
+    if not isinstance(given, dict):
+        return given
+    found = {}
+    for name, options in given.items():
+        if isinstance(options, Options):
+            found[name] = options
+        elif options is not None and options is not False:
+            found[name] = registry[name].parse({} if options is True else options, f"{key}.{name}")
+    return found
 
 
 class Engine(Options):
@@ -129,8 +107,8 @@ class Engine(Options):
 
     Fields: epochs; batch, views per update over all ranks (None: all); order, how batches are made up: spread over the
     scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of
-    positions, probe and object; models, numbers that make up probe or positions; coarsen, the factor by which pixels
-    are larger, using the inner part of the detector.
+    positions, probe and object; models, numbers that make up probe or positions; constraints of other packages;
+    coarsen, the factor by which pixels are larger, using the inner part of the detector.
     """
 
     name: ClassVar[str]
@@ -147,6 +125,7 @@ class Engine(Options):
     probe: ProbeUpkeep = ProbeUpkeep()
     object: ObjectUpkeep = ObjectUpkeep()
     models: dict[str, SerializeAsAny[Parametrisation]] = Field(default_factory=dict)
+    constraints: dict[str, SerializeAsAny[Constraint]] = Field(default_factory=dict)
 
     _state: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _per_view: dict[str, Tensor] = PrivateAttr(default_factory=dict)
@@ -154,10 +133,12 @@ class Engine(Options):
     @field_validator("models", mode="before")
     @classmethod
     def _models(cls, given: Any) -> Any:
-        """Each by its name; `true` with its defaults, `false` not at all."""
-        if not isinstance(given, dict):
-            return given
-        return {name: _model(name, options) for name, options in given.items() if options not in (False, None)}
+        return _named(given, MODELS, "models")
+
+    @field_validator("constraints", mode="before")
+    @classmethod
+    def _constraints(cls, given: Any) -> Any:
+        return _named(given, CONSTRAINTS, "constraints")
 
     @model_validator(mode="after")
     def _one_gauge(self) -> Engine:

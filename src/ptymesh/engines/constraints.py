@@ -9,12 +9,13 @@ object with the inverse ramp on the probe. Intensities do not change by them.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ptymesh.engines import waves
-from ptymesh.engines.base import Engine, Limits, Smooth, Support
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.physics.elementwise import times
@@ -23,39 +24,178 @@ from ptymesh.physics.propagate import fft, ifft
 from ptymesh.physics.rounding import total_of
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
+from ptymesh.registry import Registry, subclass_of
+from ptymesh.schedule import Schedule
+
+if TYPE_CHECKING:
+    from ptymesh.engines.base import Engine
 
 #: Pixels that are lit at least so strongly, as a fraction of the brightest, decide gauges of the object.
 LIT = 0.1
 
 
-def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int) -> None:
-    """All upkeep of probe and object that is due after this epoch (1-based)."""
-    probe, obj = engine.probe, engine.object
-    if epoch > probe.frozen:
-        if probe.support and probe.support.active(epoch):
-            estimate.probe *= disc(estimate.window, probe.support, estimate.probe, centred=True)
-        if probe.fourier_support and probe.fourier_support.active(epoch):
-            aperture = disc(estimate.window, probe.fourier_support, estimate.probe, centred=False)
-            estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
-        if probe.orthogonalise and probe.orthogonalise.active(epoch) and len(estimate.probe) > 1:
+class Constraint(Schedule):
+    """What is done to probe and object after the epochs of its schedule. Options are fields.
+
+    Those of ptymesh are keys of `probe` and `object` of a stage; one of another package, which offers it by an entry
+    point of the group `ptymesh.constraints`, stands under its name in `constraints`.
+    """
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """Changes the estimate in place, on all ranks alike. Where object, probe and positions become others with the
+        same intensities, exit waves that the engine keeps must follow (waves.py)."""
+        raise NotImplementedError
+
+
+CONSTRAINTS: Registry[type[Constraint]] = Registry(
+    "constraint", "ptymesh.constraints", subclass_of(Constraint), "make it a subclass of ptymesh.engines.Constraint"
+)
+
+
+class Support(Constraint):
+    """Disc outside of which the probe is zero, in real space or in Fourier space, as a fraction of the half window.
+
+    edge: width of the smooth (cosine) edge as a fraction of the half window.
+    """
+
+    radius: float = Field(0.9, gt=0, le=1.5)
+    edge: float = Field(0.05, ge=0, le=1)
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        estimate.probe *= disc(estimate.window, self, estimate.probe, centred=True)
+
+
+class FourierSupport(Support):
+    """The same disc in Fourier space: the aperture."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        aperture = disc(estimate.window, self, estimate.probe, centred=False)
+        estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
+
+
+class Orthogonalise(Constraint):
+    """Probe modes are made orthogonal, the strongest first."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        if len(estimate.probe) > 1:
             rotation = problem.world.broadcast(orthogonalising(estimate.probe))[0]
             estimate.probe.copy_(mixed(estimate.probe, rotation))
             waves.rotate(engine, rotation)
-    if obj.smooth and obj.smooth.active(epoch):
-        _smooth(problem, estimate, obj.smooth)
-    if obj.amplitude and obj.amplitude.active(epoch):
-        limit_amplitude(estimate.object, obj.amplitude)
-    if obj.phase and obj.phase.active(epoch):
-        limit_phase(estimate.object, obj.phase)
-    if obj.ramp and obj.ramp.active(epoch):
+
+
+class Smooth(Constraint):
+    """Object blended with its Gaussian-filtered self: O + weight (G O - O), standard deviation sigma_px."""
+
+    sigma_px: float = Field(1.0, gt=0, le=16)
+    weight: float = Field(0.1, gt=0, le=1)
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        around, where = problem.layout.around(estimate.object, estimate, _reach(self))
+        top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+        height, width = estimate.object.shape[-2:]
+        estimate.object.copy_(smoothed(around, self)[:, top : top + height, left : left + width])
+
+
+class Limits(Constraint):
+    """Values below `low` and above `high` are brought back to the limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered_limits(self) -> Limits:
+        if self.low is None and self.high is None:
+            raise ValueError("give low, high or both")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+
+class Amplitude(Limits):
+    """Of |O|."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        limit_amplitude(estimate.object, self)
+
+
+class Phase(Limits):
+    """Of arg O, in rad."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        limit_phase(estimate.object, self)
+
+
+class Ramp(Constraint):
+    """Gauge without a linear phase ramp of the object; the probe takes the inverse."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
         waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, lit(problem, estimate)))
-    if obj.scale and obj.scale.active(epoch):
+
+
+class Scale(Constraint):
+    """Gauge with mean amplitude 1 of the object where it is lit; the probe takes the inverse."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
         mean = problem.mean(estimate.object.abs(), lit(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
-    if probe.centre and probe.centre.active(epoch):
+
+
+class Centre(Constraint):
+    """Gauge with the probe's centre of mass in the middle of the window; positions follow."""
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
         waves.move(engine, problem, centre(estimate, whole=problem.model.subpixel == "none"))
-    if probe.power and probe.power.active(epoch):
-        hold_power(engine, estimate)
+
+
+class Power(Constraint):
+    """Gauge that holds sum |P|^2 at `counts` (default: what it is when first applied); the object takes the inverse."""
+
+    counts: float | None = Field(None, gt=0)
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+        """See the base."""
+        current = total_of(torch.view_as_real(estimate.probe).square())
+        if self.counts is None:
+            engine.state.setdefault("probe_power", current.clone())
+        target = float(engine.state["probe_power"]) if self.counts is None else self.counts
+        rescale(estimate, math.sqrt(float(current) / target))
+
+
+#: In the order in which they are applied: keys of `probe` and `object`. The first ones leave a frozen probe alone.
+ORDER = (
+    ("probe", "support"),
+    ("probe", "fourier_support"),
+    ("probe", "orthogonalise"),
+    ("object", "smooth"),
+    ("object", "amplitude"),
+    ("object", "phase"),
+    ("object", "ramp"),
+    ("object", "scale"),
+    ("probe", "centre"),
+    ("probe", "power"),
+)
+OF_MOVING_PROBE = ("support", "fourier_support", "orthogonalise")
+
+
+def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int) -> None:
+    """All constraints that are due after this epoch (1-based), those of other packages last."""
+    for group, key in ORDER:
+        constraint: Constraint | None = getattr(getattr(engine, group), key)
+        held = epoch <= engine.probe.frozen and key in OF_MOVING_PROBE
+        if constraint and constraint.active(epoch) and not held:
+            constraint.apply(problem, estimate, engine)
+    for constraint in engine.constraints.values():
+        if constraint.active(epoch):
+            constraint.apply(problem, estimate, engine)
 
 
 def lit(problem: Problem, estimate: Estimate) -> Tensor:
@@ -68,18 +208,6 @@ def rescale(estimate: Estimate, factor: float) -> None:
     """Product of the slices times `factor`, shared evenly; probe divided by it."""
     estimate.object *= factor ** (1 / len(estimate.object))
     estimate.probe /= factor
-
-
-def hold_power(engine: Engine, estimate: Estimate) -> None:
-    """sum |P|^2 to the stage's value (remembered from the first time where the recipe names none)."""
-    assert engine.probe.power is not None
-    current = total_of(torch.view_as_real(estimate.probe).square())
-    if engine.probe.power.counts is None:
-        engine.state.setdefault("probe_power", current.clone())
-        target = float(engine.state["probe_power"])
-    else:
-        target = engine.probe.power.counts
-    rescale(estimate, math.sqrt(float(current) / target))
 
 
 def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
@@ -161,13 +289,6 @@ def limit_phase(obj: Tensor, limits: Limits) -> None:
     phase = phase_of(obj)
     bounded = phase.clamp(limits.low, limits.high)
     obj.copy_(torch.where(bounded == phase, obj, torch.polar(obj.abs(), bounded)))
-
-
-def _smooth(problem: Problem, estimate: Estimate, smooth: Smooth) -> None:
-    around, where = problem.layout.around(estimate.object, estimate, _reach(smooth))
-    top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
-    height, width = estimate.object.shape[-2:]
-    estimate.object.copy_(smoothed(around, smooth)[:, top : top + height, left : left + width])
 
 
 def _reach(smooth: Smooth) -> int:

@@ -29,10 +29,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ptymesh.engines.registry import Registry
 from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window, raised
 from ptymesh.physics.fidelity import DARK, Data, Fidelity
+from ptymesh.registry import Registry
 
 PixelLoss = Callable[[Tensor, Tensor], Tensor]
 

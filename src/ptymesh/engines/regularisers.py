@@ -24,8 +24,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ptymesh.engines.registry import Registry
 from ptymesh.physics.elementwise import phase
+from ptymesh.registry import Registry
 
 Density = Callable[[Tensor], Tensor]
 

@@ -9,16 +9,19 @@ kept ones must not stay behind. Which they are: every complex (n, M, h, w) of `e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.modes import mixed
 from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
+
+if TYPE_CHECKING:
+    from ptymesh.engines.base import Engine
 
 
 def rotate(engine: Engine, rotation: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
+from typing import Protocol
 
 from ptymesh.errors import BadInput
 from ptymesh.io import cxi, generic, tike
@@ -15,9 +15,33 @@ from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
+from ptymesh.registry import Registry
 
-#: Readers, asked in this order whether a file is theirs.
-READERS: tuple[ModuleType, ...] = (cxi, tike)
+
+class Reader(Protocol):
+    """A format: a module or an object. NAME: for messages."""
+
+    NAME: str
+
+    def recognises(self, path: Path, data: DataOptions) -> bool:
+        """Whether the file is of this format; asked of every file, so it looks at little and raises nothing."""
+        ...
+
+    def read(self, path: Path, data: DataOptions) -> RawScan:
+        """The scan as stored. Raises BadInput for unsound files."""
+        ...
+
+
+def _is_reader(thing: object) -> bool:
+    return all(hasattr(thing, name) for name in ("NAME", "recognises", "read"))
+
+
+#: Asked in this order whether a file is theirs, ptymesh's own first.
+READERS: Registry[Reader] = Registry(
+    "reader", "ptymesh.readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
+)
+for _name, _reader in (("cxi", cxi), ("tike", tike)):
+    READERS.register(_name)(_reader)
 IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 
@@ -36,10 +60,10 @@ def open_scan(data: DataOptions) -> RawScan:
     path = unpacked(data.path)
     if data.keys is not None:
         return generic.read(path, data.keys, data)
-    for reader in READERS:
+    for name in READERS.names():
+        reader = READERS[name]
         if reader.recognises(path, data):
-            scan: RawScan = reader.read(path, data)
-            return scan
+            return reader.read(path, data)
     raise BadInput(_unknown(path, data.path))
 
 
@@ -58,7 +82,7 @@ def _is_file(path: Path) -> None:
 
 def _unknown(path: Path, shown: Path) -> str:
     """What can be said about a file that no reader knows."""
-    known = " nor ".join(reader.NAME for reader in READERS)
+    known = " nor ".join(READERS[name].NAME for name in READERS.names())
     if is_hdf5(path):
         with open_hdf5(path) as file:
             return f"{shown} is HDF5, but not {known}; name its datasets {IN_KEYS}: it has {listing(file)}."

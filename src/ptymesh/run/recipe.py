@@ -31,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from ptymesh.engines import REFUSED, Engine, offered
+from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, Options, PositionOptions
@@ -188,12 +188,12 @@ def engine_of(path: str, stage: Any) -> Engine:
     options = {key: value for key, value in stage.items() if key != "engine"}
     name = stage.get("engine")
     if name is None:
-        raise BadInput(f"{path}.engine is missing; it should be {' or '.join(offered.names())}.")
+        raise BadInput(f"{path}.engine is missing; it should be {' or '.join(ENGINES.names())}.")
     if isinstance(name, str) and name in REFUSED:
         raise BadInput(f"{path}.engine is {name!r}, which is no engine here: {REFUSED[name]}.")
-    engine = offered.find(name) if isinstance(name, str) else None
+    engine = ENGINES.find(name) if isinstance(name, str) else None
     if engine is None:
-        raise BadInput(unknown_word(f"{path}.engine", name, offered.names()))
+        raise BadInput(unknown_word(f"{path}.engine", name, ENGINES.names()))
     return engine.parse(options, path)
 
 

@@ -1,0 +1,34 @@
+"""ptymesh plugins: what can be plugged in, and what is."""
+
+from __future__ import annotations
+
+import typer
+
+
+def command() -> None:
+    """List engines, models, constraints, losses, regularisers and readers: ptymesh's own and those of other packages.
+
+    What a package offers is imported, so that what does not work is told here. Status 2 where something does not.
+    """
+    import ptymesh.engines.losses
+    import ptymesh.engines.regularisers
+    import ptymesh.io.load  # noqa: F401 - each has its registry
+    from ptymesh.errors import BadInput
+    from ptymesh.registry import Registry
+
+    broken = 0
+    for group, registry in sorted(Registry.all.items()):
+        typer.echo(f"{registry.kind}s ({group}): {', '.join([*registry.also, *registry]) or 'none of its own'}")
+        for point in registry.offered():
+            note = ""
+            if point.name in registry:
+                note = "  not used: ptymesh has one of this name; offer it under another"
+            else:
+                try:
+                    registry.load(point)
+                except BadInput as error:
+                    broken, note = broken + 1, f"  {error}"
+            package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+            typer.echo(f"  {point.name} = {point.value}{package}{note}")
+    if broken:
+        raise BadInput(f"{broken} of what packages offer cannot be used; see above.")

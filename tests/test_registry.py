@@ -1,0 +1,138 @@
+"""What other packages offer: engines, models, constraints, functions and readers, by entry points."""
+
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ptymesh as pm
+from ptymesh import registry
+from ptymesh.cli.main import app
+from ptymesh.engines import ENGINES, RPIE, Constraint
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.io.cxi import write_measurement
+from ptymesh.io.load import READERS, cxi
+from ptymesh.problem import Problem
+from ptymesh.run.loop import Loop
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.state import RunState
+from ptymesh.simulate import simulate
+from toy import make
+
+
+class Mine(RPIE):
+    """A user's engine."""
+
+    name: ClassVar[str] = "mine"
+    boldness: float = 2.0
+
+
+class Quieter(Constraint):
+    """|P| a little smaller."""
+
+    by: float = 0.5
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: pm.RPIE) -> None:
+        estimate.probe *= self.by
+
+
+def theirs(obj):  # type: ignore[no-untyped-def]
+    """A regulariser."""
+    return obj.abs()
+
+
+upside_down = SimpleNamespace(
+    NAME="upside-down CXI",
+    recognises=lambda path, data: path.suffix == ".ixc",
+    read=lambda path, data: cxi.read(path, data),
+)
+POINTS = [
+    ("mine", "theirs:Mine", "ptymesh.engines"),
+    ("odd", "pathlib:Path", "ptymesh.engines"),
+    ("lost", "nowhere:Lost", "ptymesh.engines"),
+    ("rpie", "theirs:Mine", "ptymesh.engines"),
+    ("quieter", "theirs:Quieter", "ptymesh.constraints"),
+    ("theirs", "theirs:theirs", "ptymesh.regularisers"),
+    ("upside_down", "theirs:upside_down", "ptymesh.readers"),
+]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that offers one of each, and some that do not work."""
+    package = ModuleType("theirs")
+    for thing in (Mine, Quieter, theirs):
+        setattr(package, thing.__name__, thing)
+    package.upside_down = upside_down  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "theirs", package)
+    points = EntryPoints(EntryPoint(*point) for point in POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_engine_is_found_by_name() -> None:
+    raw = {"data": {"path": "scan.cxi"}, "stages": [{"engine": "mine", "boldness": 3}]}
+    recipe = Recipe.parse(raw)
+    assert recipe.stages == [Mine(boldness=3)]
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert {"rpie", "mine"} <= set(ENGINES.names())
+    assert ENGINES["rpie"] is RPIE, "ptymesh's own come first"
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"odd = pathlib:Path is no engine; make it a subclass of"):
+        ENGINES.find("odd")
+    with pytest.raises(BadInput, match=r"lost = nowhere:Lost cannot be imported \(ModuleNotFoundError"):
+        ENGINES.find("lost")
+    with pytest.raises(BadInput, match="did you mean mine"):
+        Recipe.parse({"data": {"path": "scan.cxi"}, "stages": [{"engine": "minee"}]})
+    assert ENGINES.find("none") is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_constraint_is_applied_on_its_schedule() -> None:
+    found = []
+    for constraints in ({}, {"quieter": {"by": 0.25, "start": 2}}):
+        toy = make(modes=2)
+        stage = RPIE(epochs=2, constraints=constraints)
+        state = RunState(toy.start())
+        for _ in Loop(toy.problem(), state, [stage], seed=3).epochs():
+            found.append(state.estimate.probe.numpy().copy())
+    assert np.array_equal(found[2], found[0]) and np.array_equal(found[3], 0.25 * found[1])
+    with pytest.raises(BadInput, match="'quiter' is not a constraint; did you mean quieter"):
+        RPIE(constraints={"quiter": True})
+    with pytest.raises(BadInput, match=r"constraints\.quieter\.by is 'much'"):
+        RPIE(constraints={"quieter": {"by": "much"}})
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_reader_reads(tmp_path: Path) -> None:
+    scan = simulate(views=9, window=32).measurement
+    write_measurement(scan, tmp_path / "scan.cxi")
+    (tmp_path / "scan.cxi").rename(tmp_path / "scan.ixc")
+    assert READERS.names() == ["cxi", "tike", "upside_down"]
+    assert pm.load(tmp_path / "scan.ixc").views == 9
+
+
+@pytest.mark.usefixtures("installed")
+def test_all_are_listed() -> None:
+    result = CliRunner().invoke(app, ["plugins"])
+    lines = result.output.splitlines()
+    assert "engines (ptymesh.engines): epie, rpie, mpie, lsqml" in result.output
+    assert "models (ptymesh.models): aberrations, scan_geometry" in lines
+    assert "readers (ptymesh.readers): cxi, tike" in lines
+    assert "  mine = theirs:Mine" in lines and "  quieter = theirs:Quieter" in lines
+    assert any(line.startswith("  rpie = theirs:Mine  not used: ptymesh has one") for line in lines)
+    assert any("odd = pathlib:Path is no engine" in line for line in lines)
+    assert isinstance(result.exception, BadInput) and "2 of what packages offer" in str(result.exception)
+
+
+def test_without_packages_nothing_is_wrong() -> None:
+    assert CliRunner().invoke(app, ["plugins"]).exit_code == 0
