@@ -56,8 +56,10 @@ fuzz: setup
 faults: setup
 	$(BIN)/python tests/fuzz/faults.py --report faults.json
 
-# The Siemens star on 1 to 4 ranks, in both layouts, with one thread and two, and resumed elsewhere: a quarter of an hour.
+# Small problems of every family of engines, then the Siemens star, on 1 to 4 ranks, in both layouts, with one thread and
+# two, and resumed elsewhere: half an hour.
 conformance: setup
+	$(BIN)/python -m pytest -m every_cell -n 2 --dist worksteal tests/conformance
 	$(BIN)/python tests/conformance/star.py
 
 kills: setup

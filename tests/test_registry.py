@@ -125,9 +125,9 @@ def test_an_installed_reader_reads(tmp_path: Path) -> None:
 def test_all_are_listed() -> None:
     result = CliRunner().invoke(app, ["plugins"])
     lines = result.output.splitlines()
-    assert "engines (ptymesh.engines): epie, rpie, mpie, lsqml" in result.output
-    assert "models (ptymesh.models): aberrations, scan_geometry" in lines
-    assert "readers (ptymesh.readers): cxi, tike" in lines
+    assert "engines: epie, rpie, mpie, lsqml" in result.output
+    assert "models: aberrations, scan_geometry" in lines
+    assert "readers: cxi, tike" in lines
     assert "  mine = theirs:Mine" in lines and "  quieter = theirs:Quieter" in lines
     assert any(line.startswith("  rpie = theirs:Mine  not used: ptymesh has one") for line in lines)
     assert any("odd = pathlib:Path is no engine" in line for line in lines)

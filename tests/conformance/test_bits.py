@@ -133,9 +133,10 @@ def less_expected(powers: int) -> Iterator[None]:
         yield
 
 
-def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: int) -> dict:
+def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: Any) -> dict:
     """What one rank ends with, as arrays; `how`: double; chunk, views in it; threads; plain,
-    sums without rounding; less, powers of two that terms are expected to be smaller."""
+    sums without rounding; less, powers of two that terms are expected to be smaller; folder, from whose checkpoint it
+    goes on, or where it leaves one after so many batches, stop."""
     engine, case, stage = RUNS[run]
     dtype = torch.complex128 if how.get("double") else torch.complex64
     toy = make(window=window, dtype=dtype, **{"views": 41, **case, **FEW.get(window, {})})
@@ -145,9 +146,23 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
     problem = toy.problem(world, layout)
     problem.chunk_limit = how.get("chunk", 0)
     start = toy.start(position_error=0.5)
-    state = RunState(share(WITH.get(run, lambda e: e)(start), problem))
-    with threads_set(how.get("threads", 1)), plain_sums(bool(how.get("plain"))), less_expected(how.get("less", 0)):
-        Loop(problem, state, [ENGINES[engine](**options)], seed=7, hold_out=0.1).run()
+    if "folder" in how and "stop" not in how:
+        state = RunState.load(checkpoint.load(how["folder"]), problem)
+    else:
+        state = RunState(share(WITH.get(run, lambda e: e)(start), problem))
+    left = iter(range(how.get("stop", 1 << 30)))
+    one, stop = ENGINES[engine](**options), lambda: next(left, None) is None
+    loop = Loop(problem, state, [one], seed=7, hold_out=0.1, stop=stop)
+    loop.save = lambda: loop.state.save(how["folder"], loop.problem, {})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(threads_set(how.get("threads", 1)))
+        stack.enter_context(plain_sums(bool(how.get("plain"))))
+        stack.enter_context(less_expected(how.get("less", 0)))
+        if "stop" in how:
+            stack.enter_context(contextlib.suppress(Interrupted))
+        loop.run()
+    if "stop" in how:
+        return {}
     e = state.estimate
     arrays = {n: getattr(e, n).numpy() for n in ("probe", "positions", "background", "opr")}
     arrays["object"] = problem.layout.whole(e.object, e).numpy()

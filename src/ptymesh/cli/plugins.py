@@ -16,9 +16,11 @@ def command() -> None:
     from ptymesh.errors import BadInput
     from ptymesh.registry import Registry
 
+    typer.echo("A package offers NAME by an entry point of the group ptymesh.engines, ptymesh.models and so on.")
     broken = 0
     for group, registry in sorted(Registry.all.items()):
-        typer.echo(f"{registry.kind}s ({group}): {', '.join([*registry.also, *registry]) or 'none of its own'}")
+        own = ", ".join([*registry.also, *registry])
+        typer.echo(f"{group.removeprefix('ptymesh.')}: {own or 'those of ptymesh are keys of probe and object'}")
         for point in registry.offered():
             note = ""
             if point.name in registry:

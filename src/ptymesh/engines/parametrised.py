@@ -103,7 +103,8 @@ def _independent(J: Tensor, size: float) -> Tensor:
     norms = gram.diagonal().clamp(min=TINY).sqrt()
     strengths, turn = torch.linalg.eigh(gram / (norms[:, None] * norms))
     scaled = size * turn / (norms[:, None] * strengths.clamp(min=INDEPENDENT).sqrt())
-    return torch.where(strengths > INDEPENDENT, scaled, 0.0)
+    # row by row, as a checkpoint gives it back: torch sums along the memory, and what eigh makes lies column by column
+    return torch.where(strengths > INDEPENDENT, scaled, 0.0).contiguous()
 
 
 def _size(one: Parametrisation, estimate: Estimate) -> float:
