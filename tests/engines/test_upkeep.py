@@ -137,6 +137,19 @@ def test_limits() -> None:
     assert torch.allclose(obj.abs(), torch.tensor([0.5, 2, 0.5, 2**0.5], dtype=torch.float64))
 
 
+def test_smoothing_is_not_rounded_to_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv2d, allowed = torch.nn.functional.conv2d, []
+
+    def watched(*given: torch.Tensor) -> torch.Tensor:
+        allowed.append(torch.backends.cudnn.allow_tf32)
+        return conv2d(*given)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", watched)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    constraints.smoothed(make().truth.object, Smooth())
+    assert allowed == [False, False] and torch.backends.cudnn.allow_tf32
+
+
 def test_smoothing_keeps_constants_and_damps_noise() -> None:
     obj = torch.full((1, 64, 64), 2 + 1j, dtype=torch.complex128)
     assert torch.allclose(constraints.smoothed(obj, Smooth(sigma_px=2, weight=1)), obj)

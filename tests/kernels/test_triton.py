@@ -20,7 +20,7 @@ from toy import relative
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")
 
-from ptymesh.kernels import triton_kernels
+from ptymesh.kernels import triton_kernels, triton_passes
 from ptymesh.kernels.triton_passes import GpuPasses
 
 GPU = torch.cuda.is_available()
@@ -93,8 +93,28 @@ def assembly(kernel: Any, gpu: tuple[Any, ...], kind: str, constants: dict[str, 
     return str(compiled(source, target=GPUTarget(*gpu)).asm[kind])
 
 
+@pytest.mark.parametrize("wrong", ["no C compiler was found", ""])
+def test_without_a_compiler_torch_does_it(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tried(device: torch.device) -> None:
+        if wrong:
+            raise RuntimeError(wrong)
+
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(triton_passes, "tried", tried)
+    kernels._launches.cache_clear()
+    found = [type(kernels.passes_for(torch.device("cuda", 0), torch.complex64)) for _ in range(2)]
+    assert found == [Passes if wrong else GpuPasses] * 2
+    said = capsys.readouterr().err
+    assert said.count("Triton runs no kernel on cuda:0 (RuntimeError: no C compiler was found)") == bool(wrong), "once"
+    assert bool(said) == bool(wrong)
+    kernels._launches.cache_clear()
+
+
 def test_gpus_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "_launches", lambda device: True)
     single = torch.complex64
     for name in ("cuda", "xpu"):
         assert type(kernels.passes_for(torch.device(name), single)) is GpuPasses
@@ -106,6 +126,7 @@ def test_gpus_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_graphs_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_launches", lambda device: True)
     for choice, wanted in (("auto", True), ("launched", False)):
         monkeypatch.setenv(kernels.VARIABLE, choice)
         passes = kernels.passes_for(torch.device("cuda"), torch.complex64)

@@ -65,6 +65,10 @@ class GpuCase(Case):
         return GpuPasses()
 
 
+def test_one_small_kernel_is_tried() -> None:
+    triton_passes.tried(torch.device(DEVICE))
+
+
 def test_the_scene_is_fused() -> None:
     for subpixel in ("fourier", "bilinear", "none"):
         assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is FusedScene

@@ -16,6 +16,7 @@ import torch
 from pretended import DEVICE, Far, Pretended
 from torch import Tensor
 
+from ptymesh import kernels
 from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted
 from ptymesh.kernels import graphs, triton_passes
@@ -43,6 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
         device.launch(lambda: launch(kernel, programs, *values, **flags), True, used)
 
     monkeypatch.setattr(triton_passes, "_launch", launched)
+    monkeypatch.setattr(kernels, "_launches", lambda device: True)
     monkeypatch.setattr(graphs, "CAPTURING", (DEVICE.type,))
     monkeypatch.setattr(graphs, "captured", lambda *given: device.captured(*given))
     with Pretended() as device:

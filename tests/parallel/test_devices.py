@@ -42,14 +42,14 @@ def test_auto(machine: Machine) -> None:
     machine(cuda=2, xpu=2)
     assert device_for("auto", 1, 2) == torch.device("cuda", 1)
     machine(mps=True)
-    assert device_for("auto", 0) == torch.device("cpu"), "Apple's has no float64"
-    assert device_for("mps", 0) == torch.device("mps", 0)
+    assert device_for("auto", 0) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
     ("name", "local_size", "sentence"),
     [
-        ("gpu", 1, "'gpu' is unknown; give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
+        ("gpu", 1, "'gpu' is unknown; give auto, cpu, cuda, cuda:N, xpu or xpu:N"),
+        ("mps", 1, "Apple's GPUs .* have no float64, in which losses are summed; use --device cpu"),
         ("xpu", 1, "no XPU device here; use --device cpu"),
         ("cuda:2", 1, "'cuda:2' is not there; this machine has cuda:0 to cuda:1"),
         ("cuda:x", 1, "'cuda:x' is not there"),
@@ -71,10 +71,67 @@ def test_hidden_devices_mean_the_cpu(machine: Machine, monkeypatch: pytest.Monke
         device_for("cuda", 0)
 
 
-def test_mps_has_one_rank(machine: Machine) -> None:
-    machine(mps=True)
-    with pytest.raises(BadInput, match="2 ranks on this machine have 1 MPS device; use --ranks 1"):
-        device_for("mps", 0, 2)
+def test_the_only_visible_device_is_the_ranks_own(machine: Machine) -> None:
+    """srun --gpus-per-task=1 shows each rank one, which is number 0 for all of them."""
+    machine(cuda=1, backends=("nccl",))
+    assert [device_for("cuda", rank, 4).index for rank in range(4)] == [0] * 4
+
+
+class Seen:
+    """What a device module says of the GPU that a rank sees."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self.uuid = uuid
+
+    def get_device_properties(self, device: torch.device) -> Seen:
+        return self
+
+
+def test_ranks_that_see_the_same_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, first = dist.HashStore(), torch.device("cuda", 0)
+
+    def see(uuid: str | None, visible: str) -> None:
+        monkeypatch.setattr(torch, "get_device_module", lambda device: Seen(uuid))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    see("GPU-1", "0")
+    devices.claimed(store, 0, first)
+    devices.claimed(store, 0, first)
+    see("GPU-2", "1")
+    devices.claimed(store, 1, first)
+    see("GPU-1", "0")
+    with pytest.raises(BadInput, match=r"Ranks 0 and 3 would use the same GPU \(.* GPU-1\), and NCCL needs one"):
+        devices.claimed(store, 3, first)
+    for rank, visible in ((4, "2"), (5, "3")):  # where the driver has no UUIDs
+        see(None, visible)
+        devices.claimed(store, rank, first)
+    with pytest.raises(BadInput, match="Ranks 5 and 6"):
+        devices.claimed(store, 6, first)
+
+
+def test_a_gpu_that_cannot_compute_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some Intel GPUs hold such numbers, but do not divide them."""
+
+    def ones(*shape: int, **how: object) -> torch.Tensor:
+        raise RuntimeError("Required aspect fp64 is not supported on the device")
+
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(BadInput, match="Device xpu has no float64"):
+        devices.check_sums(torch.device("xpu"))
+
+
+def test_free_memory_of_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Module:
+        @staticmethod
+        def mem_get_info(device: torch.device) -> tuple[int, int]:
+            asked.append(device)
+            return 5, 9
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    assert devices.free_bytes(torch.device("xpu", 1)) == devices.free_bytes(torch.device("cuda", 0)) == 5
+    assert asked == [torch.device("xpu", 1), torch.device("cuda", 0)]
 
 
 def test_gloo_shares_devices_and_says_so(machine: Machine) -> None:
@@ -88,7 +145,7 @@ def test_gloo_shares_devices_and_says_so(machine: Machine) -> None:
 def test_slices(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(cuda=1, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", backends=("nccl",))
     assert device_for("cuda", 0, 1) == torch.device("cuda", 0), "one task on a slice is fine"
-    with pytest.raises(BadInput, match="have 1 CUDA device;"):
+    with pytest.raises(BadInput, match="MIG slice, and slices cannot form one NCCL group"):
         device_for("cuda", 1, 2)
     machine(cuda=2, name="NVIDIA H100 MIG 1g.10gb", backends=("nccl",))
     with pytest.raises(BadInput, match=r"MIG slice, and slices cannot form one NCCL group; run one task .*gloo"):

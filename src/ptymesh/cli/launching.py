@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N, xpu or mps.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N or xpu.")]
 Backend = Annotated[str, typer.Option(metavar="NAME", help="Collectives: auto, gloo, nccl or xccl.")]
 Settings = Annotated[
     list[str] | None,

@@ -304,7 +304,8 @@ def smoothed(obj: Tensor, smooth: Smooth) -> Tensor:
     kernel = kernel / kernel.sum()
     planes = torch.view_as_real(obj).permute(0, 3, 1, 2).reshape(-1, 1, *obj.shape[-2:])
     padded = torch.nn.functional.pad(planes, (reach,) * 4, mode="replicate")
-    rows = torch.nn.functional.conv2d(padded, kernel.view(1, 1, -1, 1))
-    both = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
+    with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):  # or a GPU would round to ten bits
+        rows = torch.nn.functional.conv2d(padded, kernel.view(1, 1, -1, 1))
+        both = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
     parts = both.view(len(obj), 2, *obj.shape[-2:]).permute(0, 2, 3, 1).contiguous()
     return obj + smooth.weight * (torch.view_as_complex(parts) - obj)

@@ -8,6 +8,8 @@ which those that compile kernels do without, and compiles nothing; `passes_for` 
 from __future__ import annotations
 
 import os
+import sys
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,29 @@ if TYPE_CHECKING:
 VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch", "launched")
 #: Devices that Triton compiles for (torch calls ROCm's cuda too), where it is installed.
 TRITON = ("cuda", "xpu")
+
+
+@cache
+def _launches(device: torch.device) -> bool:
+    """Whether Triton's kernels run on this device; where not, standard error says so, once, and torch's are used."""
+    import torch
+
+    try:
+        from ptymesh.kernels.triton_passes import tried
+
+        tried(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # no compiler, no Python.h, no folder to write to, a GPU that is too old ...
+        failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        print(
+            f"ptymesh: Triton runs no kernel on {device} ({failure}); torch's are used, which are slower. It needs a C "
+            "compiler, Python's headers and a folder that can be written to (TRITON_CACHE_DIR).",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return True
 
 
 def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
@@ -40,7 +65,7 @@ def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
         from ptymesh.kernels.cpu import CpuPasses
 
         return CpuPasses(dtype)
-    if device.type in TRITON and find_spec("triton"):
+    if device.type in TRITON and find_spec("triton") and _launches(device):
         from ptymesh.kernels.triton_passes import GpuPasses
 
         return GpuPasses(capture=choice != "launched")

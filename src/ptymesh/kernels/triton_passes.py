@@ -181,6 +181,15 @@ def _note(into: Adjoints, kind: int, reached: Tensor) -> None:
     torch.maximum(known, reached.amax(0), out=known)
 
 
+def tried(device: torch.device) -> None:
+    """Runs one small kernel. Raises whatever Triton or the device has against it."""
+    window = torch.ones(1, 8, 8, dtype=torch.float32, device=device)
+    sums = _parts(window[:, None], 1)
+    _by_view(kernels.brightness, window[:, None], window, window[0] > 0, sums, window, 64)
+    if float(sums.sum()) != 64:
+        raise RuntimeError(f"the sum of 64 ones was {float(sums.sum()):g}")
+
+
 def _launch(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
     """Runs a kernel; complex arrays are handed over as pairs of reals."""
     tensors = [g for g in given if isinstance(g, Tensor)]

@@ -1,11 +1,12 @@
 """Which device a rank computes on, and the collective backend that goes with it.
 
-cuda also means AMD's (ROCm speaks through torch's CUDA interface); xpu are Intel's, mps is Apple's.
+cuda also means AMD's (ROCm speaks through torch's CUDA interface); xpu are Intel's. Apple's (mps) have no float64.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from ptymesh.limits import free_memory
 #: Environment variables that stand for --device and --backend in somebody's own program.
 DEVICE, BACKEND = "PTYMESH_DEVICE", "PTYMESH_BACKEND"
 BACKENDS = ("auto", "gloo", "nccl", "xccl")
-KINDS = ("cuda", "xpu", "mps")
+KINDS = ("cuda", "xpu")
 #: Kinds whose work is queued, and which copy from and to page-locked memory of the host in turn with it.
 QUEUED = ["cuda", "xpu"]
 
@@ -31,16 +32,20 @@ QUEUED = ["cuda", "xpu"]
 def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "auto") -> torch.device:
     """Device of a rank. `auto`: CUDA where there is one, then XPU, else the CPU; `cuda` spreads local ranks over GPUs.
 
-    Raises BadInput for a device that is not there, for more local ranks than devices (unless backend is gloo, with
-    which they share them), and for MIG slices that would have to form one NCCL group.
+    Where a rank sees one device alone, that is its own: srun --gpus-per-task=1 and wrappers hide the others (`claimed`
+    tells whether two ranks see the same one). Raises BadInput for a device that is not there, for more local ranks than
+    several devices (unless backend is gloo, with which they share them), and for MIG slices that would have to form one
+    NCCL group.
     """
     if name == "auto":
         name = next((kind for kind in ("cuda", "xpu") if _count(kind)), "cpu")
     if name == "cpu":
         return torch.device("cpu")
     kind, _, index = name.partition(":")
+    if kind == "mps":
+        raise BadInput("Apple's GPUs (mps) have no float64, in which losses are summed; use --device cpu.")
     if kind not in KINDS:
-        raise BadInput(f"Device {name!r} is unknown; give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.")
+        raise BadInput(f"Device {name!r} is unknown; give auto, cpu, cuda, cuda:N, xpu or xpu:N.")
     if index and local_size > 1 and backend != "gloo":
         raise BadInput(f"--device {name} names one GPU; leave the number out, and each rank takes its own.")
     count = _count(kind)
@@ -54,10 +59,10 @@ def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "
             raise BadInput(f"Device {name!r} is not there; this machine has {kind}:0 to {kind}:{count - 1}.")
         chosen = torch.device(kind, int(index))
     else:
-        if max(local_size, local_rank + 1) > count and backend != "gloo":
+        if max(local_size, local_rank + 1) > count > 1 and backend != "gloo":
             raise BadInput(
                 f"{max(local_size, local_rank + 1)} ranks on this machine have {count} {kind.upper()} "
-                f"device{'s' * (count > 1)}; use --ranks {count} or fewer, or let ranks share devices with "
+                f"devices; use --ranks {count} or fewer, or let ranks share devices with "
                 "--backend gloo."
             )
         chosen = torch.device(kind, local_rank % count)
@@ -71,8 +76,6 @@ def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "
 
 def _count(kind: str) -> int:
     """Devices of this kind that may be used."""
-    if kind == "mps":
-        return int(torch.backends.mps.is_available())
     interface: ModuleType = getattr(torch, kind)
     return interface.device_count() if interface.is_available() else 0
 
@@ -114,10 +117,29 @@ def available_backends() -> list[str]:
     return [name for name in BACKENDS[1:] if dist.is_available() and dist.is_backend_available(name)]
 
 
+def identity(device: torch.device) -> str:
+    """Name of a GPU that no other has, however processes number those that they see."""
+    about = torch.get_device_module(device).get_device_properties(device)
+    unique = getattr(about, "uuid", None)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", ""))
+    return f"{platform.node()} {unique or f'{device} of {seen!r}'}"
+
+
+def claimed(store: dist.Store, rank: int, device: torch.device) -> None:
+    """This rank takes its GPU for itself. Raises BadInput where another one has it already."""
+    gpu = identity(device)
+    owner = store.compare_set(f"ptymesh/gpu/{gpu}", "", str(rank)).decode()
+    if owner != str(rank):
+        raise BadInput(
+            f"Ranks {owner} and {rank} would use the same GPU ({gpu}), and NCCL needs one for each; use fewer --ranks, "
+            "let each see its own (srun --gpus-per-task=1), or let them share it with --backend gloo."
+        )
+
+
 def check_sums(device: torch.device) -> torch.device:
-    """The device, if it has the double precision in which losses are summed. Raises BadInput."""
+    """The device, if it computes in the double precision in which losses are summed. Raises BadInput."""
     try:
-        torch.zeros(1, dtype=torch.float64, device=device)
+        float((torch.ones(2, dtype=torch.float64, device=device) / 3).sum())
     except (TypeError, RuntimeError) as error:
         raise BadInput(f"Device {device} has no float64, in which losses are summed; use --device cpu.") from error
     return device
@@ -125,7 +147,7 @@ def check_sums(device: torch.device) -> torch.device:
 
 def shared_by(device: torch.device, local_size: int) -> str:
     """A sentence where several ranks of this machine share devices, else nothing."""
-    count = 1 if device.type in ("cpu", "mps") else _count(device.type)
+    count = 1 if device.type == "cpu" else _count(device.type)
     if device.type == "cpu" or local_size <= count:
         return ""
     return f"{local_size} ranks share {count} {device.type.upper()} device{'s' * (count > 1)} through gloo"
@@ -174,9 +196,9 @@ def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[lis
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody has taken yet, of a CUDA device, or of what this process may take of the machine's."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    """Memory that nobody has taken yet, of a GPU, or of what this process may take of the machine's."""
+    if device.type in KINDS:
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
     return free_memory()
 
 

@@ -144,8 +144,6 @@ def devices() -> list[dict[str, Any]]:
                     "slice": is_slice(torch.device(kind, index)),
                 }
             )
-    if torch.backends.mps.is_available():
-        found.append({"kind": "mps", "index": 0, "name": "Apple GPU", "slice": False})
     return found
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.parallel.devices import KINDS
 from ptymesh.parallel.patterns import Patterns, Slotted, put
 from ptymesh.parallel.scratch import Scratch
 from ptymesh.physics.resample import corner_crop
@@ -41,7 +42,8 @@ class Fetched(Slotted):
         self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
         self._held, self._memory = 0, Memory()
         self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._module = torch.get_device_module(device) if device.type in KINDS else None
+        self._stream = self._module.Stream(device) if self._module else None
 
     def rows(self, rows: Tensor) -> Tensor:
         """Patterns (B, h, w) of these rows (B,), waited for where they are not here yet."""
@@ -83,11 +85,11 @@ class Fetched(Slotted):
         """In the thread: reads a piece, and sends it to the device from page-locked memory."""
         here = self._read(self._slot(rows))
         self.fetched_bytes += here.numel() * here.element_size()
-        if self._stream is None:
+        if self._module is None:
             return _Piece(here)
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with self._module.device(self.device), self._module.stream(self._stream):
             there = here.to(self.device, non_blocking=True)
-            event = torch.cuda.Event()
+            event = self._module.Event()
             event.record(self._stream)
         return _Piece(there, event)
 
@@ -252,7 +254,7 @@ class Cropped(Patterns):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Patterns on the device, and when they are there (CUDA)."""
+    """Patterns on the device, and when they are there (GPUs)."""
 
     patterns: Tensor
     event: Any = None
@@ -260,7 +262,7 @@ class _Piece:
     def arrived(self) -> Tensor:
         """The patterns, for work that is queued from here on."""
         if self.event is not None:
-            stream = torch.cuda.current_stream(self.patterns.device)
+            stream = torch.get_device_module(self.patterns.device).current_stream(self.patterns.device)
             stream.wait_event(self.event)
             self.patterns.record_stream(stream)
         return self.patterns

@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel import nearby, program
-from ptymesh.parallel.devices import BACKEND, DEVICE, backend_for, check_sums, device_for
+from ptymesh.parallel.devices import BACKEND, DEVICE, KINDS, backend_for, check_sums, claimed, device_for
 from ptymesh.parallel.nearby import Combine, Nearby
 from ptymesh.parallel.place import Place, read, settle_environment
 from ptymesh.parallel.program import reason
@@ -368,6 +368,8 @@ def join(device: str = "auto") -> World:
     backend = backend_for(chosen, wanted)
     if place.size == 1:
         return Solo(chosen)
+    if chosen.type in KINDS:  # where torch's messages from one rank to another go
+        torch.get_device_module(chosen).set_device(chosen)
     if not dist.is_initialized():
         pulse = Pulse(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = pulse.budgets_s["join"]
@@ -378,6 +380,8 @@ def join(device: str = "auto") -> World:
             stopping.before_leaving(watchdog.stopped)  # until it leaves
             try:
                 _wait_for_all(store, watchdog, patience_s)
+                if backend in ("nccl", "xccl"):
+                    claimed(store, rank, chosen)
             except BaseException:
                 watchdog.leave(failed=True)
                 raise

@@ -15,6 +15,7 @@ import torch
 
 from ptymesh import __version__
 from ptymesh.errors import BadInput
+from ptymesh.parallel.devices import KINDS
 
 #: Cores that other processes may keep busy before a measurement is worth nothing.
 BUSY_CORES = 0.25
@@ -99,16 +100,16 @@ def _own_seconds() -> float:
 
 def forget_peak(device: torch.device) -> None:
     """The largest memory use is counted from here on, where the system allows that."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type in KINDS:
+        torch.get_device_module(device).reset_peak_memory_stats(device)
     elif sys.platform == "linux" and os.access("/proc/self/clear_refs", os.W_OK):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes(device: torch.device) -> int:
     """Largest memory use since `forget_peak`: torch's on a GPU, else that of the whole process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    if device.type in KINDS:
+        return int(torch.get_device_module(device).max_memory_allocated(device))
     if sys.platform == "linux":
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):

@@ -20,7 +20,7 @@ from ptymesh.estimate import REACH, Estimate
 from ptymesh.files import size
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import free_bytes
+from ptymesh.parallel.devices import KINDS, free_bytes
 from ptymesh.parallel.world import Record, World
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
@@ -49,8 +49,8 @@ def check_object(
     height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
     whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
     needed = whole if layout == "replicated" else whole // world.size
-    if world.device.type == "cuda":
-        free = int(torch.cuda.get_device_properties(world.device).total_memory)
+    if world.device.type in KINDS:
+        free = int(torch.get_device_module(world.device).get_device_properties(world.device).total_memory)
     else:
         free = free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     h, w = scan.window
@@ -128,8 +128,8 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
                 failure = " ".join(str(error).split())[:200]
             # out here the frames of the failed step, and what they held, are gone
             problem.passes.forget()
-            if problem.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if problem.device.type in KINDS:
+                torch.get_device_module(problem.device).empty_cache()
             again = record.rewind(world.collectives) and (first or not engine.per_view)
             if not again or not problem.halve_chunks():
                 raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
