@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -158,6 +159,20 @@ def test_recipes_of_the_pages() -> None:
     for recipe in (ROOT / "examples").glob("*.yaml"):
         if not recipe.name.startswith("tune-"):  # these have tests of their own
             load_recipe(recipe)
+
+
+def test_names_of_the_architecture_exist() -> None:
+    """Whatever is named as package.module.name is there."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [name for name in re.findall(r"`([a-z_]+\.[\w.]+)`", page) if not name.endswith(".md")]
+    assert len(named) > 40
+    for name in named:
+        found: Any = importlib.import_module(f"ptymesh.{name.split('.')[0]}")
+        for part in name.split(".")[1:]:
+            if not hasattr(found, part):
+                found = importlib.import_module(f"{found.__name__}.{part}")
+            else:
+                found = getattr(found, part)
 
 
 def test_commands_of_the_pages_exist() -> None:
