@@ -1,8 +1,11 @@
 """What ranks do together, on a pool of gloo ranks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.parallel.devices import device_for
@@ -158,3 +161,30 @@ def test_touched_arithmetic() -> None:
     blocks = Blocks(torch.tensor([0]), torch.tensor([0]))
     a, b = layout.reduce([torch.full((1, 32, 32), 6.0), torch.full((1, 32, 32), 2.0)], blocks)
     assert (2 * (a / b + 1) * b).values.eq(16).all() and (a * 0.5 + b).max().item() == 5
+
+
+def swapped(world: World, device: str) -> tuple[list[float], bool]:
+    """What two ranks send each other, and whether gloo was given the tensors themselves."""
+    mine, theirs = torch.full((3,), float(world.rank)), torch.zeros(3)
+    given, start = [], dist.batch_isend_irecv
+
+    def watched(operations: list[dist.P2POp]) -> list[dist.Work]:
+        given.extend(one.tensor.untyped_storage().data_ptr() for one in operations)
+        return start(operations)
+
+    before, world.device = world.device, torch.device(device)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world, "_nearby", None)
+            patch.setattr(dist, "batch_isend_irecv", watched)
+            world.post({1 - world.rank: mine}, {1 - world.rank: theirs})()
+    finally:
+        world.device = before
+    own = {mine.untyped_storage().data_ptr(), theirs.untyped_storage().data_ptr()}
+    return theirs.tolist(), bool(own & set(given))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gloo_sends_from_the_host(ranks: Any, device: str) -> None:
+    """Of a device it cannot send single messages; that is only pretended to be one here."""
+    assert ranks(2, swapped, device) == [([1.0] * 3, device == "cpu"), ([0.0] * 3, device == "cpu")]

@@ -33,6 +33,10 @@ from ptymesh.parallel.watchdog import CHECKPOINT, Watchdog, kept_by_launcher, re
 TIMEOUT_S = 7200.0
 
 
+#: Bytes for, or from, a rank.
+Letters = list[tuple[int, Tensor]]
+
+
 @dataclass
 class Flight:
     """Messages under way; what is being sent must live until it has gone."""
@@ -268,10 +272,10 @@ class Ranks(World):
             for tensors in (sends, receives)
         )
         near = self._nearby
+        if near is None and self.device.type != "cpu" and dist.get_backend(self.group) == "gloo":
+            return self._posted_by_the_host(out, back)
         if near is None:
-            operations = [dist.P2POp(dist.isend, letter, group=self.group, group_peer=rank) for rank, letter in out]
-            operations += [dist.P2POp(dist.irecv, letter, group=self.group, group_peer=rank) for rank, letter in back]
-            return [work.wait for work in (dist.batch_isend_irecv(operations) if operations else [])]
+            return [work.wait for work in self._started(out, back)]
         isend, recv = partial(dist.isend, group=self.group), partial(dist.recv, group=self.group)
         self.pulse.waiting = True  # where a rank has not taken the letters before these
         try:
@@ -280,6 +284,26 @@ class Ranks(World):
             self.pulse.waiting = False
         waits = [near.awaited(letter, rank, partial(recv, letter, group_src=rank)) for rank, letter in back]
         return waits + [work.wait for work in works if work is not None]
+
+    def _started(self, out: Letters, back: Letters) -> list[dist.Work]:
+        operations = [dist.P2POp(dist.isend, letter, group=self.group, group_peer=rank) for rank, letter in out]
+        operations += [dist.P2POp(dist.irecv, letter, group=self.group, group_peer=rank) for rank, letter in back]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def _posted_by_the_host(self, out: Letters, back: Letters) -> list[Callable[[], Any]]:
+        """Gloo sends single messages between CPUs alone: a device's go through the host's memory."""
+        sent = [(rank, letter.to("cpu", copy=True)) for rank, letter in out]
+        arrived = [(rank, torch.empty_like(letter, device="cpu")) for rank, letter in back]
+        works = self._started(sent, arrived)
+
+        def land() -> None:
+            for work in works:
+                work.wait()
+            sent.clear()  # which had to live until now
+            for (_, letter), (_, host) in zip(back, arrived, strict=True):
+                letter.copy_(host)
+
+        return [land]
 
     def _arrive(self, receives: list[Tensor], came: list[Tensor] | Flight, place: int) -> None:
         """What came is in `receives` then, and on record."""
