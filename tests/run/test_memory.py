@@ -164,3 +164,26 @@ def test_a_probe_beyond_any_memory_is_refused_before_it_is_made() -> None:
     wide = replace(scan, patterns=patterns, geometry=Geometry((4096, 4096)), mask=patterns[0] > 0, probe=None)
     with pytest.raises(BadInput, match=r"10000 modes of 4096 x 4096 pixels need 2\.68 TB on each rank.* probe\.modes"):
         check(wide, modes=10_000)
+
+
+def scarce_residual(world: World, most: int) -> tuple[float, float, int]:
+    """The residual, where the last rank has memory for so many views at a time; and its chunks' limit."""
+    toy = make(views=30, modes=2)
+    problem, estimate = toy.problem(world), toy.start()
+    expose = problem.passes.expose
+
+    def scarce(model: Any, chunk: Any, *given: Any) -> Any:
+        if world.rank == world.size - 1 and len(chunk.views) > most:
+            raise MemoryError("no room")
+        return expose(model, chunk, *given)
+
+    problem.passes.expose = scarce  # type: ignore[method-assign]
+    return *problem.residual(estimate), problem.chunk_limit
+
+
+def test_memory_that_runs_out_in_a_residual(ranks: Any) -> None:
+    plain, small = ranks(2, scarce_residual, 99), ranks(2, scarce_residual, 3)
+    assert [one[:2] for one in small] == [one[:2] for one in plain]
+    assert plain[1][2] == 0 and 1 <= small[1][2] <= 3 and small[0][2] == 0
+    with pytest.raises(PtymeshError, match="Rank 0 ran out of memory with a single view at a time"):
+        scarce_residual(Solo(), 0)

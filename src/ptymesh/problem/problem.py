@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
 from ptymesh.kernels import passes_for
 from ptymesh.measurement import Measurement
@@ -169,13 +170,30 @@ class Problem:
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
 
-        Over all views, or over these: one pass in which nothing moves.
+        Over all views, or over these: one pass in which nothing moves. Where memory runs out this rank goes on with
+        smaller chunks; the others wait for its sum.
         """
+        views = np.arange(self.views) if views is None else views
+        while True:
+            try:
+                total = self._misfit(estimate, views)
+                break
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+            # out here the frames of what failed, and what they held, are gone
+            self.passes.forget()
+            if not self.halve_chunks():
+                raise PtymeshError(f"Rank {self.world.rank} ran out of memory with a single view at a time.")
+        return _residuals(*self.totals(total))
+
+    def _misfit(self, estimate: Estimate, views: np.ndarray) -> Tally:
+        """The sums of the residual over these views, of this rank."""
         total = self.tally(4)
-        for chunk in self.chunks(estimate, np.arange(self.views) if views is None else views):
+        for chunk in self.chunks(estimate, views):
             found = self.passes.expose(self.model, chunk, self.scene(estimate, chunk), "watch")[1]
             total.add(found[:, MISFIT : ROOTS + 1])
-        return _residuals(*self.totals(total))
+        return total
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
