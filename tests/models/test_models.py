@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,20 @@ def test_a_scan_that_was_told_turned_and_stretched_is_found(seed: int) -> None:
     found = recon.state.estimate.parameters["scan_geometry"]
     assert abs(math.degrees(found["rotation"]) + 1) < 0.1
     assert abs(1.01 * (1 + found["scale"]) - 1) < 1e-3
+
+
+def test_an_engine_that_is_used_again_may_move_others() -> None:
+    scan, _, start = lens(0)
+    recon = pm.Reconstruction(scan, device="cpu", probe={"start": start})
+    seen = [dict(recon.state.estimate.parameters["aberrations"])]
+    for terms in (["C10"], ["C12"], ["C12", "C30"]):
+        stage = {"engine": "rpie", "epochs": 1, "batch": 50, "models": {"aberrations": {"terms": terms}}}
+        list(recon.run(stage))
+        seen.append(dict(recon.state.estimate.parameters["aberrations"]))
+    moved = [{name for name in before if before[name] != after[name]} for before, after in pairwise(seen)]
+    assert moved == [{"C10"}, {"C12a", "C12b"}, {"C12a", "C12b", "C30"}]
+    steps = [abs(seen[3][name] - seen[2][name]) for name in ("C12a", "C12b", "C30")]
+    assert steps[2] > 10 * max(steps[:2]) and steps[0] != steps[1], "each in its own combinations"
 
 
 def test_numbers_stay_in_the_result(tmp_path: Path) -> None:

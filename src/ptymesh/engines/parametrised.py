@@ -65,7 +65,8 @@ def after_batch(
 def _step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation) -> Tensor:
     """Change of the numbers, (n,) float64 on the host."""
     J = one.directions(problem.geometry, estimate)
-    state, key = engine.state, f"models.{one.name}"
+    # by its terms: an engine that is used again may move others
+    state, key = engine.state, ".".join(("models", one.name, *one.units()))
     if f"{key}.combinations" not in state:
         state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
