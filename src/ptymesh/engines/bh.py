@@ -13,7 +13,7 @@ H(a, c)      sum_j sum slope Re sum_m [2 conj(Psi_a) Psi_c + 2 conj(Psi) Psi_ac]
 
 Where L'(v) = 0, as after an exact step on the same views, the second is the paper's conjugate direction z + beta v with
 Daniel's beta = -H(z, v)/H(v, v), followed by -L'/H; solved together, it also bears batches and curved valleys. For the
-amplitude, H(d, d) is that of ALGORITHMS: with slope 1 - sqrt(y/I) and curvature sqrt(y) I^(-3/2) / 2.
+amplitude, H(d, d) has slope 1 - sqrt(y/I) and curvature sqrt(y) I^(-3/2) / 2.
 """
 
 from __future__ import annotations

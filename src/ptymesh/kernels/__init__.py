@@ -1,4 +1,4 @@
-"""Fused twins of the passes over a chunk (physics/passes.py), chosen by device.
+"""The passes over a chunk, fused (physics/passes.py), chosen by device.
 
 The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with; PTYMESH_KERNELS=launched
 launches a GPU's kernels one by one, without CUDA graphs. Importing this package imports neither compiler nor torch,

@@ -35,7 +35,7 @@ class Transform:
 
     @property
     def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """All of it, for a kernel."""
+        """Constants, plan and turns, as kernels take them."""
         return self.constants, self.plan, self.turns
 
 
@@ -75,7 +75,7 @@ def arrays_of(*tensors: Tensor) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def array_of(t: Tensor) -> np.ndarray[Any, Any]:
-    """One of them."""
+    """The memory of a tensor for numba."""
     if t.is_contiguous():
         try:
             return t.numpy()

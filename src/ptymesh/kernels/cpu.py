@@ -3,7 +3,7 @@
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Fused are single slices, near and far field alike, with every kind of sub-pixel position; of what remains (several
-slices), the detector's pass is, and the rest is left to the torch twin.
+slices), the detector's pass is, and the rest is left to torch (`Passes`).
 """
 
 from __future__ import annotations
@@ -97,26 +97,26 @@ class CpuPasses(CpuSums):
     # --- the detector ---
 
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector."""
+        """As `Passes.revise`, in one pass over the detector."""
         return self._at_detector(model, chunk, detected, "revise")
 
     def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector."""
+        """As `Passes.descend`, in one pass over the detector."""
         return self._at_detector(model, chunk, detected, "descend")
 
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector."""
+        """As `Passes.watch`, in one pass over the detector."""
         return self._at_detector(model, chunk, detected, "watch")
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """As the twin's; in the far field, view by view in one go."""
+        """As `Passes.there_and_back`; in the far field, view by view in one go."""
         transform = self._far_field(model, window_of(waves))
         if transform is None:
             return super().there_and_back(model, chunk, waves, task)
         return self._detector(model, chunk, _waves_alone(chunk, waves), task, transform)
 
     def expose(self, model: Model, chunk: Chunk, scene: Scene, task: Task) -> tuple[Tensor, Tensor]:
-        """As the twin's; in the far field the exit waves are made on the way."""
+        """As `Passes.expose`; in the far field the exit waves are made on the way."""
         transform = self._far_field(model, window_of(scene.beams.waves)) if isinstance(scene, FusedScene) else None
         if transform is None or not isinstance(scene, FusedScene):
             return super().expose(model, chunk, scene, task)
@@ -125,7 +125,7 @@ class CpuPasses(CpuSums):
     def sweep(
         self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As the twin's; in the far field strip by strip, so that what one pass writes the next finds in a cache.
+        """As `Passes.sweep`; in the far field strip by strip, so that what one pass writes the next finds in a cache.
 
         Shifted probes, and what comes of them, stay in one core's cache view by view. Probes that all views share gain
         nothing by that: passes over a strip sum faster what is summed over views.
@@ -201,7 +201,7 @@ class CpuPasses(CpuSums):
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
-        """As the twin's; a chunk of any size is swept strip by strip, where that can be done."""
+        """As `Passes.sweep_bytes`; a chunk of any size is swept strip by strip, where that can be done."""
         return 0 if self._by_strips(model, window_of(probe)) else super().sweep_bytes(model, probe)
 
     def _by_strips(self, model: Model, window: tuple[int, int]) -> Transform | None:
@@ -281,7 +281,7 @@ class CpuPasses(CpuSums):
             sums.knows_top = False
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
-        """As the twin's."""
+        """As `Passes.illuminate`."""
         given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
         compiled_object.add_light(*given, bands_of_rows(), array_of(out))
 
@@ -355,7 +355,7 @@ class CpuPasses(CpuSums):
     def systems(
         self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As the twin's; in the far field shifted directions of the probe stay in the cache view by view."""
+        """As `Passes.systems`; in the far field shifted directions of the probe stay in the cache view by view."""
         far = self._by_strips(model, window_of(chi)) if self._shifts(model, chunk.whole) else None
         if far is None or not isinstance(scene, FusedScene):
             return super().systems(model, chunk, scene, d_object, d_probe, chi)

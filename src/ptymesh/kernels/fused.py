@@ -3,7 +3,7 @@
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Fused are single slices, near and far field alike, with every kind of sub-pixel position. What remains (several slices,
-arithmetic on blocks) is left to the torch twin, unless a kernel says otherwise.
+arithmetic on blocks) is left to torch (`Passes`), unless a kernel says otherwise.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class FusedPasses(Passes, ABC):
     # --- forward ---
 
     def scene(self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None) -> Scene:
-        """As the twin's; windows and waves are computed when they are asked for."""
+        """As `Passes.scene`; windows and waves are computed when they are asked for."""
         if model.slice_kernel is not None:
             return super().scene(model, chunk, obj, probe, opr)
         if self.prepare:
@@ -201,7 +201,7 @@ class FusedPasses(Passes, ABC):
     # --- adjoints ---
 
     def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
-        """As the twin's."""
+        """As `Passes.adjoint`."""
         if not isinstance(scene, FusedScene):
             self.settle(into)
             into.late = None
@@ -225,7 +225,7 @@ class FusedPasses(Passes, ABC):
     # --- sums of single views ---
 
     def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
-        """As the twin's; fused for shifted probes in the far field."""
+        """As `Passes.position_step`; fused for shifted probes in the far field."""
         fused = model.subpixel == "fourier" and model.kernel is None
         if not fused or not isinstance(scene, FusedScene) or scene.probe is None:
             return super().position_step(model, chunk, obj, scene, chi)
@@ -238,7 +238,7 @@ class FusedPasses(Passes, ABC):
     def systems(
         self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As the twin's."""
+        """As `Passes.systems`."""
         if not isinstance(scene, FusedScene):
             return super().systems(model, chunk, scene, d_object, d_probe, chi)
         modes = chi.shape[1]

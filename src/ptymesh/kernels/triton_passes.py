@@ -3,7 +3,7 @@
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Fused are single slices, near and far field alike; bilinear positions are interpolated by torch. What remains (several
-slices, arithmetic on blocks) is left to the torch twin.
+slices, arithmetic on blocks) is left to torch (`Passes`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class GpuPasses(FusedPasses):
     def sweep(
         self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As the twin's; launched as one where it has come before and nobody wants the waves."""
+        """As `Passes.sweep`; launched as one where it has come before and nobody wants the waves."""
         found = None if keep or self.graphs is None else self.graphs.sweep(self, model, chunk, scene, task, into)
         if found is None:
             return super().sweep(model, chunk, scene, task, into, keep)
         return found.new_empty(0), found
 
     def forget(self) -> None:
-        """As the twin's: graphs hold memory."""
+        """As `Passes.forget`: graphs hold memory."""
         if self.graphs is not None:
             self.graphs.forget()
 
@@ -79,15 +79,15 @@ class GpuPasses(FusedPasses):
     # --- the detector ---
 
     def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector, or three where the step has a length."""
+        """As `Passes.revise`, in one pass over the detector, or three where the step has a length."""
         return self._detector(model, chunk, detected, REVISE)
 
     def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector."""
+        """As `Passes.descend`, in one pass over the detector."""
         return self._detector(model, chunk, detected, DESCEND)
 
     def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As the twin's, in one pass over the detector."""
+        """As `Passes.watch`, in one pass over the detector."""
         return self._detector(model, chunk, detected, WATCH)
 
     def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int) -> Tensor:

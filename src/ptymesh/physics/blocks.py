@@ -95,7 +95,7 @@ class Leaf:
 
     @property
     def is_complex(self) -> bool:
-        """Whether it is."""
+        """Whether its values are complex."""
         kept = self._whole if self._values is None else self._values
         assert kept is not None
         return kept.is_complex()

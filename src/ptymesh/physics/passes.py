@@ -4,7 +4,7 @@ B, L, M      views of the chunk, slices, modes
 psi, Psi     exit waves, waves on the detector;  chi  change of an exit wave
 dO, dP       directions of object and probe
 
-This is the truth: `ptymesh.kernels` has twins of the same signatures, fused for a kind of device, and the problem
+This is the reference: `ptymesh.kernels` has passes of the same signatures, fused for a kind of device, and the problem
 chooses. Whoever calls a pass must not count on what a scene holds beyond `windows`, `incoming` and `exit`.
 """
 

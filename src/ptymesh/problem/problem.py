@@ -84,7 +84,7 @@ class Problem:
         #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
         self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
-        #: What is done to a chunk of views: the kernels of this device, or their twins in torch.
+        #: What is done to a chunk of views: the kernels of this device, or torch's reference.
         self.passes = passes_for(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.seen = Seen(len(layout.own), self.device)

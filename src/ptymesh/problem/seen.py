@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def values(self) -> Tensor:
-        """All of it; what is written there is noted."""
+        """The whole table; what is written there is noted."""
         if self._waiting:
             self._catch_up()
         return self._values

@@ -6,7 +6,7 @@ the detector; held-out residuals decide. Object turns and mirror images are no d
 without a rotation of the scan      the eight ways to lay a square detector
 with one                            transposed or not, times the angles of a full circle, then finer around the best
 
-What no residual can tell is the twin (ALGORITHMS): -G with object and probe conjugated. It is settled by what is known
+What no residual can tell is the twin: -G with object and probe conjugated. It is settled by what is known
 of the probe (the sign of its defocus) or of the object (the sign of its phase), or else both are named.
 """
 

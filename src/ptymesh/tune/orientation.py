@@ -4,7 +4,7 @@ D       what the recipe does to detector pixels: rows and columns reversed, then
 S       what it does to the scan: exchange, flips, affine matrix, rotation
 G       D^-1 S: from the scan as stored to the detector as stored. Recipes with the same G give the same object, turned.
 
--G is the twin: it fits as well, if object and probe are turned by 180 degrees and conjugated (ALGORITHMS: far field).
+-G is the twin: it fits as well, if object and probe are turned by 180 degrees and conjugated.
 """
 
 from __future__ import annotations
