@@ -23,7 +23,7 @@ import numpy as np
 import ptymesh as pm
 from ptymesh.engines import ENGINES
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.patterns import Patterns, size
+from ptymesh.storage.patterns import Patterns, size
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 

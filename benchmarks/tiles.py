@@ -66,7 +66,7 @@ def rank() -> None:
 def warm(settings: dict) -> None:
     """Kernels are loaded before anything is measured: they are code, as imports are."""
     import ptymesh as pm
-    from ptymesh.parallel.world import Solo
+    from ptymesh.distributed.world import Solo
 
     recon = pm.Reconstruction(pm.load(settings["warm"]), device=Solo())
     for engine in (pm.RPIE(epochs=1, batch=16), pm.LSQML(epochs=1, batch=16)):
@@ -76,7 +76,7 @@ def warm(settings: dict) -> None:
 
 def run(recipe: dict, ranks: int, threads: int, warm_with: str) -> list[dict]:
     """What each of `ranks` ranks of `threads` threads notes."""
-    from ptymesh.parallel.launch import launch
+    from ptymesh.launcher.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = {**recipe, "output": {"dir": f"{folder}/out", "figures": False}}

@@ -48,7 +48,7 @@ and `false` not at all. Besides `engine`, every stage has:
 SCHEDULES = """\
 ### Schedules
 
-Position refinement and each kind of upkeep have their own, in epochs of the stage:
+Position refinement and each constraint have their own, in epochs of the stage:
 """
 NUMBERS = """\
 A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked

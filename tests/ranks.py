@@ -72,7 +72,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from ptymesh.parallel.world import Ranks, Solo
+    from ptymesh.distributed.world import Ranks, Solo
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")

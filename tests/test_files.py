@@ -21,12 +21,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from ptymesh import files
+from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io import checkpoint
 from ptymesh.io.cxi_writer import write_cxi
 from ptymesh.io.results import ObjectTiles, Result
-from ptymesh.parallel.world import Solo
 from ptymesh.plot import save_figure, save_tiff
 from ptymesh.run.bench import save as save_speeds
 from ptymesh.tune.records import Record, write_trials

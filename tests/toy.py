@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.world import Solo, World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, far_field, near_field
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.tiled import Tiled
-from ptymesh.parallel.world import Solo, World
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
 

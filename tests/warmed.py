@@ -12,7 +12,7 @@ import ptymesh.cli.running
 import ptymesh.engines
 import ptymesh.io
 import ptymesh.kernels.cpu
-import ptymesh.parallel.launch
+import ptymesh.launcher.launch
 import ptymesh.run.callbacks
 import ptymesh.run.loop
 import ptymesh.run.recipe

@@ -27,7 +27,7 @@ from typing import IO, Any
 import torch
 
 from ptymesh.errors import PtymeshError
-from ptymesh.parallel.devices import device_for
+from ptymesh.distributed.devices import device_for
 from ptymesh.run import machine
 
 HERE = Path(__file__).parent

@@ -11,8 +11,8 @@ import torch
 from star import arguments, load, serve, synchronise
 
 from ptymesh.engines import ENGINES
-from ptymesh.parallel.devices import device_for
-from ptymesh.parallel.world import Solo
+from ptymesh.distributed.devices import device_for
+from ptymesh.distributed.world import Solo
 
 given = arguments()
 torch.set_num_threads(given.threads)

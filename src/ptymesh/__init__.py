@@ -1,14 +1,14 @@
 """ptymesh: ptychography on any number of devices.
 
 The names below are imported when they are first used, so that `import ptymesh` costs nothing. Import it before torch:
-the two then use the same threads, and large pages (parallel/before_torch.py).
+the two then use the same threads, and large pages (distributed/before_torch.py).
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from ptymesh.parallel.before_torch import prepare
+from ptymesh.distributed.before_torch import prepare
 
 __version__ = version("ptymesh")
 
@@ -22,8 +22,8 @@ _PUBLIC: dict[str, str] = {
     ),
     **dict.fromkeys(("BadInput", "Diverged", "Interrupted", "PtymeshError"), "ptymesh.errors"),
     "Result": "ptymesh.io.results",
-    "spawn": "ptymesh.parallel.spawn",
-    "world": "ptymesh.parallel.place",
+    "spawn": "ptymesh.launcher.spawn",
+    "world": "ptymesh.distributed.rank_info",
     "fetch": "ptymesh.io.samples",
     "Measurement": "ptymesh.measurement",
     "Geometry": "ptymesh.geometry",

@@ -7,7 +7,7 @@ import os
 import sys
 
 from ptymesh import stopping
-from ptymesh.parallel.child import settle
+from ptymesh.distributed.child import settle
 
 
 def main() -> None:
@@ -24,8 +24,8 @@ def main() -> None:
 
 def first_rank() -> bool:
     """Whether this process speaks for all ranks; what is odd in the environment is told later."""
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.parallel.place import world
 
     try:
         return world().rank == 0

@@ -11,7 +11,7 @@ import pytest
 
 from ptymesh.cli.doctor import lines
 from ptymesh.cli.main import main
-from ptymesh.parallel import doctor
+from ptymesh.launcher import doctor
 
 GPUS = [
     {"kind": "cuda", "index": i, "name": "H100", "slice": False, "memory_bytes": 80 << 30, "memory_free_bytes": 8 << 30}
@@ -30,7 +30,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *ar
 
 @pytest.fixture
 def gloo(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the hang test says; it is not run (tests/parallel/test_doctor.py does)."""
+    """What the hang test says; it is not run (tests/distributed/test_doctor.py does)."""
     tried = {"device": "cpu", "backend": "gloo", "ranks": 2, "works": True, "hangs": False, "seconds": 3.0}
     tried |= {"allreduce": [WORKS], "environment": {}}
     monkeypatch.setattr(doctor, "hang_test", lambda *_: tried)

@@ -15,10 +15,10 @@ import torch
 
 import ptymesh as pm
 from ptymesh.cli import main as module
+from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint, digests
 from ptymesh.io.results import Result
-from ptymesh.parallel.world import Solo
 from ptymesh.run import session
 from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction

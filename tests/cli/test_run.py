@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from ptymesh.distributed import program
+from ptymesh.distributed.watchdog import Verdict
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
-from ptymesh.parallel import launch as launcher
-from ptymesh.parallel import program
-from ptymesh.parallel.watchdog import Verdict
+from ptymesh.launcher import launch as launcher
 from ptymesh.run import session
 from short_runs import Run, assert_equal, epochs, files, stop_after
 from warm import python

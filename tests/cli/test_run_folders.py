@@ -12,10 +12,10 @@ import pytest
 
 from ptymesh import stopping
 from ptymesh.cli import running
+from ptymesh.distributed import child
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
-from ptymesh.parallel import child
-from ptymesh.parallel import launch as launcher
+from ptymesh.launcher import launch as launcher
 from ptymesh.run import started
 from ptymesh.run.recipe import Recipe
 from short_runs import Run, assert_equal, epochs, files, stop_after

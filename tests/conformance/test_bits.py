@@ -16,10 +16,10 @@ import torch
 from features import with_opr
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, LSQML
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.parallel.world import Solo, World
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.problem import accumulator
 from ptymesh.problem.accumulator import expected

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_bits import RUNS, outcome, outcome_with, same_bits
 
+from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
-from ptymesh.parallel.world import Solo
 
 pytestmark = pytest.mark.every_cell
 SIDES = (32, 32)

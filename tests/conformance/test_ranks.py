@@ -1,4 +1,4 @@
-"""The number of ranks is not a parameter of the answer (promise 1).
+"""The number of ranks is not a parameter of the answer.
 
 Each case runs on 1, 2, 3 and 4 ranks from the same start; sums over ranks differ in their order alone, so after three
 epochs in double precision results agree to 1e-12 (measured: about 1e-15 to 1e-14), in single precision, after one
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES
-from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative, share
@@ -92,7 +92,7 @@ FEWER, MORE = [("replicated", 3), ("tiled", 3)], [*WORLDS, ("replicated", 4)]
 #: The case that every engine runs on all of them; others run on few.
 THOROUGH = "uneven density, three modes, varying beam"
 
-UPKEEP = {
+CONSTRAINED = {
     "epochs": 5,
     "positions": {"limit_px": 0.8},
     "probe": {"centre": True, "orthogonalise": True, "support": {"radius": 0.95}, "power": {"every": 2}},
@@ -121,8 +121,8 @@ def test_between_slices(ranks, size: int, layout: str) -> None:  # type: ignore[
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_upkeep(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
-    arguments = ("rpie", dict(modes=2, uneven=True), UPKEEP, torch.complex128)
+def test_all_constraints(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("rpie", dict(modes=2, uneven=True), CONSTRAINED, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), 1e-12)
 
 

@@ -1,29 +1,32 @@
-"""What the layout of the object must not change: upkeep, growth, moves of views, coarse stages, checkpoints."""
+"""What the layout of the object must not change: constraints, growth, moves of views, coarse stages, checkpoints."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_ranks import TOLERANCE, UPKEEP, outcome, same
+from test_ranks import CONSTRAINED, TOLERANCE, outcome, same
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE, Adam, Engine
 from ptymesh.errors import Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.parallel.fetched import Staged
-from ptymesh.parallel.patterns import Patterns
-from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
+from ptymesh.storage.fetched import Staged
+from ptymesh.storage.patterns import Patterns
 from toy import make, relative, share
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_upkeep(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
-    upkeep = {**UPKEEP, "object": {**UPKEEP["object"], "phase": {"low": -1.5}, "smooth": {"sigma_px": 5}}}
-    upkeep["probe"] = {name: value for name, value in upkeep["probe"].items() if name != "power"}
-    upkeep["object"]["scale"] = True
-    arguments = ("rpie", dict(modes=2, uneven=True), upkeep, torch.complex128)
+def test_all_constraints(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
+    given = {
+        **CONSTRAINED,
+        "object": {**CONSTRAINED["object"], "phase": {"low": -1.5}, "smooth": {"sigma_px": 5}},
+    }
+    given["probe"] = {name: value for name, value in given["probe"].items() if name != "power"}
+    given["object"]["scale"] = True
+    arguments = ("rpie", dict(modes=2, uneven=True), given, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments, "tiled"), 1e-12)
 
 
@@ -131,7 +134,7 @@ def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: i
 
 
 def _with_owner(toy, world: World, owner: np.ndarray):  # type: ignore[no-untyped-def]
-    from ptymesh.parallel.tiled import Tiled
+    from ptymesh.distributed.tiled import Tiled
     from ptymesh.problem import Problem
 
     layout = Tiled(world, toy.measurement.positions, toy.measurement.window)

@@ -107,13 +107,21 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     batch = Batch(np.array([3, 7]), refine=True)
     parts = engine.gradient(problem, e, batch, {"positions", "weights"}).parts
     (chunk,) = problem.chunks(e, batch.views)
-    scene = problem.scene(e, chunk)
+    intermediates = problem.forward(e, chunk)
     counts = chunk.data.y.sum()
     ones = torch.ones_like(chunk.weights[:, :1])
     for unknown, column, moved in [
-        ("positions", 1, problem.model.position_derivative(e.object, chunk.anchors, chunk.fractions, scene, 1)),
-        ("weights", 0, problem.model.exit_change(scene, problem.model.probes(e.probe, chunk.fractions, ones), None)),
-        ("weights", 2, problem.model.exit_change(scene, problem.model.probes(e.opr[1:], chunk.fractions, ones), None)),
+        ("positions", 1, problem.model.position_derivative(e.object, chunk.anchors, chunk.fractions, intermediates, 1)),
+        (
+            "weights",
+            0,
+            problem.model.exit_change(intermediates, problem.model.probes(e.probe, chunk.fractions, ones), None),
+        ),
+        (
+            "weights",
+            2,
+            problem.model.exit_change(intermediates, problem.model.probes(e.opr[1:], chunk.fractions, ones), None),
+        ),
     ]:
         norms = moved.abs().square().sum((1, 2, 3))
         for row, view in enumerate(batch.views):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines.autodiff_function import intensities
-from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
 from toy import make, relative
 

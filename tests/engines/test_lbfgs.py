@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import World
 from ptymesh.engines import LBFGS, RPIE
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
-from ptymesh.parallel.world import World
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, REFUSED, SGD, Adam, NAdam, RMSprop
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.engines.optimisers import ELEMENTWISE
@@ -20,7 +21,6 @@ from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
-from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe

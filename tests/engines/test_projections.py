@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import AP, DM, RAAR, RPIE, Engine, constraints, positions
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe
@@ -247,7 +247,7 @@ def exit_waves(toy: Toy, e: Estimate) -> torch.Tensor:
     problem, psi = toy.problem(), torch.zeros(len(e.positions), *e.probe.shape, dtype=e.probe.dtype)
     problem.begin_epoch(e)
     for chunk in problem.chunks(e, np.arange(len(e.positions))):
-        psi[chunk.rows] = problem.scene(e, chunk).exit
+        psi[chunk.rows] = problem.forward(e, chunk).exit
     return psi
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import checkpoint, digests, manifests
-from ptymesh.parallel.world import World
 
 
 class Threads:

@@ -11,12 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import identity, load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.parallel.world import World
 
 VIEWS = 40
 

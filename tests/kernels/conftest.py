@@ -1,4 +1,4 @@
-"""Lets test_cpu.py and triton_checks.py find twins.py."""
+"""Lets test_cpu.py and triton_checks.py find references.py."""
 
 import sys
 from pathlib import Path

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 from pretended import DEVICE, Pretended
-from twins import Case, nothing
+from references import Case, nothing
 from wait_checks import device, moved, problem_on, run, run_here, within_epochs
 
 from ptymesh.engines.lsqml import LSQML
 from ptymesh.engines.pie import RPIE
 from ptymesh.kernels import graphs
-from ptymesh.kernels.triton_passes import GpuPasses
-from ptymesh.physics.passes import Passes
+from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.physics.backend import Backend
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -44,10 +44,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return found
 
 
-def reconstructed(device: Pretended, toy: Toy, passes: GpuPasses, limit: int = 0, **options: Any) -> Problem:
+def reconstructed(device: Pretended, toy: Toy, backend: GpuBackend, limit: int = 0, **options: Any) -> Problem:
     """What comes out on the device is what kernels launched one by one give, and no batch waits."""
     problems, states = [], []
-    for some in (GpuPasses(capture=False), passes):
+    for some in (GpuBackend(capture=False), backend):
         problem = problem_on(device, toy, some)
         problem.chunk_limit = limit
         problems.append(problem)
@@ -61,8 +61,8 @@ def reconstructed(device: Pretended, toy: Toy, passes: GpuPasses, limit: int = 0
 
 
 def held(problem: Problem) -> graphs.Graphs:
-    assert isinstance(problem.passes, GpuPasses) and problem.passes.graphs is not None
-    return problem.passes.graphs
+    assert isinstance(problem.backend, GpuBackend) and problem.backend.graphs is not None
+    return problem.backend.graphs
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def held(problem: Problem) -> graphs.Graphs:
 )
 def test_the_same_as_one_by_one(subpixel: Any, fidelity: Any, device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=11, window=(8, 12), modes=2, uneven=True, subpixel=subpixel, fidelity=fidelity, noise=True)
-    reconstructed(device, toy, GpuPasses(), fidelity=fidelity)
+    reconstructed(device, toy, GpuBackend(), fidelity=fidelity)
     # batches of 4, 3 and 4 views: the second of 4 is captured, and what is smaller is filled up
     assert launched == {4: 4}
 
@@ -83,28 +83,30 @@ def test_steps_of_a_batch_are_followed(
     the largest terms are the same."""
     sweep, tries = graphs.Graphs.sweep, count()
 
-    def compared(self: graphs.Graphs, passes: Any, model: Any, chunk: Any, scene: Any, task: Any, into: Any) -> Any:
+    def compared(
+        self: graphs.Graphs, backend: Any, model: Any, chunk: Any, intermediates: Any, task: Any, into: Any
+    ) -> Any:
         assert into.object is not None
         into.shifts.mul_(2.0 ** (next(tries) % 3))
         names = ("object", "object_weight", "probe", "probe_weight", "reached")
         wanted = replace(into, **{name: getattr(into, name).clone() for name in names})
-        found = sweep(self, passes, model, chunk, scene, task, into)
+        found = sweep(self, backend, model, chunk, intermediates, task, into)
         if found is not None:
             again = replace(chunk, sweep={})
-            scene = passes.scene(model, again, scene.whole_object, scene.probe)
-            Passes.sweep(passes, model, again, scene, task, wanted)
+            intermediates = backend.forward(model, again, intermediates.whole_object, intermediates.probe)
+            Backend.sweep(backend, model, again, intermediates, task, wanted)
             for name in names:
                 assert torch.equal(getattr(into, name).here, getattr(wanted, name).here), name
         return found
 
     monkeypatch.setattr(graphs.Graphs, "sweep", compared)
     toy = make(views=8, window=(8, 16), modes=2, subpixel=subpixel)
-    run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), "rpie", epochs=3, batch=2)
+    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie", epochs=3, batch=2)
     assert launched == {2: 11}
 
 
 def test_chunks_of_other_sizes_have_graphs_of_their_own(device: Pretended, launched: Counter[int]) -> None:
-    reconstructed(device, make(views=7, window=(8, 12)), GpuPasses(), limit=3, epochs=3)
+    reconstructed(device, make(views=7, window=(8, 12)), GpuBackend(), limit=3, epochs=3)
     # 3 + 1 and 3: single views are too few for the graph of three
     assert launched == {3: 5, 1: 2}
 
@@ -112,13 +114,13 @@ def test_chunks_of_other_sizes_have_graphs_of_their_own(device: Pretended, launc
 def test_none_where_waves_are_wanted_or_it_is_not(device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=4, window=(8, 12))
     for engine, positions in (("rpie", {"gain": 1}), ("lsqml", None)):
-        run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), engine, positions=positions, batch=2)
+        run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), engine, positions=positions, batch=2)
     assert not launched
 
 
 def test_another_object_has_other_graphs(device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=4, window=(8, 12))
-    problem = reconstructed(device, toy, GpuPasses(), batch=2)
+    problem = reconstructed(device, toy, GpuBackend(), batch=2)
     assert launched == {2: 3}
     first = next(iter(held(problem)._graphs.values()))
     run(problem, moved(toy.start(), device), "rpie", batch=2)
@@ -127,7 +129,7 @@ def test_another_object_has_other_graphs(device: Pretended, launched: Counter[in
 
 
 def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, step, before = problem_on(device, make(views=4, window=(8, 12)), GpuPasses()), RPIE.step, []
+    problem, step, before = problem_on(device, make(views=4, window=(8, 12)), GpuBackend()), RPIE.step, []
 
     def starving(self: RPIE, *given: Any) -> None:
         before.append(len(held(problem)._graphs))
@@ -142,7 +144,7 @@ def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pyte
 
 def test_a_stage_begins_without(device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=4, window=(8, 12))
-    problem, state = problem_on(device, toy, GpuPasses()), RunState(moved(toy.start(), device))
+    problem, state = problem_on(device, toy, GpuBackend()), RunState(moved(toy.start(), device))
     first, second = RPIE(epochs=2, batch=2), LSQML(epochs=1, batch=2)
     Loop(problem, state, [first, second], seed=7).run()
     assert launched == {2: 3} and not held(problem)._standing
@@ -156,7 +158,7 @@ def test_what_cannot_be_captured_is_launched_one_by_one(
 
     monkeypatch.setattr(graphs, "captured", waiting)
     toy = make(views=4, window=(8, 12))
-    problem = problem_on(device, toy, GpuPasses())
+    problem = problem_on(device, toy, GpuBackend())
     state = run(problem, moved(toy.start(), device), "rpie")
     assert relative(state.estimate.object.here, run_here(toy, "rpie").object) < 1e-7  # type: ignore[attr-defined]
     said = capsys.readouterr().err
@@ -180,16 +182,16 @@ def test_the_device_captures(device: Pretended) -> None:
     assert total.here.tolist() == [8, 8] and found.here.tolist() == [9, 9]
 
 
-@pytest.mark.parametrize("task", ["revise", "descend"])
+@pytest.mark.parametrize("task", ["exit_wave_update", "loss_gradient"])
 @pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("subpixel", ["none", "fourier", "bilinear"])
 def test_views_without_light_add_nothing(subpixel: str, fidelity: str, task: Any) -> None:
     """Whatever was counted: chunks are filled up with them."""
     case = Case(torch.complex64, subpixel=subpixel, fidelity=fidelity)
-    passes, sums = GpuPasses(capture=False), nothing(case)
+    backend, sums = GpuBackend(capture=False), nothing(case)
     dark = replace(case.chunk, weights=torch.zeros_like(case.chunk.weights), sweep={})
-    passes.sweep(case.model, dark, passes.scene(case.model, dark, case.object, case.probe), task, sums)
-    passes.finish(sums)
+    backend.sweep(case.model, dark, backend.forward(case.model, dark, case.object, case.probe), task, sums)
+    backend.finish(sums)
     for total in (sums.object, sums.object_weight, sums.probe):
         assert total is not None and not total.any()
     assert not sums.probe_weight.any()

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 import ptymesh
-from ptymesh.parallel import devices
+from ptymesh.distributed import devices
 
 PACKAGE = Path(ptymesh.__file__).parent
 DEVICE, HOST = torch.device("meta"), torch.device("cpu")

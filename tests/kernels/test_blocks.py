@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import blocks, cpu_sums
-from ptymesh.kernels.cpu import CpuPasses
-from ptymesh.parallel.layout import Touched
+from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
-from ptymesh.physics.passes import Passes
 
 SLICES, SIDE = 2, 128
 TOLERANCE = {torch.complex128: 1e-14, torch.complex64: 1e-6}
 PER_SLICE = torch.tensor([0.5, 2.0]).reshape(2, 1, 1, 1)
 
-Make = Callable[[Touched, Touched, Touched, Touched], Touched]
+Make = Callable[[BlockSparseField, BlockSparseField, BlockSparseField, BlockSparseField], BlockSparseField]
 EXPRESSIONS: dict[str, Make] = {
     "rpie": lambda s, t, w, k: 0.7 * s / (w * 0.5 + (0.5 * PER_SLICE + 1e-30)),
     "lsqml": lambda s, t, w, k: torch.tensor(0.3) * (s / (k * k + 0.1).sqrt()),
@@ -38,7 +38,7 @@ OTHERS: dict[str, Make] = {
 }
 
 
-def fields(dtype: torch.dtype, gathered: bool) -> tuple[list[Touched], Tensor, Tensor, Tensor]:
+def fields(dtype: torch.dtype, gathered: bool) -> tuple[list[BlockSparseField], Tensor, Tensor, Tensor]:
     rng = torch.Generator().manual_seed(2)
     real = torch.empty(0, dtype=dtype).real.dtype
     places = torch.randperm(16, generator=rng)[:7]
@@ -48,7 +48,7 @@ def fields(dtype: torch.dtype, gathered: bool) -> tuple[list[Touched], Tensor, T
         whole = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128)
         whole = whole.to(dtype) if kind == dtype else (whole.real.abs() + 0.1).to(real)
         leaf = Leaf(rows, columns, whole=whole)
-        made.append(Touched(leaf.values.clone() if gathered else leaf, rows, columns))
+        made.append(BlockSparseField(leaf.values.clone() if gathered else leaf, rows, columns))
     target = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128).to(dtype)
     return made, rows, columns, target
 
@@ -61,9 +61,9 @@ def test_write(name: str, dtype: torch.dtype, gathered: bool, add: bool) -> None
     given, rows, columns, target = fields(dtype, gathered)
     change = {**EXPRESSIONS, **OTHERS}[name](*given)
     wanted, got = target.clone(), target.clone()
-    Passes().write(wanted, change.expression, rows, columns, add)
+    Backend().write(wanted, change.expression, rows, columns, add)
     assert blocks.write(target.clone(), change.expression, rows, columns, add, 3) == (name in EXPRESSIONS)
-    CpuPasses(dtype).write(got, change.expression, rows, columns, add)
+    CpuBackend(dtype).write(got, change.expression, rows, columns, add)
     assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
     outside = torch.ones(SLICES, SIDE, SIDE, dtype=torch.bool)
     blocked(outside)[:, rows, columns] = False
@@ -79,16 +79,16 @@ def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
         for weight in (w, w * 2):  # as the kernel takes it, and worked out before
             quotient = Quotient(s.expression, weight.expression, top, 0.3, 0.7)
             wanted, got, spelled_out = target.clone(), target.clone(), target.clone()
-            Passes().write(wanted, quotient, rows, columns, add=True)
-            CpuPasses(dtype).write(spelled_out, quotient.spelled_out(), rows, columns, add=True)
+            Backend().write(wanted, quotient, rows, columns, add=True)
+            CpuBackend(dtype).write(spelled_out, quotient.spelled_out(), rows, columns, add=True)
             assert blocks.write(target.clone(), quotient, rows, columns, True, 3)
-            CpuPasses(dtype).write(got, quotient, rows, columns, add=True)
+            CpuBackend(dtype).write(got, quotient, rows, columns, add=True)
             assert torch.equal(got, spelled_out)
             assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
             assert not torch.equal(got, target)
     literal = 0.7 * s.values / (0.7 * w.values + 0.3 * w.max())
     quotient = Quotient(s.expression, w.expression, w.max(), 0.3, 0.7)
-    CpuPasses(dtype).write(got := target.clone(), quotient, rows, columns, add=True)
+    CpuBackend(dtype).write(got := target.clone(), quotient, rows, columns, add=True)
     torch.testing.assert_close(
         blocked(got)[:, rows, columns], blocked(target)[:, rows, columns] + literal.to(dtype), rtol=1e-5, atol=1e-5
     )
@@ -96,15 +96,15 @@ def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
 
 def test_division_by_zero() -> None:
     (_, _, w, _), rows, columns, target = fields(torch.complex64, False)
-    change = Touched(Leaf(rows, columns, whole=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
-    CpuPasses(torch.complex64).write(target, change.expression, rows, columns)
+    change = BlockSparseField(Leaf(rows, columns, whole=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
+    CpuBackend(torch.complex64).write(target, change.expression, rows, columns)
     assert not blocked(target)[:, rows, columns].any()  # 1 / infinity, not NaN
 
 
 def test_clear() -> None:
     (field, _, weight, _), rows, columns, _ = fields(torch.complex64, False)
     arrays = [f.expression.whole.clone() for f in (field, weight)]
-    CpuPasses(torch.complex64).clear(*arrays, rows, columns)
+    CpuBackend(torch.complex64).clear(*arrays, rows, columns)
     for array, before in zip(arrays, (field, weight), strict=True):
         wanted = before.expression.whole.clone()
         blocked(wanted)[:, rows, columns] = 0
@@ -120,15 +120,17 @@ def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyP
     whole, weight = (torch.randn(SLICES, 64, 40 * BLOCK, generator=generator) for _ in range(2))
     field = torch.complex(whole, -whole)
     monkeypatch.setattr(cpu_sums, "bands_of_rows", lambda: bands)
-    passes = CpuPasses(torch.complex64)
+    backend = CpuBackend(torch.complex64)
     wanted, got = field.clone(), field.clone()
     leaf = Leaf(rows, columns, whole=weight)
-    change = Touched(Leaf(rows, columns, whole=field.clone()), rows, columns) * Touched(leaf, rows, columns)
-    Passes().write(wanted, change.expression, rows, columns)
-    passes.write(got, change.expression, rows, columns)
+    change = BlockSparseField(Leaf(rows, columns, whole=field.clone()), rows, columns) * BlockSparseField(
+        leaf, rows, columns
+    )
+    Backend().write(wanted, change.expression, rows, columns)
+    backend.write(got, change.expression, rows, columns)
     assert torch.equal(got, wanted)
-    assert torch.equal(passes.largest(leaf), Passes().largest(leaf))
-    passes.clear(got, weight, rows, columns)
+    assert torch.equal(backend.largest(leaf), Backend().largest(leaf))
+    backend.clear(got, weight, rows, columns)
     assert not blocked(got)[:, rows, columns].any() and not blocked(weight)[:, rows, columns].any()
     assert int((got == 0).sum()) == int((weight == 0).sum()) == SLICES * count * BLOCK**2
 
@@ -138,7 +140,7 @@ def test_an_expression_may_write_where_it_reads() -> None:
     whole = s.expression.whole
     wanted = whole.clone()
     blocked(wanted)[:, rows, columns] = (s / w).values
-    CpuPasses(torch.complex128).write(whole, (s / w).expression, rows, columns)
+    CpuBackend(torch.complex128).write(whole, (s / w).expression, rows, columns)
     torch.testing.assert_close(whole, wanted, rtol=1e-14, atol=0)
 
 
@@ -172,7 +174,7 @@ def test_a_top_that_is_known_is_not_looked_for() -> None:
     rows, columns = torch.zeros(2, 1, dtype=torch.int64)
     leaf = Leaf(rows, columns, whole=torch.rand(1, 64, 64))
     leaf.late = late = Known(leaf.whole, torch.tensor([[2.0, 7.0], [3.0, 0.0]]))
-    weight = Touched(leaf, rows, columns)
+    weight = BlockSparseField(leaf, rows, columns)
     assert weight.top() == 7 and weight.max().shape == (1, 1, 1, 1) and float(weight.max()) == 7
     assert not late.settled
     late._tops = None
@@ -186,10 +188,10 @@ def test_where_nothing_was_summed_nothing_is_added(dtype: torch.dtype) -> None:
     for row, start, stop in ((5, 0, 32), (20, 0, 7), (21, 1, 16), (22, 8, 24)):  # of eight pixels all, or all but one
         values[:, :, row, start:stop] = 0
     wanted, got = target.clone(), target.clone()
-    Passes().write(wanted, (s / (w + 0.5)).expression, rows, columns, add=True)
-    CpuPasses(dtype).write(got, (s / (w + 0.5)).expression, rows, columns, add=True)
+    Backend().write(wanted, (s / (w + 0.5)).expression, rows, columns, add=True)
+    CpuBackend(dtype).write(got, (s / (w + 0.5)).expression, rows, columns, add=True)
     torch.testing.assert_close(got, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     values.zero_()
     weight.zero_()
-    CpuPasses(dtype).write(got := target.clone(), (s / w).expression, rows, columns, add=True)
+    CpuBackend(dtype).write(got := target.clone(), (s / w).expression, rows, columns, add=True)
     assert torch.equal(got, target), "nothing by nothing is no number"

@@ -1,4 +1,4 @@
-"""Each fused pass against its torch twin, on random inputs: sizes, modes, precisions, dtypes of counts, positions."""
+"""Fused passes against the torch reference, on random inputs: sizes, modes, precisions, dtypes of counts, positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from twins import (
+from references import (
     Case,
     check_pixels_without_data,
     compare_detector,
@@ -21,12 +21,12 @@ from twins import (
     swept,
 )
 
+from ptymesh.distributed.layout import Boxes
 from ptymesh.kernels import arguments, cpu, cpu_sums, object_sums
-from ptymesh.kernels.cpu import CpuPasses
-from ptymesh.parallel.layout import Boxes
+from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import blocked
 from ptymesh.physics.model import reach_of
-from ptymesh.physics.passes import Passes
 
 DTYPES = [torch.complex64, torch.complex128]
 WINDOWS = [(16, 16), (13, 22), (9, 7)]
@@ -45,7 +45,7 @@ def test_scene_and_adjoint(dtype: torch.dtype, window: tuple[int, int], modes: i
 @pytest.mark.parametrize("modes", [1, 3, 4])
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_sweep(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: str) -> None:
-    for task, fidelity in (("revise", "amplitude"), ("descend", "poisson")):
+    for task, fidelity in (("exit_wave_update", "amplitude"), ("loss_gradient", "poisson")):
         compare_sweeps(Case(dtype, window, modes, subpixel, fidelity=fidelity, background=1.0), task)
 
 
@@ -57,29 +57,29 @@ def test_add_quotient(dtype: torch.dtype, window: tuple[int, int]) -> None:
     # as kernels take it, of another precision, and one for all pixels
     for over in (weight, weight.double(), weight[:1, :1].expand(window), weight[0]):
         wanted, got = given[0].clone(), given[0].clone()
-        Passes().add_quotient(wanted, given[1], over, 0.4, 0.7)
-        CpuPasses(dtype).add_quotient(got, given[1], over, 0.4, 0.7)
+        Backend().add_quotient(wanted, given[1], over, 0.4, 0.7)
+        CpuBackend(dtype).add_quotient(got, given[1], over, 0.4, 0.7)
         torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_probe_that_saw_nothing_stays(dtype: torch.dtype) -> None:
     start, nothing_seen = torch.randn(2, 13, 10, dtype=dtype), torch.zeros(2, 13, 10, dtype=dtype)
-    for passes in (Passes(), CpuPasses(dtype)):
+    for backend in (Backend(), CpuBackend(dtype)):
         for blend in (1.0, 0.1, 1e-6):
-            passes.add_quotient(probe := start.clone(), nothing_seen, nothing_seen[0].real.contiguous(), blend, 2.0)
+            backend.add_quotient(probe := start.clone(), nothing_seen, nothing_seen[0].real.contiguous(), blend, 2.0)
             assert torch.equal(probe, start)
 
 
 def test_what_is_gathered_is_added_to_what_the_probe_has() -> None:
     case = Case(subpixel="fourier", modes=2)
-    _, (fused, chunk, scene) = case.scenes()
+    _, (fused, chunk, intermediates) = case.forwards()
     waves, found = case.many(), []
     for start in (0.0, 1.0):
         sums = nothing(case)
         assert sums.probe is not None
         sums.probe += start
-        fused.adjoint(case.model, chunk, scene, waves, sums)
+        fused.adjoint(case.model, chunk, intermediates, waves, sums)
         fused.finish(sums)
         found.append(sums.probe)
     case.close(found[1] - 1, found[0])
@@ -87,14 +87,14 @@ def test_what_is_gathered_is_added_to_what_the_probe_has() -> None:
 
 def test_sweep_of_whole_positions() -> None:
     case = Case(modes=2)
-    compare_sweeps(case, "revise", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+    compare_sweeps(case, "exit_wave_update", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
 
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
 def test_a_chunk_is_swept_strip_by_strip(subpixel: str, views: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wave = 16 * 24 * 28
-    monkeypatch.setattr(arguments, "STRIP_BYTES", views * (wave if subpixel == "fourier" else 2 * wave))
+    monkeypatch.setattr(arguments, "PANEL_BYTES", views * (wave if subpixel == "fourier" else 2 * wave))
     case, calls = Case(window=(24, 28), modes=2, subpixel=subpixel), []
     detector = cpu.compiled_detector.detector
 
@@ -103,7 +103,7 @@ def test_a_chunk_is_swept_strip_by_strip(subpixel: str, views: int, monkeypatch:
         detector(*arguments)
 
     monkeypatch.setattr(cpu.compiled_detector, "detector", counting)
-    compare_sweeps(case, "revise")
+    compare_sweeps(case, "exit_wave_update")
     assert max(calls) == views < case.views and sum(calls) % case.views == 0
 
 
@@ -119,12 +119,12 @@ def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
 def test_object_or_probe_alone() -> None:
     case = Case()
     waves = case.many()
-    _, (fused, chunk, scene) = case.scenes()
-    whole = summed(case, fused, chunk, scene, waves, twice=False)
+    _, (fused, chunk, intermediates) = case.forwards()
+    whole = summed(case, fused, chunk, intermediates, waves, twice=False)
     for left_out in ("object", "probe"):
         sums = nothing(case)
         setattr(sums, left_out, None)
-        fused.adjoint(case.model, chunk, scene, waves, sums)
+        fused.adjoint(case.model, chunk, intermediates, waves, sums)
         fused.finish(sums)
         for name in {"object", "probe"} - {left_out}:
             assert torch.equal(getattr(sums, name), getattr(whole, name))
@@ -141,13 +141,13 @@ def test_near_field() -> None:
     case = Case(propagation="angular_spectrum", modes=2)
     compare_scenes(case)
     compare_steps(case)
-    compare_detector(case, "revise")
+    compare_detector(case, "exit_wave_update")
 
 
 def test_whole_positions_need_no_shift() -> None:
     case = Case()
     changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
-    assert case.scenes(**changes)[1][2].beams.waves.shape[0] == 1
+    assert case.forwards(**changes)[1][2].beams.waves.shape[0] == 1
     compare_scenes(case, **changes)
     compare_steps(case, **changes)
 
@@ -169,10 +169,10 @@ def test_systems(dtype: torch.dtype, modes: int, subpixel: str) -> None:
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_counts(counts: type, dtype: torch.dtype) -> None:
-    compare_detector(Case(dtype, counts=torch.from_numpy(np.empty(0, counts)).dtype), "revise")
+    compare_detector(Case(dtype, counts=torch.from_numpy(np.empty(0, counts)).dtype), "exit_wave_update")
 
 
-@pytest.mark.parametrize("task", ["revise", "descend", "watch"])
+@pytest.mark.parametrize("task", ["exit_wave_update", "loss_gradient", "evaluate"])
 @pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("background", [0.0, 2.0])
@@ -197,7 +197,7 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         monkeypatch.setattr(module, "bands_of_rows", lambda: bands)
     case = Case(torch.complex64, subpixel=subpixel)
     case.object = case.waves(1, 64 * (bands + 1), 96)
-    passes, found = case.fused, []
+    backend, found = case.fused, []
     boxes = Boxes.of(case.chunk.anchors, case.window, case.object.shape, reach_of(subpixel))
     rows, columns = map(torch.from_numpy, boxes.cover(np.arange(case.views)).nonzero())
     for before in (0.0, 7.0):
@@ -206,14 +206,14 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         sums.object += before
         sums.object_weight += before
         fields = torch.full_like(case.object, before), torch.full_like(case.object.real, before)
-        passes.begin(sums, rows, columns, fields)
+        backend.begin(sums, rows, columns, fields)
         late = sums.late
         assert isinstance(late, object_sums.ObjectSums) and int(late.open()[0].sum()) == len(rows)
-        for swept_by in (passes.sweep, Passes.sweep.__get__(passes)):
+        for swept_by in (backend.sweep, Backend.sweep.__get__(backend)):
             chunk = replace(case.chunk, sweep={})
-            scene = passes.scene(case.model, chunk, case.object, case.probe)
-            swept_by(case.model, chunk, scene, "revise", sums)
-        passes.settle(sums)
+            intermediates = backend.forward(case.model, chunk, case.object, case.probe)
+            swept_by(case.model, chunk, intermediates, "exit_wave_update", sums)
+        backend.settle(sums)
         assert not late.open()[0].any()
         assert late.tops(fields[0]) is None
         tops = late.tops(fields[1])
@@ -241,19 +241,19 @@ def test_sums_do_not_depend_on_order_or_chunks(
 ) -> None:
     case, found = Case(dtype, window, 2, subpixel), []
     waves = case.many()
-    passes = case.fused
+    backend = case.fused
     names = ("views", "rows", "anchors", "fractions", "weights", "counts")
     for order in ([[0, 1, 2, 3, 4]], [[4], [1, 0], [3, 2]], [[2, 4, 3], [0], [1]]):
         sums = nothing(case, parts=parts)
         for views in order:
             some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
-            scene = passes.scene(case.model, some, case.object, case.probe)
+            intermediates = backend.forward(case.model, some, case.object, case.probe)
             if way == "sweep":
-                passes.sweep(case.model, some, scene, "revise", sums)
+                backend.sweep(case.model, some, intermediates, "exit_wave_update", sums)
             else:
-                passes.adjoint(case.model, some, scene, waves[views], sums)
-        passes.settle(sums)
-        passes.finish(sums)
+                backend.adjoint(case.model, some, intermediates, waves[views], sums)
+        backend.settle(sums)
+        backend.finish(sums)
         found.append(sums)
     for name in ("object", "object_weight", "probe", "probe_weight", "reached"):
         one, *others = (getattr(sums, name) for sums in found)
@@ -268,9 +268,11 @@ def test_threads_do_not_change_a_bit(subpixel: str) -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            (_, (fused, chunk, scene)) = case.scenes()
-            exit_waves, sums = scene.exit, summed(case, fused, chunk, scene, waves)
-            found.append((exit_waves, sums, *swept(case, fused, replace(chunk, sweep={}), "revise", keep=True)[:2]))
+            (_, (fused, chunk, intermediates)) = case.forwards()
+            exit_waves, sums = intermediates.exit, summed(case, fused, chunk, intermediates, waves)
+            found.append(
+                (exit_waves, sums, *swept(case, fused, replace(chunk, sweep={}), "exit_wave_update", keep=True)[:2])
+            )
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

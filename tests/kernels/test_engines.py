@@ -1,4 +1,4 @@
-"""Engines with kernels end where engines with the torch twins end; and who decides."""
+"""Engines with kernels end where engines with the torch references end; and who decides."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
-from ptymesh.kernels import VARIABLE, compiling, passes_for, ready
-from ptymesh.physics.passes import Passes
+from ptymesh.kernels import VARIABLE, compiling, kernel_backend, ready
+from ptymesh.physics.backend import Backend
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative
@@ -60,13 +60,13 @@ def test_twins(engine: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    assert type(passes_for(cpu, torch.complex64)) is not Passes
-    assert type(passes_for(torch.device("meta"), torch.complex64)) is Passes
+    assert type(kernel_backend(cpu, torch.complex64)) is not Backend
+    assert type(kernel_backend(torch.device("meta"), torch.complex64)) is Backend
     monkeypatch.setenv(VARIABLE, "torch")
-    assert type(passes_for(cpu, torch.complex64)) is Passes
+    assert type(kernel_backend(cpu, torch.complex64)) is Backend
     monkeypatch.setenv(VARIABLE, "cuda")
     with pytest.raises(BadInput, match=r"PTYMESH_KERNELS is 'cuda'; set it to auto, torch or launched, or remove it"):
-        passes_for(cpu, torch.complex64)
+        kernel_backend(cpu, torch.complex64)
 
 
 #: Makes ready a single small kernel, having done what `first` says; prints how often it was found on disk.

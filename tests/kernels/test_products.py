@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import passes_for, products
+from ptymesh.kernels import kernel_backend, products
 from ptymesh.physics.elementwise import PRODUCTS, times
 
 SHAPES = [((8, 2, 101, 90), (8, 1, 101, 90)), ((101, 90), (3, 2, 101, 90)), ((5, 1, 64, 64), (64, 64))]
@@ -20,7 +20,7 @@ def by_torch(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_the_same_bits(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
-    passes_for(torch.device("cpu"), dtype)
+    kernel_backend(torch.device("cpu"), dtype)
     assert PRODUCTS[dtype] is products.product
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(shape, dtype=dtype, generator=generator) for shape in shapes)

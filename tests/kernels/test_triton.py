@@ -14,14 +14,14 @@ import torch
 import ptymesh as pm
 from ptymesh import kernels
 from ptymesh.engines import ENGINES
-from ptymesh.physics.passes import Passes
+from ptymesh.physics.backend import Backend
 from ptymesh.simulate import simulate
 from toy import relative
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")
 
-from ptymesh.kernels import triton_kernels, triton_passes
-from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.kernels import triton_backend, triton_kernels
+from ptymesh.kernels.triton_backend import GpuBackend
 
 GPU = torch.cuda.is_available()
 on_a_gpu = pytest.mark.skipif(not GPU, reason="there is no CUDA device")
@@ -102,10 +102,10 @@ def test_without_a_compiler_torch_does_it(
             raise RuntimeError(wrong)
 
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
-    monkeypatch.setattr(triton_passes, "tried", tried)
+    monkeypatch.setattr(triton_backend, "tried", tried)
     kernels._launches.cache_clear()
-    found = [type(kernels.passes_for(torch.device("cuda", 0), torch.complex64)) for _ in range(2)]
-    assert found == [Passes if wrong else GpuPasses] * 2
+    found = [type(kernels.kernel_backend(torch.device("cuda", 0), torch.complex64)) for _ in range(2)]
+    assert found == [Backend if wrong else GpuBackend] * 2
     said = capsys.readouterr().err
     assert said.count("Triton runs no kernel on cuda:0 (RuntimeError: no C compiler was found)") == bool(wrong), "once"
     assert bool(said) == bool(wrong)
@@ -117,20 +117,20 @@ def test_gpus_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_launches", lambda device: True)
     single = torch.complex64
     for name in ("cuda", "xpu"):
-        assert type(kernels.passes_for(torch.device(name), single)) is GpuPasses
-    assert type(kernels.passes_for(torch.device("mps"), single)) is Passes
+        assert type(kernels.kernel_backend(torch.device(name), single)) is GpuBackend
+    assert type(kernels.kernel_backend(torch.device("mps"), single)) is Backend
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert type(kernels.passes_for(torch.device("cuda"), single)) is Passes
+    assert type(kernels.kernel_backend(torch.device("cuda"), single)) is Backend
     monkeypatch.setenv(kernels.VARIABLE, "torch")
-    assert type(kernels.passes_for(torch.device("cuda"), single)) is Passes
+    assert type(kernels.kernel_backend(torch.device("cuda"), single)) is Backend
 
 
 def test_graphs_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_launches", lambda device: True)
     for choice, wanted in (("auto", True), ("launched", False)):
         monkeypatch.setenv(kernels.VARIABLE, choice)
-        passes = kernels.passes_for(torch.device("cuda"), torch.complex64)
-        assert isinstance(passes, GpuPasses) and (passes.graphs is not None) == wanted
+        backend = kernels.kernel_backend(torch.device("cuda"), torch.complex64)
+        assert isinstance(backend, GpuBackend) and (backend.graphs is not None) == wanted
 
 
 @pytest.mark.gpu
@@ -169,9 +169,9 @@ def test_captured_sweeps_are_right_on_a_gpu(
         for _ in recon.run(ENGINES["rpie"](epochs=3, batch=20)):
             pass
         found.append(recon.object)
-    passes = recon.problem.passes
-    assert isinstance(passes, GpuPasses) and passes.graphs is not None
-    assert passes.graphs._graphs and "cannot be captured" not in capsys.readouterr().err
+    backend = recon.problem.backend
+    assert isinstance(backend, GpuBackend) and backend.graphs is not None
+    assert backend.graphs._graphs and "cannot be captured" not in capsys.readouterr().err
     assert relative(found[1], found[0]) < 1e-8
 
 
@@ -184,9 +184,9 @@ def test_offsets_beyond_32_bits() -> None:
     obj = torch.zeros(width, width, dtype=torch.complex64, device="cuda")
     corner = torch.tensor([[width - 20, width - 18]], device="cuda")
     obj[-20:-4, -18:-2] = torch.randn(window, dtype=torch.complex64, device="cuda")
-    from ptymesh.kernels import triton_passes as passes
+    from ptymesh.kernels import triton_backend as backend
 
     beams, out = torch.ones(1, 1, *window, dtype=torch.complex64, device="cuda"), obj.new_empty((1, 1, *window))
     given = (obj, corner, beams, torch.ones(1, device="cuda"), out)
-    passes._by_view(triton_kernels.exit_waves, out, *given, *passes._sizes(out, obj), SHARED=True)
+    backend._by_view(triton_kernels.exit_waves, out, *given, *backend._sizes(out, obj), SHARED=True)
     assert torch.equal(out[0, 0], obj[-20:-4, -18:-2])

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import TOLERANCE, Case, found_in, nothing, same_reach, swept
 from torch import Tensor
-from twins import TOLERANCE, Case, found_in, nothing, same_reach, swept
 
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_object, cpu, object_sums
 from ptymesh.kernels.arguments import constants_of
-from ptymesh.kernels.cpu import CpuPasses
+from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.kernels.object_sums import ObjectSums
+from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, SUMS
-from ptymesh.physics.passes import Adjoints, Chunk, Passes
 from ptymesh.physics.rounding import narrowed, rounded, shifts_for
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
@@ -38,7 +38,7 @@ def case_of(dtype: torch.dtype, window: tuple[int, int], modes: int, subpixel: s
     return case
 
 
-def begun(case: Case, passes: Passes, views: int | None = Case.views, parts: int = 0) -> tuple[Adjoints, Leaf, Leaf]:
+def begun(case: Case, backend: Backend, views: int | None = Case.views, parts: int = 0) -> tuple[Adjoints, Leaf, Leaf]:
     """Sums over all blocks of the object, and leaves of what is found of them, as an engine gets it."""
     height, width = (side // BLOCK for side in case.object.shape[1:])
     rows, columns = (c.contiguous() for c in torch.cartesian_prod(torch.arange(height), torch.arange(width)).unbind(1))
@@ -47,16 +47,16 @@ def begun(case: Case, passes: Passes, views: int | None = Case.views, parts: int
     sums.object += 7  # left from the batch before
     sums.object_weight += 7
     found = torch.full_like(case.object, 7), torch.full_like(case.object.real, 7)
-    passes.begin(sums, rows, columns, found)
+    backend.begin(sums, rows, columns, found)
     leaves = [Leaf(rows, columns, whole=field) for field in found]
     for leaf in leaves:
         leaf.late = sums.late
     return sums, *leaves
 
 
-def sweep(case: Case, passes: Passes, sums: Adjoints, task: str = "revise", keep: bool = False) -> Chunk:
+def sweep(case: Case, backend: Backend, sums: Adjoints, task: str = "exit_wave_update", keep: bool = False) -> Chunk:
     chunk = replace(case.chunk, sweep={})
-    passes.sweep(case.model, chunk, passes.scene(case.model, chunk, case.object, case.probe), task, sums, keep)  # type: ignore[arg-type]
+    backend.sweep(case.model, chunk, backend.forward(case.model, chunk, case.object, case.probe), task, sums, keep)  # type: ignore[arg-type]
     return chunk
 
 
@@ -71,10 +71,10 @@ def untouched(sums: Adjoints, *leaves: Leaf) -> bool:
     return all(field is not None and bool((field == 7).all()) for field in fields)
 
 
-def at_once(case: Case, passes: Passes, task: str = "revise", parts: int = 0) -> tuple[Tensor, Tensor]:
+def at_once(case: Case, backend: Backend, task: str = "exit_wave_update", parts: int = 0) -> tuple[Tensor, Tensor]:
     """Sums that did not wait, in the precision of the object."""
-    sums, obj, weight = begun(case, passes, views=None, parts=parts)
-    sweep(case, passes, sums, task)
+    sums, obj, weight = begun(case, backend, views=None, parts=parts)
+    sweep(case, backend, sums, task)
     assert waiting(sums) == 0
     assert obj.whole is not None and weight.whole is not None
     return obj.whole, weight.whole
@@ -93,10 +93,10 @@ def test_a_quotient_needs_no_sums(
     dtype: torch.dtype, parts: int, window: tuple[int, int], modes: int, subpixel: str
 ) -> None:
     case = case_of(dtype, window, modes, subpixel)
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes, parts=parts)
-    sums, obj, weight = begun(case, passes, parts=parts)
-    sweep(case, passes, sums)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend, parts=parts)
+    sums, obj, weight = begun(case, backend, parts=parts)
+    sweep(case, backend, sums)
     assert waiting(sums) == case.views
     assert weight.tops is not None and float(weight.tops.max()) == float(wanted_weight.max())
     assert untouched(sums, obj, weight), "nothing has been added so far"
@@ -105,18 +105,18 @@ def test_a_quotient_needs_no_sums(
     quotient = Quotient(obj, weight, float(weight.tops.max()), 0.3, 0.7)
     seen = Leaf(obj.rows, obj.columns, whole=wanted), Leaf(obj.rows, obj.columns, whole=wanted_weight)
     of_sums = replace(quotient, change=seen[0], weight=seen[1])
-    passes.write(expected, of_sums, obj.rows, obj.columns, add=True)
-    passes.write(got, quotient, obj.rows, obj.columns, add=True)
+    backend.write(expected, of_sums, obj.rows, obj.columns, add=True)
+    backend.write(got, quotient, obj.rows, obj.columns, add=True)
     assert waiting(sums) == case.views and untouched(sums, obj, weight), "nor by that"
     assert torch.equal(got, expected), "the same bits as of the sums"
-    Passes().write(twin := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
-    case.close(got - case.object, twin - case.object)
+    Backend().write(reference := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
+    case.close(got - case.object, reference - case.object)
     assert bool((got == case.object)[wanted == 0].all()), "where no window is, the object stays"
 
     same(obj, wanted)  # that reads them
     assert waiting(sums) == 0
     same(weight, wanted_weight)
-    passes.write(again := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+    backend.write(again := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
     assert torch.equal(again, expected)
 
 
@@ -125,14 +125,14 @@ def test_a_quotient_needs_no_sums(
 def test_who_reads_finds_all(subpixel: str, dtype: torch.dtype) -> None:
     """What a second chunk adds, or a pass that does not wait."""
     case = case_of(dtype, (16, 16), 2, subpixel)
-    passes = case.fused
-    once, once_weight = at_once(case, passes)
+    backend = case.fused
+    once, once_weight = at_once(case, backend)
     for more in (sweep, by_waves):
-        sums, obj, weight = begun(case, passes)
-        sweep(case, passes, sums)
-        more(case, passes, sums)
+        sums, obj, weight = begun(case, backend)
+        sweep(case, backend, sums)
+        more(case, backend, sums)
         quotient = Quotient(obj, weight, 1.0, 0.5, 1.0)
-        passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+        backend.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
         case.close(got - case.object, 2 * once / (once_weight + 0.5))
         assert obj.whole is not None and weight.whole is not None
         case.close(obj.whole, 2 * once)
@@ -143,43 +143,43 @@ def test_who_reads_finds_all(subpixel: str, dtype: torch.dtype) -> None:
             same(weight, 2 * once_weight)
         seen = (Leaf(leaf.rows, leaf.columns, whole=leaf.whole) for leaf in (obj, weight))
         of_sums = Quotient(*seen, 1.0, 0.5, 1.0)
-        passes.write(expected := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
+        backend.write(expected := case.object.clone(), of_sums, obj.rows, obj.columns, add=True)
         assert torch.equal(got, expected)
 
 
-def by_waves(case: Case, passes: Passes, sums: Adjoints) -> None:
+def by_waves(case: Case, backend: Backend, sums: Adjoints) -> None:
     """Adds what `sweep` does, of waves that are written down first."""
     chunk = replace(case.chunk, sweep={})
-    scene = passes.scene(case.model, chunk, case.object, case.probe)
-    Passes.sweep(passes, case.model, chunk, scene, "revise", sums)
+    intermediates = backend.forward(case.model, chunk, case.object, case.probe)
+    Backend.sweep(backend, case.model, chunk, intermediates, "exit_wave_update", sums)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_sums_are_completed_before_they_are_found(dtype: torch.dtype) -> None:
     """For whoever sends them on; who reads them in the object's precision finds what is there then."""
     case = case_of(dtype, (16, 16), 2, "none")
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
-    sums, obj, weight = begun(case, passes)
-    sweep(case, passes, sums)
-    passes.settle(sums)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
+    sums, obj, weight = begun(case, backend)
+    sweep(case, backend, sums)
+    backend.settle(sums)
     assert waiting(sums) == 0
     for name, field, expected in (("object", obj, wanted), ("object_weight", weight, wanted_weight)):
         assert torch.equal(found_in(sums, name).to(expected.dtype), expected)
         assert field.array is not None and bool((field.array == 7).all()), "nobody has read it"
     same(obj, wanted)
     same(weight, wanted_weight)
-    sweep(case, passes, sums)  # after it has been read
+    sweep(case, backend, sums)  # after it has been read
     same(weight, 2 * wanted_weight)
     same(obj, 2 * wanted)
 
 
 def test_a_probe_that_moves_leaves_what_waits_alone() -> None:
     case = case_of(torch.complex128, (16, 16), 1, "none")
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
-    sums, obj, weight = begun(case, passes)
-    chunk = sweep(case, passes, sums)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
+    sums, obj, weight = begun(case, backend)
+    chunk = sweep(case, backend, sums)
     case.probe.mul_(3)
     chunk.anchors.add_(1)
     chunk.weights.mul_(2)
@@ -191,33 +191,33 @@ def test_a_probe_that_moves_leaves_what_waits_alone() -> None:
 def test_two_sums_at_a_time(subpixel: str) -> None:
     """They would wait in the same room."""
     case = case_of(torch.complex128, (16, 16), 2, subpixel)
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
-    sums, obj, weight = begun(case, passes)
-    sweep(case, passes, sums)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
+    sums, obj, weight = begun(case, backend)
+    sweep(case, backend, sums)
     case.chunk = replace(case.chunk, anchors=case.chunk.anchors.flip(0))
-    other, other_obj, other_weight = begun(case, passes)
-    sweep(case, passes, other)
+    other, other_obj, other_weight = begun(case, backend)
+    sweep(case, backend, other)
     assert waiting(sums) == 0 and waiting(other) == case.views
     same(obj, wanted)
     same(weight, wanted_weight)
     others = [leaf.whole for leaf in (other_obj, other_weight)]
-    for got, expected in zip(others, at_once(case, passes), strict=True):
+    for got, expected in zip(others, at_once(case, backend), strict=True):
         assert got is not None and torch.equal(got, expected)
     assert not torch.equal(others[0], wanted)  # type: ignore[arg-type]
 
 
 def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(torch.complex64, (16, 16), 2, "none")
-    passes = case.fused
+    backend = case.fused
 
-    def waits(task: str = "revise", keep: bool = False, views: int | None = case.views) -> bool:
-        sums = begun(case, passes, views)[0]
-        sweep(case, passes, sums, task, keep)
+    def waits(task: str = "exit_wave_update", keep: bool = False, views: int | None = case.views) -> bool:
+        sums = begun(case, backend, views)[0]
+        sweep(case, backend, sums, task, keep)
         return waiting(sums) > 0
 
     assert waits()
-    assert not waits("descend"), "of whom gradients are read"
+    assert not waits("loss_gradient"), "of whom gradients are read"
     assert not waits(keep=True), "who needs a direction"
     assert not waits(views=None), "for whom other ranks wait"
     assert not waits(views=case.views + 1), "whose batch has other chunks"
@@ -233,16 +233,16 @@ def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
-def test_strips_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, strips = case_of(torch.complex64, (16, 16), 2, subpixel), []
+def test_panels_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, panels = case_of(torch.complex64, (16, 16), 2, subpixel), []
     wanted, wanted_weight = at_once(case, case.fused)
-    monkeypatch.setattr("ptymesh.kernels.arguments.STRIP_BYTES", 2 * 16 * 16 * 16)
+    monkeypatch.setattr("ptymesh.kernels.arguments.PANEL_BYTES", 2 * 16 * 16 * 16)
     detector = cpu.compiled_detector.detector
-    monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (strips.append(len(a[8])), detector(*a)))
-    passes = case.fused
-    sums, obj, weight = begun(case, passes)
-    sweep(case, passes, sums)
-    assert waiting(sums) == case.views == sum(strips) and len(strips) > 1
+    monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (panels.append(len(a[8])), detector(*a)))
+    backend = case.fused
+    sums, obj, weight = begun(case, backend)
+    sweep(case, backend, sums)
+    assert waiting(sums) == case.views == sum(panels) and len(panels) > 1
     same(obj, wanted)
     same(weight, wanted_weight)
 
@@ -258,13 +258,13 @@ def test_threads_and_bands_change_no_bit(subpixel: str, height: int, monkeypatch
         monkeypatch.setattr(object_sums, "bands_of_rows", lambda bands=bands: bands)
         torch.set_num_threads(threads)
         try:
-            passes = case.fused
-            sums, obj, weight = begun(case, passes)
-            sweep(case, passes, sums)
+            backend = case.fused
+            sums, obj, weight = begun(case, backend)
+            sweep(case, backend, sums)
             assert weight.tops is not None
             top = float(weight.tops.max())
             quotient = Quotient(obj, weight, top, 0.3, 0.7)
-            passes.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
+            backend.write(got := case.object.clone(), quotient, obj.rows, obj.columns, add=True)
             assert waiting(sums)
             found.append((top, got, obj.values, weight.values, sums.object, sums.object_weight))
         finally:
@@ -275,16 +275,16 @@ def test_threads_and_bands_change_no_bit(subpixel: str, height: int, monkeypatch
 
 def test_more_threads_by_the_time_that_sums_are_read() -> None:
     case, before = case_of(torch.complex64, (16, 16), 1, "none"), torch.get_num_threads()
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
     try:
         torch.set_num_threads(1)
-        sums, obj, weight = begun(case, passes)
-        sweep(case, passes, sums)
+        sums, obj, weight = begun(case, backend)
+        sweep(case, backend, sums)
         torch.set_num_threads(2)
         assert weight.tops is not None and len(weight.tops) == 1
         same(obj, wanted)
-        sweep(case, passes, sums)
+        sweep(case, backend, sums)
         same(obj, 2 * wanted)
         same(weight, 2 * wanted_weight)
     finally:
@@ -294,31 +294,31 @@ def test_more_threads_by_the_time_that_sums_are_read() -> None:
 def test_what_is_divided_goes_to_the_object_alone() -> None:
     """For other arrays than such as the sums are of, other blocks and other quotients, they are read."""
     case = case_of(torch.complex64, (16, 16), 1, "none")
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
     others = (
         case.object.to(torch.complex128),
         case.object.mT.contiguous().mT,
         case.object.conj_physical().conj(),
     )
     for other in others:
-        sums, obj, weight = begun(case, passes)
-        sweep(case, passes, sums)
+        sums, obj, weight = begun(case, backend)
+        sweep(case, backend, sums)
         before = other.clone()
-        passes.write(other, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
+        backend.write(other, Quotient(obj, weight, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
         assert waiting(sums) == 0
         same(obj, wanted)
         same(weight, wanted_weight)
         case.close((other - before).to(wanted.dtype), wanted / (wanted_weight + 1) * 2)
     for few, swapped in ((1, False), (None, True)):
-        sums, obj, weight = begun(case, passes)
-        sweep(case, passes, sums)
+        sums, obj, weight = begun(case, backend)
+        sweep(case, backend, sums)
         numerator = weight if swapped else obj
         rows, columns = obj.rows[:few], obj.columns[:few]
         change = Leaf(rows, columns, whole=numerator.array)
         divisor = Leaf(rows, columns, whole=weight.array)
         change.late = divisor.late = sums.late
-        passes.write(got := case.object.clone(), Quotient(change, divisor, 1.0, 0.5, 1.0), rows, columns, add=True)
+        backend.write(got := case.object.clone(), Quotient(change, divisor, 1.0, 0.5, 1.0), rows, columns, add=True)
         assert waiting(sums) == 0
         same(obj, wanted)
         same(weight, wanted_weight)
@@ -342,15 +342,15 @@ def test_of_the_sums_themselves_no_top_is_known() -> None:
 def test_a_quotient_of_sums_in_double_precision_reads_them(dtype: torch.dtype) -> None:
     """Nothing is worked out from windows for them, even where they have the dtype of what is found."""
     case = case_of(dtype, (16, 16), 1, "none")
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes, parts=1)
-    sums, obj, weight = begun(case, passes, parts=1)
-    sweep(case, passes, sums)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend, parts=1)
+    sums, obj, weight = begun(case, backend, parts=1)
+    sweep(case, backend, sums)
     assert sums.object is not None and sums.object_weight is not None
     wide = [Leaf(obj.rows, obj.columns, whole=field) for field in (sums.object, sums.object_weight)]
     for leaf in wide:
         leaf.late = sums.late
-    passes.write(got := case.object.clone(), Quotient(*wide, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
+    backend.write(got := case.object.clone(), Quotient(*wide, 1.0, 0.5, 1.0), obj.rows, obj.columns, add=True)
     assert waiting(sums) == 0
     case.close(got - case.object, wanted / (wanted_weight + 1) * 2)
     same(obj, wanted)
@@ -359,13 +359,13 @@ def test_a_quotient_of_sums_in_double_precision_reads_them(dtype: torch.dtype) -
 
 def test_memory_that_is_let_go_of_stays_with_who_has_it() -> None:
     case = case_of(torch.complex64, (16, 16), 1, "none")
-    passes = case.fused
-    wanted, wanted_weight = at_once(case, passes)
-    sums, *leaves = begun(case, passes)
-    sweep(case, passes, sums)
-    passes.forget()
-    other, *others = begun(case, passes)
-    sweep(case, passes, other)
+    backend = case.fused
+    wanted, wanted_weight = at_once(case, backend)
+    sums, *leaves = begun(case, backend)
+    sweep(case, backend, sums)
+    backend.forget()
+    other, *others = begun(case, backend)
+    sweep(case, backend, other)
     for obj, weight in (leaves, others):
         same(obj, wanted)
         same(weight, wanted_weight)
@@ -439,21 +439,21 @@ def test_views_beside_each_other_and_none() -> None:
         compiled_object.divide_windows(*given, numbers, divide, constants_of(torch.float64, 1.0), *room)
         assert bool(target.any()) == divide
         assert float(tops.max()) == float(weight.max())
-    Passes().write(twin := torch.zeros_like(target), quotient, *blocks, add=True)
-    torch.testing.assert_close(target, twin, rtol=1e-13, atol=1e-14)
-    CpuPasses(torch.complex128).write(expected := torch.zeros_like(target), quotient, *blocks, add=True)
+    Backend().write(reference := torch.zeros_like(target), quotient, *blocks, add=True)
+    torch.testing.assert_close(target, reference, rtol=1e-13, atol=1e-14)
+    CpuBackend(torch.complex128).write(expected := torch.zeros_like(target), quotient, *blocks, add=True)
     assert torch.equal(target, expected)
 
 
 def test_a_sweep_without_beginning_ends_complete() -> None:
     for subpixel in ("fourier", "none"):
         case = case_of(torch.complex128, (16, 16), 2, subpixel)
-        passes = CpuPasses(torch.complex128)
-        sums = swept(case, passes, case.chunk, "revise", keep=False)[0]
-        twin = swept(case, Passes(), case.chunk, "revise", keep=False)[0]
+        backend = CpuBackend(torch.complex128)
+        sums = swept(case, backend, case.chunk, "exit_wave_update", keep=False)[0]
+        reference = swept(case, Backend(), case.chunk, "exit_wave_update", keep=False)[0]
         assert sums.late is None
         names = ("object", "object_weight")
-        for name, once in zip(names, at_once(case, passes), strict=True):
-            case.close(found_in(sums, name), found_in(twin, name))
+        for name, once in zip(names, at_once(case, backend), strict=True):
+            case.close(found_in(sums, name), found_in(reference, name))
             assert torch.equal(found_in(sums, name), 2 * once), "all views, and then one by one and the others"
-        same_reach(sums, twin, names)
+        same_reach(sums, reference, names)

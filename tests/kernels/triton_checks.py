@@ -1,4 +1,4 @@
-"""Each of Triton's passes against its torch twin; test_triton.py runs this file, by the interpreter or on a GPU.
+"""Each of Triton's passes against its torch reference; test_triton.py runs this file, by the interpreter or on a GPU.
 
 Triton decides when it is imported whether it interprets, so this needs a process of its own. The device is that of
 PTYMESH_TRITON_DEVICE: cpu goes with TRITON_INTERPRET=1.
@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from twins import (
+from references import (
     SIDE,
     Case,
     check_pixels_without_data,
@@ -24,13 +23,14 @@ from twins import (
     compare_systems,
     nothing,
 )
+from torch import Tensor
 
 from ptymesh.engines import ENGINES
-from ptymesh.kernels import triton_passes
-from ptymesh.kernels.fused import FusedScene
-from ptymesh.kernels.triton_passes import GpuPasses
+from ptymesh.kernels import triton_backend
+from ptymesh.kernels.fused import FusedIntermediates
+from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.kinds import SUMS
-from ptymesh.physics.passes import Adjoints, Chunk, Passes
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -45,14 +45,14 @@ NAMES = ("object", "object_weight", "probe", "probe_weight")
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles in a window, and views in several parts."""
-    monkeypatch.setattr(triton_passes, "TILE", 256)
+    monkeypatch.setattr(triton_backend, "TILE", 256)
 
 
 @pytest.fixture(autouse=True)
 def one_part(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """All views in one sum, unless there are several tiles."""
     if "small_tiles" not in request.fixturenames:
-        monkeypatch.setattr(triton_passes, "PROGRAMS", 1)
+        monkeypatch.setattr(triton_backend, "PROGRAMS", 1)
 
 
 class GpuCase(Case):
@@ -61,17 +61,17 @@ class GpuCase(Case):
     device, views = DEVICE, 3 if DEVICE == "cpu" else 5
 
     @property
-    def fused(self) -> Passes:
-        return GpuPasses()
+    def fused(self) -> Backend:
+        return GpuBackend()
 
 
 def test_one_small_kernel_is_tried() -> None:
-    triton_passes.tried(torch.device(DEVICE))
+    triton_backend.tried(torch.device(DEVICE))
 
 
 def test_the_scene_is_fused() -> None:
     for subpixel in ("fourier", "bilinear", "none"):
-        assert type(GpuCase(subpixel=subpixel).scenes()[1][2]) is FusedScene
+        assert type(GpuCase(subpixel=subpixel).forwards()[1][2]) is FusedIntermediates
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -87,7 +87,7 @@ def test_tiles_and_parts(subpixel: str) -> None:
     compare_scenes(case)
     compare_systems(case)
     for fidelity in ("amplitude", "poisson"):
-        compare_detector(GpuCase(SINGLE, fidelity=fidelity, counts=torch.float32, seed=6), "revise")
+        compare_detector(GpuCase(SINGLE, fidelity=fidelity, counts=torch.float32, seed=6), "exit_wave_update")
 
 
 def test_variable_probes() -> None:
@@ -139,13 +139,13 @@ def test_sums_have_the_same_bits_in_any_order(
     whole, single = [list(range(case.views))], [[k] for k in range(case.views)]
     backwards, two = [whole[0][::-1]], [[last, 0], whole[0][1:last]]
     for chunks, tile, programs in ((whole, 512, 1), (single, 512, 1), (backwards, 64, 1), (two, 128, 4096)):
-        monkeypatch.setattr(triton_passes, "TILE", tile)
-        monkeypatch.setattr(triton_passes, "PROGRAMS", programs)
-        passes, sums = GpuPasses(), empty(case, parts)
+        monkeypatch.setattr(triton_backend, "TILE", tile)
+        monkeypatch.setattr(triton_backend, "PROGRAMS", programs)
+        backend, sums = GpuBackend(), empty(case, parts)
         for places in chunks:
             chunk = some_of(case.chunk, places)
-            scene = passes.scene(case.model, chunk, case.object, case.probe)
-            passes.adjoint(case.model, chunk, scene, waves[places], sums)
+            intermediates = backend.forward(case.model, chunk, case.object, case.probe)
+            backend.adjoint(case.model, chunk, intermediates, waves[places], sums)
         found.append([getattr(sums, name) for name in (*NAMES, "reached")])
     for other in found[1:]:
         for got, wanted in zip(other, found[0], strict=True):
@@ -162,10 +162,10 @@ def test_terms_are_rounded_as_the_twin_rounds_them(dtype: torch.dtype, parts: in
     case.object, case.probe = few_bits(case.object), few_bits(case.probe)
     chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, sweep={})
     shifts, _ = shifts_for(torch.full((SUMS,), 2.0**42), 4 * case.views)
-    for passes in case.both:
+    for backend in case.both:
         sums = replace(empty(case, parts), shifts=shifts.to(DEVICE))
-        scene = passes.scene(case.model, chunk, case.object, case.probe)
-        passes.adjoint(case.model, chunk, scene, waves, sums)
+        intermediates = backend.forward(case.model, chunk, case.object, case.probe)
+        backend.adjoint(case.model, chunk, intermediates, waves, sums)
         found.append(sums)
     for name in (*NAMES, "reached"):
         assert torch.equal(getattr(found[1], name), getattr(found[0], name)), name
@@ -209,25 +209,29 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
             object=mapped(2, *obj.shape[1:], dtype=torch.complex128),
             object_weight=mapped(2, *obj.shape[1:], dtype=torch.float64),
         )
-        passes, chunk = GpuPasses(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
-        scene = passes.scene(case.model, chunk, obj, case.probe)
-        passes.adjoint(case.model, chunk, scene, chi, sums)
-        passes.finish(sums)
+        backend, chunk = GpuBackend(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
+        intermediates = backend.forward(case.model, chunk, obj, case.probe)
+        backend.adjoint(case.model, chunk, intermediates, chi, sums)
+        backend.finish(sums)
         assert sums.object is not None and sums.object_weight is not None and sums.probe is not None
-        steps = passes.position_step(case.model, chunk, obj, scene, chi) if subpixel == "fourier" else scene.exit
-        systems = passes.systems(case.model, chunk, scene, d_obj, case.probe, chi)
+        steps = (
+            backend.position_step(case.model, chunk, obj, intermediates, chi)
+            if subpixel == "fourier"
+            else intermediates.exit
+        )
+        systems = backend.systems(case.model, chunk, intermediates, d_obj, case.probe, chi)
         kept = (sums.object[end].clone(), sums.object_weight[end].clone(), sums.probe, sums.probe_weight)
-        found.append((scene.windows, scene.exit, *kept, sums.reached, steps, systems))
+        found.append((intermediates.windows, intermediates.exit, *kept, sums.reached, steps, systems))
     for near, distant in zip(*found, strict=True):
         assert float(near.abs().max()) > 0 and torch.equal(near, distant)
 
 
 @pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])
 def test_counts(counts: type) -> None:
-    compare_detector(GpuCase(SINGLE, counts=torch.from_numpy(np.empty(0, counts)).dtype), "revise")
+    compare_detector(GpuCase(SINGLE, counts=torch.from_numpy(np.empty(0, counts)).dtype), "exit_wave_update")
 
 
-@pytest.mark.parametrize("task", ["revise", "descend", "watch"])
+@pytest.mark.parametrize("task", ["exit_wave_update", "loss_gradient", "evaluate"])
 @pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
 def test_detector(task: str, fidelity: str) -> None:
     for dtype, background in ((SINGLE, 2.0), (torch.complex128, 0.0)):
@@ -244,9 +248,9 @@ def test_pixels_without_data_stay() -> None:
 def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
     toy = make(views=8, window=(16, 20), **case)
     found = []
-    for passes in (Passes(), GpuPasses()):
+    for backend in (Backend(), GpuBackend()):
         problem, state = toy.problem(), RunState(toy.start())
-        problem.passes = passes
+        problem.backend = backend
         positions = {"positions": {"gain": 1}} if engine == "lsqml" else {}
         Loop(problem, state, [ENGINES[engine](epochs=1, batch=4, **positions)], seed=7).run()
         found.append(state.estimate)

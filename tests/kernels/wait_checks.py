@@ -17,15 +17,15 @@ from pretended import DEVICE, Far, Pretended
 from torch import Tensor
 
 from ptymesh import kernels
+from ptymesh.distributed.exact import Reduction
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted
-from ptymesh.kernels import graphs, triton_passes
-from ptymesh.kernels.triton_passes import GpuPasses
-from ptymesh.parallel.exact import Tally
-from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.tiled import Tiled
-from ptymesh.parallel.world import Solo
-from ptymesh.physics.passes import Passes
+from ptymesh.kernels import graphs, triton_backend
+from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.physics.backend import Backend
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -35,7 +35,7 @@ from toy import Toy, make, relative, share
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """The pretended device; Triton's kernels work on the values."""
-    launch = triton_passes._launch
+    launch = triton_backend._launch
 
     def launched(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
         assert all(isinstance(g, Far) for g in given if isinstance(g, Tensor)), "a kernel got a tensor of the host"
@@ -43,7 +43,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
         used = [g for g in given if isinstance(g, Far)]
         device.launch(lambda: launch(kernel, programs, *values, **flags), True, used)
 
-    monkeypatch.setattr(triton_passes, "_launch", launched)
+    monkeypatch.setattr(triton_backend, "_launch", launched)
     monkeypatch.setattr(kernels, "_launches", lambda device: True)
     monkeypatch.setattr(graphs, "CAPTURING", (DEVICE.type,))
     monkeypatch.setattr(graphs, "captured", lambda *given: device.captured(*given))
@@ -57,12 +57,12 @@ def moved(value: Any, device: Pretended) -> Any:
     return replace(value, **{name: device.far(tensor) for name, tensor in tensors.items()})
 
 
-def problem_on(device: Pretended, toy: Toy, passes: Passes, layout: str = "replicated") -> Problem:
+def problem_on(device: Pretended, toy: Toy, backend: Backend, layout: str = "replicated") -> Problem:
     """The toy as a rank with this device sees it, three views at a time."""
     world, scan = Solo(DEVICE), toy.measurement
     owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
     problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype)
-    problem.passes, problem.chunk_limit = passes, 3
+    problem.backend, problem.chunk_limit = backend, 3
     return problem
 
 
@@ -114,8 +114,8 @@ MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name not in SEARCHES])
 def test_no_batch_waits(engine: str, device: Pretended) -> None:
-    passes = GpuPasses() if engine in FUSED else Passes()
-    compare(device, make(views=8, window=(8, 12)), engine, passes, positions={"gain": 1})
+    backend = GpuBackend() if engine in FUSED else Backend()
+    compare(device, make(views=8, window=(8, 12)), engine, backend, positions={"gain": 1})
 
 
 @pytest.mark.parametrize("case", MORE)
@@ -127,7 +127,7 @@ def test_nor_with_more_to_do(case: str, device: Pretended) -> None:
 def test_nor_after_a_checkpoint_is_read(device: Pretended) -> None:
     """Whatever an engine remembers comes back on the device; what counts batches is fetched once."""
     toy = make(views=8, window=(8, 12), subpixel="none")
-    problem, state = problem_on(device, toy, Passes()), RunState(moved(toy.start(), device))
+    problem, state = problem_on(device, toy, Backend()), RunState(moved(toy.start(), device))
     engine = ENGINES["mpie"](epochs=1, batch=2, momentum_every=2)
     Loop(problem, state, [engine]).run()
     state.stage = state.epoch = 0
@@ -151,7 +151,7 @@ def test_engines_go_on_with_their_memory_on_the_device(case: str, device: Preten
     """As a checkpoint is read: all of it, what was kept on the host too."""
     engine, options = REMEMBERED[case]
     toy = make(views=8, window=(8, 12))
-    problem = problem_on(device, toy, Passes())
+    problem = problem_on(device, toy, Backend())
     state = run(problem, moved(toy.start(), device), engine, epochs=2, **options)
     state.stage, memory = 0, {name: kept.to(DEVICE) for name, kept in state.engines[0].items()}
     state.engines[0], state.epoch = memory, 2
@@ -162,12 +162,12 @@ def test_engines_go_on_with_their_memory_on_the_device(case: str, device: Preten
 
 
 def test_nor_with_tiles(device: Pretended) -> None:
-    compare(device, make(views=8, window=(8, 12)), "rpie", Passes(), "tiled", positions=True)
+    compare(device, make(views=8, window=(8, 12)), "rpie", Backend(), "tiled", positions=True)
 
 
 def test_whole_positions_do_not_wait_either(device: Pretended) -> None:
     toy = make(views=8, window=(8, 12), subpixel="none")
-    state = run(problem_on(device, toy, GpuPasses()), moved(toy.start(), device), "rpie")
+    state = run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie")
     assert within_epochs(device) == []
     wanted = run_here(toy, "rpie")
     for name in ("object", "probe"):
@@ -178,7 +178,7 @@ def test_exact_sums_have_the_same_limbs_unasked(device: Pretended) -> None:
     values = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e-30
     values[:10] *= 1e60
     values[0, 1], values[1, 2] = float("nan"), float("inf")
-    sums = [Tally((3,), values.device), Tally((3,), DEVICE)]
+    sums = [Reduction((3,), values.device), Reduction((3,), DEVICE)]
     for some, total in zip((values, device.far(values)), sums, strict=True):
         total.add(some)
     assert torch.equal(sums[1].local.here, sums[0].local) and device.waits == []  # type: ignore[attr-defined]
@@ -188,15 +188,15 @@ def test_exact_sums_have_the_same_limbs_unasked(device: Pretended) -> None:
 def test_whole_positions_are_known_where_none_moves(refined: bool, device: Pretended) -> None:
     toy = make(views=8, window=(8, 12))
     toy.truth.positions.round_()
-    problem, estimate = problem_on(device, toy, Passes()), moved(toy.start(), device)
+    problem, estimate = problem_on(device, toy, Backend()), moved(toy.start(), device)
     found = []
 
-    class Noting(Passes):
-        def scene(self, model: Any, chunk: Any, *arrays: Any) -> Any:
+    class Noting(Backend):
+        def forward(self, model: Any, chunk: Any, *arrays: Any) -> Any:
             found.append(chunk.whole)
-            return super().scene(model, chunk, *arrays)
+            return super().forward(model, chunk, *arrays)
 
-    problem.passes = Noting()
+    problem.backend = Noting()
     run(problem, estimate, "rpie", positions={"gain": 1} if refined else None)
     assert len(found) == 8 and found.count(True) == (0 if refined else 8), "all ranks shift, or none does"
     assert within_epochs(device) == []
@@ -213,7 +213,7 @@ def test_the_wish_to_stop_is_read_a_batch_later(after: int, device: Pretended) -
             Loop(problem, state, [ENGINES["rpie"](epochs=2, batch=4)], stop=lambda: next(asked)).run()
         return state.epoch, state.batch
 
-    problem = problem_on(device, toy, Passes())
+    problem = problem_on(device, toy, Backend())
     assert stopped(problem, moved(toy.start(), device)) == (0, 2), "never later than the epoch's last batch"
     with torch.utils._python_dispatch._disable_current_modes():
         assert stopped(toy.problem(), toy.start()) == (0, after)
@@ -255,10 +255,10 @@ def test_the_device_notices(device: Pretended) -> None:
 
 
 def compare(
-    device: Pretended, toy: Toy, engine: str, passes: Passes | None = None, layout: str = "replicated", **options: Any
+    device: Pretended, toy: Toy, engine: str, backend: Backend | None = None, layout: str = "replicated", **options: Any
 ) -> None:
     """No batch waits, and what comes out is what the host computes."""
-    problem = problem_on(device, toy, passes or GpuPasses(), layout)
+    problem = problem_on(device, toy, backend or GpuBackend(), layout)
     state = run(problem, moved(share(toy.start(), problem), device), engine, **options)
     assert within_epochs(device) == []
     assert device.waits, "between epochs there are some"

@@ -45,7 +45,9 @@ def moved(e: Estimate, directions: list[Direction], steps: tuple[float, float]) 
 
 def scene_of(toy: Toy, e: Estimate):  # type: ignore[no-untyped-def]
     f = e.fractions(EVERY)
-    return toy.model.scene(toy.model.windows(e.object, e.anchors, f, e.window), toy.model.probes(e.probe, f, e.weights))
+    return toy.model.forward(
+        toy.model.windows(e.object, e.anchors, f, e.window), toy.model.probes(e.probe, f, e.weights)
+    )
 
 
 def detected(toy: Toy, e: Estimate) -> torch.Tensor:

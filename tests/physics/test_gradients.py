@@ -57,12 +57,14 @@ def test_gradients(case: dict) -> None:
     model, e = toy.model, toy.truth
     every = torch.arange(VIEWS)
     f = e.fractions(every)
-    scene = model.scene(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights, e.opr))
-    detected = model.detect(scene.exit, f)
+    intermediates = model.forward(
+        model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights, e.opr)
+    )
+    detected = model.detect(intermediates.exit, f)
     S = power(detected)
     slope = fidelity.slope(model.fidelity, S, data(toy, e.background))
     g = model.detect_adjoint(detected * slope[:, None], f)
-    to_windows, to_probes = model.scene_adjoint(scene, g)
+    to_windows, to_probes = model.forward_adjoint(intermediates, g)
     to_object = torch.zeros_like(e.object)
     model.windows_adjoint(to_object, to_windows, e.anchors, f)
     to_probe = model.probes_adjoint(to_probes, f, e.weights)
@@ -95,7 +97,7 @@ def test_gradients(case: dict) -> None:
         return
     to_positions = torch.stack(
         [
-            2 * (model.position_derivative(e.object, e.anchors, f, scene, a).conj() * g).real.sum((1, 2, 3))
+            2 * (model.position_derivative(e.object, e.anchors, f, intermediates, a).conj() * g).real.sum((1, 2, 3))
             for a in (0, 1)
         ],
         dim=1,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptymesh.physics import propagate, views
-from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.model import Intermediates, Model
 from toy import make
 
 WINDOW = (12, 15)
@@ -100,18 +100,18 @@ def test_model_is_linear_in_probe_and_in_each_slice(subpixel: str, propagation: 
     f = truth.fractions(every)
     y = random(4, 2, *truth.window, seed=1)
 
-    def back(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
-        return model.scene_adjoint(scene, model.detect_adjoint(y, f))
+    def back(intermediates: Intermediates) -> tuple[torch.Tensor, torch.Tensor]:
+        return model.forward_adjoint(intermediates, model.detect_adjoint(y, f))
 
     windows = model.windows(truth.object, truth.anchors, f, truth.window)
-    scene = model.scene(windows, model.probes(truth.probe, f, truth.weights))
-    to_windows, to_probes = back(scene)
+    intermediates = model.forward(windows, model.probes(truth.probe, f, truth.weights))
+    to_windows, to_probes = back(intermediates)
     to_probe = model.probes_adjoint(to_probes, f, truth.weights)
-    assert agree(inner(model.detect(scene.exit, f), y), inner(truth.probe, to_probe))
+    assert agree(inner(model.detect(intermediates.exit, f), y), inner(truth.probe, to_probe))
     out = torch.zeros_like(truth.object)
     model.windows_adjoint(out, to_windows, truth.anchors, f)
     for slice_ in range(slices):
-        assert agree(inner(model.detect(scene.exit, f), y), inner(truth.object[slice_], out[slice_]))
+        assert agree(inner(model.detect(intermediates.exit, f), y), inner(truth.object[slice_], out[slice_]))
 
 
 def test_add_back_adds_where_windows_overlap() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
 from toy import Toy, make, relative
 
@@ -18,9 +18,9 @@ def tilted(toy: Toy, spacing_m: float, tilt_rad: tuple[float, float]) -> Model:
     return toy.model.spaced(toy.measurement.geometry, spacing_m, tilt_rad, torch.complex128, "cpu")
 
 
-def scene_of(toy: Toy, model: Model) -> Scene:
+def scene_of(toy: Toy, model: Model) -> Intermediates:
     e, f = toy.truth, toy.truth.fractions(EVERY)
-    return model.scene(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights))
+    return model.forward(model.windows(e.object, e.anchors, f, e.window), model.probes(e.probe, f, e.weights))
 
 
 @pytest.mark.parametrize("slices", [2, 3])
@@ -28,16 +28,16 @@ def scene_of(toy: Toy, model: Model) -> Scene:
 def test_derivatives(slices: int, window: tuple[int, int]) -> None:
     toy = make(views=4, window=window, modes=2, slices=slices, subpixel="bilinear")
     z = 2e-6
-    scene = scene_of(toy, tilted(toy, z, TILT))
+    intermediates = scene_of(toy, tilted(toy, z, TILT))
 
     def at(spacing_m: float, y: float = 0.0, x: float = 0.0) -> torch.Tensor:
         return scene_of(toy, tilted(toy, spacing_m, (TILT[0] + y, TILT[1] + x))).exit
 
     model, h = tilted(toy, z, TILT), 1e-6
-    assert relative(model.tilt_derivative(scene, 0), (at(z, h) - at(z, -h)) / (2 * h)) < 1e-7
-    assert relative(model.tilt_derivative(scene, 1), (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
+    assert relative(model.tilt_derivative(intermediates, 0), (at(z, h) - at(z, -h)) / (2 * h)) < 1e-7
+    assert relative(model.tilt_derivative(intermediates, 1), (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
     step = 1e-4 * z
-    assert relative(model.spacing_derivative(scene), (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
+    assert relative(model.spacing_derivative(intermediates), (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
 
 
 def test_a_tilt_is_a_displacement_of_slices_against_one_another() -> None:

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
+from ptymesh.distributed.world import World
 from ptymesh.io import load_measurement
-from ptymesh.parallel.world import World
 from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ptymesh as pm
-from ptymesh.parallel.world import World
+from ptymesh.distributed.world import World
 from ptymesh.run import alike
 from toy import make
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, MPIE, RPIE, Engine
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.parallel.world import Solo, World
 from ptymesh.run.loop import Loop
 from ptymesh.run.reports import BatchReport, Callback, EpochReport
 from ptymesh.run.state import RunState

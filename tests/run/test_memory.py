@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.geometry import Geometry
-from ptymesh.parallel.world import Solo, World
 from ptymesh.problem import Batch
 from ptymesh.run import machine, memory
 from ptymesh.run.loop import Loop
@@ -170,14 +170,14 @@ def scarce_residual(world: World, most: int) -> tuple[float, float, int]:
     """The residual, where the last rank has memory for so many views at a time; and its chunks' limit."""
     toy = make(views=30, modes=2)
     problem, estimate = toy.problem(world), toy.start()
-    expose = problem.passes.expose
+    detector = problem.backend.detector
 
     def scarce(model: Any, chunk: Any, *given: Any) -> Any:
         if world.rank == world.size - 1 and len(chunk.views) > most:
             raise MemoryError("no room")
-        return expose(model, chunk, *given)
+        return detector(model, chunk, *given)
 
-    problem.passes.expose = scarce  # type: ignore[method-assign]
+    problem.backend.detector = scarce  # type: ignore[method-assign]
     return *problem.residual(estimate), problem.chunk_limit
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ptymesh.cli.plan import counts, quantity
+from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
-from ptymesh.parallel.world import World
 from ptymesh.run.loop import Loop
 from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, scan_of
 from ptymesh.run.starts import ObjectOptions, ProbeOptions

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ptymesh as pm
-from ptymesh.parallel.world import World
+from ptymesh.distributed.world import World
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate
 from toy import relative

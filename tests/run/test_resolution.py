@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.parallel.world import Solo, World
 from ptymesh.physics.resample import coarser, finer
 from ptymesh.run import resolution
 from ptymesh.run.loop import Loop

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ptymesh.distributed.world import World
 from ptymesh.errors import PtymeshError
-from ptymesh.parallel.world import World
 from ptymesh.run import lock, lock_file
 from ptymesh.run.recipe import load_recipe
 from ptymesh.run.reports import Callback, EpochReport

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ptymesh as pm
+from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.parallel.world import Solo
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune import objectives
 from ptymesh.tune.options import Contrast, FourierRings, Function, Goal, HeldOut

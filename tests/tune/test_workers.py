@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ptymesh.distributed import devices
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.parallel import devices
 from ptymesh.tune import storage, workers
 from ptymesh.tune.workers import Crew, shares
 from warm import python

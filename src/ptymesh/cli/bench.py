@@ -46,8 +46,8 @@ def command(
     from rich.console import Console
 
     from ptymesh.cli.dataset import load_dataset
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.parallel.place import world
     from ptymesh.run.bench import Plan, bench, save
 
     if world().size > 1:

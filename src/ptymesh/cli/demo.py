@@ -36,9 +36,9 @@ def command(
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
     from ptymesh.cli.launching import Launching
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
-    from ptymesh.parallel.place import world
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked

@@ -23,10 +23,10 @@ def command(
     ] = None,
 ) -> None:
     """Run a Python program, unchanged, on N ranks of this machine. Options stand before the program's name."""
+    from ptymesh.distributed.devices import DEVICE
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.parallel.devices import DEVICE
-    from ptymesh.parallel.launch import launch
-    from ptymesh.parallel.place import world
+    from ptymesh.launcher.launch import launch
 
     if world().size > 1:
         raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")
@@ -37,7 +37,7 @@ def command(
         [str(script), *(arguments or ())],
         1 if how.ranks is None else how.ranks,
         log_dir=logs,
-        program=("-m", "ptymesh.parallel.script"),
+        program=("-m", "ptymesh.launcher.script"),
         max_restarts=how.max_restarts,
         environment={**how.environment, **({} if how.device == "auto" else {DEVICE: how.device})},
         bind=how.bind,

@@ -89,9 +89,9 @@ class Launching:
 
     def check(self) -> None:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
+        from ptymesh.distributed.devices import backend_for, device_for, shared_by
         from ptymesh.errors import BadInput
-        from ptymesh.parallel.devices import backend_for, device_for, shared_by
-        from ptymesh.parallel.launch import MOST_RANKS
+        from ptymesh.launcher.launch import MOST_RANKS
 
         ranks = 1 if self.ranks is None else self.ranks
         if not 1 <= ranks <= MOST_RANKS:
@@ -110,9 +110,9 @@ class Launching:
     @property
     def environment(self) -> dict[str, str]:
         """What ranks read these options from."""
-        from ptymesh.parallel.devices import BACKEND
-        from ptymesh.parallel.place import INTERFACE
-        from ptymesh.parallel.pulse import TIMEOUT
+        from ptymesh.distributed.devices import BACKEND
+        from ptymesh.distributed.heartbeat import TIMEOUT
+        from ptymesh.distributed.rank_info import INTERFACE
 
         given = {BACKEND: self.backend if self.backend != "auto" else None, INTERFACE: self.interface}
         given[TIMEOUT] = None if self.timeout is None else str(self.timeout)

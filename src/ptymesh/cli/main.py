@@ -13,8 +13,8 @@ import typer
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
 from ptymesh.cli.checking import Command
+from ptymesh.distributed.rank_info import share_cores
 from ptymesh.errors import Interrupted, PtymeshError, ran_out_of_memory
-from ptymesh.parallel.place import share_cores
 
 #: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
 COMMANDS = {

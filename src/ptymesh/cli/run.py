@@ -23,8 +23,8 @@ def command(
 ) -> None:
     """Reconstruct what a recipe says, on any number of ranks."""
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
+    from ptymesh.distributed.child import launched
     from ptymesh.io import checkpoint
-    from ptymesh.parallel.child import launched
     from ptymesh.run import started
     from ptymesh.run.recipe import load_recipe
 

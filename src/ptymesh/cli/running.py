@@ -12,7 +12,7 @@ import typer
 
 from ptymesh import stopping
 from ptymesh.cli.launching import Launching, environment_of
-from ptymesh.parallel.place import world
+from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
     from ptymesh.run.recipe import Recipe
@@ -141,11 +141,11 @@ def execute(
             with environment_of(how.environment):
                 _here(recipe, how.device, resume, other_data)
             if place.size == 1 and (out / "ranks").is_dir():  # of an earlier run on several
-                from ptymesh.parallel.launch import tidy
+                from ptymesh.launcher.launch import tidy
 
                 tidy(out / "ranks", 1)
             return
-        from ptymesh.parallel.launch import launch
+        from ptymesh.launcher.launch import launch
         from ptymesh.run.lock import TOKEN, hold
 
         load_measurement(recipe.data, recipe.positions)
@@ -165,7 +165,7 @@ def execute(
 @contextmanager
 def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Within it, a signal ends a run that `ptymesh resume` can go on with, or start anew."""
-    from ptymesh.parallel.child import launched
+    from ptymesh.distributed.child import launched
     from ptymesh.run.started import STARTED, noted
 
     out = recipe.output.dir
@@ -246,9 +246,9 @@ def _traceback_in(log: Path) -> Iterator[None]:
 
     Where it only says that another rank has gone, that is said instead: the other one knows why.
     """
+    from ptymesh.distributed.child import launched
+    from ptymesh.distributed.program import account_for
     from ptymesh.errors import Interrupted, PtymeshError
-    from ptymesh.parallel.child import launched
-    from ptymesh.parallel.program import account_for
 
     try:
         yield

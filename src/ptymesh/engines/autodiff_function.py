@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import passes_for
+from ptymesh.kernels import kernel_backend
+from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.model import Model, power
-from ptymesh.physics.passes import Adjoints
 from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
 from ptymesh.problem import Chunk
 
@@ -77,17 +77,17 @@ class _Intensities(torch.autograd.Function):
     ) -> Tensor:
         """I of the views."""
         chunk = replace(chunk, fractions=fractions.detach(), weights=weights.detach(), whole=False, sweep={})
-        ctx.passes = passes_for(obj.device, obj.dtype)
-        scene = ctx.passes.scene(model, chunk, obj.detach(), probe.detach(), opr.detach())
-        detected = model.detect(scene.exit, fractions)
-        ctx.model, ctx.chunk, ctx.scene = model, chunk, scene
+        ctx.backend = kernel_backend(obj.device, obj.dtype)
+        intermediates = ctx.backend.forward(model, chunk, obj.detach(), probe.detach(), opr.detach())
+        detected = model.detect(intermediates.exit, fractions)
+        ctx.model, ctx.chunk, ctx.intermediates = model, chunk, intermediates
         ctx.save_for_backward(obj, probe, fractions, background, opr, detected)
         return power(detected) + background
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Adjoints of slope . Psi, where they are wanted."""
-        (slope,), model, chunk, scene = slopes, ctx.model, ctx.chunk, ctx.scene
+        (slope,), model, chunk, intermediates = slopes, ctx.model, ctx.chunk, ctx.intermediates
         obj, probe, fractions, background, opr, detected = ctx.saved_tensors
         _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
         waves = model.detect_adjoint(detected * (2 * slope)[:, None], fractions)
@@ -105,19 +105,19 @@ class _Intensities(torch.autograd.Function):
             parts=PARTS,
             shifted=model.subpixel == "fourier",
         )
-        ctx.passes.adjoint(model, chunk, scene, waves, sums)
-        ctx.passes.finish(sums)
+        ctx.backend.adjoint(model, chunk, intermediates, waves, sums)
+        ctx.backend.finish(sums)
         if sums.object is not None:
             found["object"] = narrowed(sums.object, obj.dtype, len(obj))
         if by_probe and sums.probe is not None:
             found["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
         if by_fractions:
-            moved = [model.position_derivative(obj, chunk.anchors, fractions, scene, axis) for axis in (0, 1)]
+            moved = [model.position_derivative(obj, chunk.anchors, fractions, intermediates, axis) for axis in (0, 1)]
             found["fractions"] = torch.stack([over_window(overlap(d, waves)).sum(1) for d in moved], dim=1).to(
                 fractions.dtype
             )
         if by_weights:
-            to_probes = model.scene_adjoint(scene, waves)[1]
+            to_probes = model.forward_adjoint(intermediates, waves)[1]
             found["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)
         if by_background:
             found["background"] = slope.sum_to_size(background.shape)

@@ -1,4 +1,4 @@
-"""What all engines share: options of a stage, upkeep, and the contract of `step`.
+"""What all engines share: options of a stage, constraints and gauges, and the contract of `step`.
 
 An engine is a pydantic model, which makes a recipe's stage typed and its errors readable. The loop gives it a problem,
 an estimate and one batch after the other; whatever it must remember goes into `state`, and what it must remember of
@@ -63,7 +63,7 @@ class Variable(Schedule):
     gain: float = Field(0.5, gt=0, le=1)
 
 
-class ProbeUpkeep(Options):
+class ProbeConstraints(Options):
     """Probe: frozen for the first `frozen` epochs; variable intensity and OPR modes; gauges, supports, modes.
 
     OPR modes are refined by default, where the estimate has any (`probe.opr_modes` of the recipe).
@@ -79,7 +79,7 @@ class ProbeUpkeep(Options):
     fourier_support: Annotated[FourierSupport | None, OnOff] = None
 
 
-class ObjectUpkeep(Options):
+class ObjectConstraints(Options):
     """Object: limits of amplitude and of phase (rad), smoothing, ramp removal, scale gauge (mean amplitude 1)."""
 
     amplitude: Amplitude | None = None
@@ -106,9 +106,9 @@ class Engine(Options):
     """One stage of a reconstruction.
 
     Fields: epochs; batch, views per update over all ranks (None: all); order, how batches are made up: spread over the
-    scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; upkeep of
-    positions, probe and object; models, numbers that make up probe or positions; constraints of other packages;
-    coarsen, the factor by which pixels are larger, using the inner part of the detector.
+    scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; refinement
+    of positions; constraints and gauges of probe and object; models, numbers that make up probe or positions;
+    constraints of other packages; coarsen, the factor by which pixels are larger, using the inner part of the detector.
     """
 
     name: ClassVar[str]
@@ -122,8 +122,8 @@ class Engine(Options):
     fidelity: Fidelity = "amplitude"
     coarsen: Literal[1, 2, 4] = 1
     positions: Annotated[Positions | None, OnOff] = None
-    probe: ProbeUpkeep = ProbeUpkeep()
-    object: ObjectUpkeep = ObjectUpkeep()
+    probe: ProbeConstraints = ProbeConstraints()
+    object: ObjectConstraints = ObjectConstraints()
     models: dict[str, SerializeAsAny[Parametrisation]] = Field(default_factory=dict)
     constraints: dict[str, SerializeAsAny[Constraint]] = Field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class Engine(Options):
     def per_view(self) -> dict[str, Tensor]:
         """What the engine remembers of views, by name: one row per own view, in the order of `problem.layout.own`.
 
-        Complex (n, M, h, w) are exit waves, which follow the upkeep's gauges. All is forgotten when a later stage
+        Complex (n, M, h, w) are exit waves, which follow the gauges. All is forgotten when a later stage
         starts, whose estimate moves on without it.
         """
         return self._per_view
@@ -184,4 +184,4 @@ class Engine(Options):
         raise NotImplementedError
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """What is done once per epoch, after its last batch and before the upkeep."""
+        """What is done once per epoch, after its last batch and before constraints and gauges."""

@@ -96,7 +96,7 @@ class BH(Descent):
     ) -> tuple[Tensor, Tensor]:
         """L' (n,) and H (n, n) float64 along n moves."""
         n = len(moves)
-        slopes, hessian = problem.tally(n), problem.tally(n, n)
+        slopes, hessian = problem.reduction(n), problem.reduction(n, n)
         objects = [problem.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
         for chunk in problem.chunks(estimate, batch.views):
             directions = [
@@ -112,7 +112,7 @@ class BH(Descent):
 
 def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Own views of the batch, and their rows among all own views."""
-    views = problem.own.mine(batch.views)
+    views = problem.local_views.mine(batch.views)
     rows = problem.layout.local(views)
     return torch.as_tensor(views, device=problem.device), torch.as_tensor(rows, device=problem.device)
 
@@ -125,8 +125,8 @@ def second_order(
     Re sum slope conj(Psi) Psi_ac is <D^H (slope Psi), psi_ac>: one inverse transform for all pairs.
     """
     model, kind = problem.model, problem.model.fidelity
-    scene = problem.scene(estimate, chunk)
-    jet = exit_jet(model, estimate.object, scene, directions, chunk.anchors, chunk.fractions, chunk.weights)
+    intermediates = problem.forward(estimate, chunk)
+    jet = exit_jet(model, estimate.object, intermediates, directions, chunk.anchors, chunk.fractions, chunk.weights)
     detected = problem.detect(chunk, jet.value)
     S = power(detected)
     slope, curvature = fidelity.slope(kind, S, chunk.data), fidelity.curvature(kind, S, chunk.data)

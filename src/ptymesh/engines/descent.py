@@ -20,9 +20,9 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from ptymesh.distributed.layout import BlockSparseField, product
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.layout import Touched, product
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.elementwise import over_window
@@ -33,7 +33,7 @@ from ptymesh.problem import Batch, Problem
 #: Steps that a line search looks at, besides none.
 LADDER = tuple(2.0**n for n in range(-5, 4))
 
-Weight = TypeVar("Weight", Tensor, Touched)
+Weight = TypeVar("Weight", Tensor, BlockSparseField)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Move:
     """A change of object and probe on the blocks that a batch touches, and of own views' positions (n, 2) if these
     are part of it."""
 
-    object: Touched
+    object: BlockSparseField
     probe: Tensor
     positions: Tensor | None = None
 
@@ -71,19 +71,19 @@ class Descent(Engine):
     scale_probe: float = Field(1.0, gt=0)
 
     def downhill(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Move, Move]:
-        """s and z of the batch, in one sweep. What the upkeep of positions and beams reads becomes steps of alpha."""
+        """s and z of the batch, in one sweep. What moves positions and beams becomes steps of alpha."""
         kind, model = problem.model.fidelity, problem.model
         accumulator = problem.accumulator(estimate, batch)
-        terms = problem.tally(3)
+        terms = problem.reduction(3)
         for chunk in problem.chunks(estimate, batch.views):
-            scene = problem.scene(estimate, chunk)
-            detected = problem.detect(chunk, scene.exit)
+            intermediates = problem.forward(estimate, chunk)
+            detected = problem.detect(chunk, intermediates.exit)
             S = power(detected)
             problem.note(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
             if kind == "poisson":  # dim pixels must not decide the direction; how far to go follows from the true loss
                 slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
-            accumulator.add(chunk, scene, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
+            accumulator.add(chunk, intermediates, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
             curves = (2 * S * slope**2, 2 * S * slope**3, bend)
             terms.add(torch.stack([over_window(t) for t in curves], dim=1))
@@ -121,11 +121,11 @@ class Descent(Engine):
         """Step t >= 0 of the least loss along the move, 0-d float64: best of the ladder, refined by a parabola."""
         direction, kind = problem.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
-        losses = problem.tally(len(steps))
+        losses = problem.reduction(len(steps))
         for chunk in problem.chunks(estimate, batch.views):
             windows = problem.model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
             probes = problem.model.probes(move.probe, chunk.fractions, chunk.weights)
-            waves = exit_polynomial(problem.model, problem.scene(estimate, chunk), probes, windows)
+            waves = exit_polynomial(problem.model, problem.forward(estimate, chunk), probes, windows)
             powers = power_polynomial([problem.detect(chunk, wave) for wave in waves])
             values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data) for t in steps]
             losses.add(torch.stack(values, dim=1))

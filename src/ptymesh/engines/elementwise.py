@@ -40,7 +40,7 @@ class Unknown(Schedule):
 class Unknowns(Options):
     """What moves. Amplitude (of parametrisation amplitude_phase) moves with the object unless it has an entry of its
     own; positions need the stage's `positions`, whose steps then go through the optimiser; opr (modes) and weights (of
-    beam and modes) are left to the upkeep of the probe unless they stand here."""
+    beam and modes) are left to the constraints of the probe unless they stand here."""
 
     object: Annotated[Unknown | None, OnOff] = Unknown()
     amplitude: Unknown | None = None

@@ -60,7 +60,7 @@ class LBFGS(Autodiff):
         """One step along the quasi-Newton direction, and the pair that it teaches."""
         wanted = {"object", "amplitude"} if problem.probe_frozen else {"object", "amplitude", "probe"}
         here = self.gradient(problem, estimate, batch, wanted)
-        upkeep = list(problem.position_steps), list(problem.weight_steps), problem.last
+        kept = list(problem.position_steps), list(problem.weight_steps), problem.last
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
         self._forget_others(x)
@@ -80,7 +80,7 @@ class LBFGS(Autodiff):
         else:
             self.write(problem, estimate, x, parts)
             self._forget()
-        problem.position_steps[:], problem.weight_steps[:], problem.last = upkeep
+        problem.position_steps[:], problem.weight_steps[:], problem.last = kept
 
     def _fixed(self, parts: dict[str, Part]) -> dict[str, Part]:
         """The parts in the scale that each had when it first moved; units are left to the scale."""

@@ -25,11 +25,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.layout import Touched
 from ptymesh.physics.elementwise import means
-from ptymesh.problem import Batch, Problem, Sums, Swept
+from ptymesh.problem import Batch, CachedChunk, Problem, Sums
 
 
 class Momentum(Schedule):
@@ -89,15 +89,15 @@ class LSQML(Engine):
         problem.add(estimate.object, by_object * d_object)
         problem.add(estimate.probe, by_probe * d_probe)
 
-    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[Swept]]:
-        accumulator, swept = problem.accumulator(estimate, batch, task="revise"), []
+    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[CachedChunk]]:
+        accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update"), []
         for chunk in accumulator.chunks(keep=True):
-            scene = problem.scene(estimate, chunk)
-            chi = accumulator.revise(chunk, scene, keep=True)
-            swept.append(problem.keep(chunk, scene, chi))
+            intermediates = problem.forward(estimate, chunk)
+            chi = accumulator.exit_wave_update(chunk, intermediates, keep=True)
+            swept.append(problem.keep(chunk, intermediates, chi))
         return accumulator.total(), swept
 
-    def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[Touched, Tensor]:
+    def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[BlockSparseField, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
         floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
@@ -108,7 +108,7 @@ class LSQML(Engine):
         return d_object, sums.probe * floored.reciprocal()  # torch takes six times longer to divide complex numbers
 
     def _systems(
-        self, problem: Problem, estimate: Estimate, direction: Tensor, d_probe: Tensor, swept: list[Swept]
+        self, problem: Problem, estimate: Estimate, direction: Tensor, d_probe: Tensor, swept: list[CachedChunk]
     ) -> list[Tensor]:
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         modes = None if self.step_modes == "all" else 1

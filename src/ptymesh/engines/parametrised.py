@@ -91,10 +91,10 @@ def _by_probe(problem: Problem, J: Tensor) -> Tensor:
 
 def _by_positions(problem: Problem, J: Tensor) -> Tensor:
     """J^T s over the views of all ranks, (n,) on the host. Collective."""
-    tally = problem.tally(len(J))
+    reduction = problem.reduction(len(J))
     for views, steps in problem.position_steps:
-        tally.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
-    return problem.totals(tally)[0].cpu()
+        reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
+    return problem.totals(reduction)[0].cpu()
 
 
 def _independent(J: Tensor, size: float) -> Tensor:

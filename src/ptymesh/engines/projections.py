@@ -12,7 +12,7 @@ Pi_O     to waves P_jm . O_j of one object and one probe, the least-squares answ
     P += sum_j T_{-f_j}[conj(O_j) (psi_jm - P_jm O_j)]    / (u + alpha max u),   u = sum_j |O_j|^2
 
 which for whole pixels and alpha = 0 are O = sum P* psi / sum |P|^2 and P = sum O* psi / sum |O|^2. Every step starts
-from the projection that the step before has left in the estimate (and that the upkeep has worked on), moves the
+from the projection that the step before has left in the estimate (and that constraints have worked on), moves the
 waves, and projects them:
 
     DM    psi <- psi + beta [Pi_A(2 P O - psi) - P O],                    (O, P) <- Pi_O psi
@@ -34,7 +34,7 @@ from torch import Tensor
 from ptymesh.engines.base import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.physics.model import Scene
+from ptymesh.physics.model import Intermediates
 from ptymesh.problem import Batch, Chunk, Problem
 
 
@@ -75,13 +75,13 @@ class Projections(Engine):
             last = turn == len(turns)
             sums = problem.accumulator(estimate, replace(batch, refine=False, vary=batch.vary and last), unknown)
             for chunk in problem.chunks(estimate, batch.views):
-                scene = problem.scene(estimate, chunk)
+                intermediates = problem.forward(estimate, chunk)
                 if turn == 1:
                     if batch.refine:
-                        chi = problem.revise(chunk, scene)
-                        position_steps.append((chunk.views, problem.position_step(estimate, chunk, scene, chi)))
-                    self.move(problem, chunk, scene)
-                sums.add(chunk, scene, self.wanted(chunk) - scene.exit)
+                        chi = problem.exit_wave_update(chunk, intermediates)
+                        position_steps.append((chunk.views, problem.position_step(estimate, chunk, intermediates, chi)))
+                    self.move(problem, chunk, intermediates)
+                sums.add(chunk, intermediates, self.wanted(chunk) - intermediates.exit)
             s = sums.total()
             if unknown == "object":
                 problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
@@ -93,10 +93,10 @@ class Projections(Engine):
         """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""
         psi = self.per_view["psi"] = estimate.probe.new_zeros(len(problem.layout.own), *estimate.probe.shape)
         for chunk in problem.chunks(estimate, batch.views):
-            psi[chunk.rows] = problem.scene(estimate, chunk).exit
+            psi[chunk.rows] = problem.forward(estimate, chunk).exit
 
-    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
-        """New waves of the chunk's views, from the projection `scene.exit`; notes its loss and residual."""
+    def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
+        """New waves of the chunk's views, from the projection `intermediates.exit`; notes its loss and residual."""
         raise NotImplementedError
 
     def wanted(self, chunk: Chunk) -> Tensor:
@@ -116,12 +116,12 @@ class DM(Projections):
 
     beta: float = Field(0.6, gt=0, le=1)
 
-    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+    def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
-        problem.watch(chunk, scene.exit)
+        problem.evaluate(chunk, intermediates.exit)
         psi = self.per_view["psi"]
-        reflected = 2 * scene.exit - psi[chunk.rows]
-        psi[chunk.rows] += self.beta * (reflected + problem.fit(chunk, reflected) - scene.exit)
+        reflected = 2 * intermediates.exit - psi[chunk.rows]
+        psi[chunk.rows] += self.beta * (reflected + problem.fit(chunk, reflected) - intermediates.exit)
 
 
 class RAAR(Projections):
@@ -136,11 +136,11 @@ class RAAR(Projections):
         super().begin(problem, estimate, batch)
         self.per_view["fitted"] = self.per_view["psi"].clone()
 
-    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+    def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
-        problem.watch(chunk, scene.exit)
+        problem.evaluate(chunk, intermediates.exit)
         psi, nearest, beta = self.per_view["psi"], self.per_view["fitted"], self.beta
-        psi[chunk.rows] = beta * (scene.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
+        psi[chunk.rows] = beta * (intermediates.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
         nearest[chunk.rows] = psi[chunk.rows] + problem.fit(chunk, psi[chunk.rows])
 
     def wanted(self, chunk: Chunk) -> Tensor:
@@ -159,6 +159,6 @@ class AP(Projections):
         super().step(problem, estimate, batch)
         self.per_view.clear()
 
-    def move(self, problem: Problem, chunk: Chunk, scene: Scene) -> None:
+    def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- Pi_A(P O)."""
-        self.per_view["psi"][chunk.rows] = scene.exit + problem.revise(chunk, scene)
+        self.per_view["psi"][chunk.rows] = intermediates.exit + problem.exit_wave_update(chunk, intermediates)

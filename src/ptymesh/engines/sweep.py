@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.exact import Tally
 from ptymesh.physics.elementwise import means
-from ptymesh.physics.model import Scene, inner, power
+from ptymesh.physics.model import Intermediates, inner, power
 from ptymesh.problem import Batch, Chunk, Problem, Sums
 
 
@@ -43,16 +43,16 @@ class Sweep:
         #: Whether waves are those of the model's fidelity, which nobody looks at.
         self._plain = isinstance(loss, OfFidelity) and not {"background", "slice_spacing", "tilt"} & wanted
         wide = Batch(batch.views, batch.refine, batch.epoch, vary)
-        self.accumulator = problem.accumulator(estimate, wide, task="descend" if self._plain else None)
-        self.terms = problem.tally(loss.terms)
+        self.accumulator = problem.accumulator(estimate, wide, task="loss_gradient" if self._plain else None)
+        self.terms = problem.reduction(loss.terms)
         shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
-        self.tallies = {name: problem.tally(*shape) for name, shape in shapes.items() if name in wanted}
+        self.reductions = {name: problem.reduction(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
         """Sweeps the batch; `note`: for the running loss of the epoch."""
         if self._plain:
             for chunk in self.accumulator.chunks():
-                self.terms.add(self.accumulator.descend(chunk, self.problem.scene(self.estimate, chunk), note))
+                self.terms.add(self.accumulator.loss_gradient(chunk, self.problem.forward(self.estimate, chunk), note))
             return
         for chunk in self.problem.chunks(self.estimate, self.batch.views):
             self._add(chunk, note)
@@ -60,41 +60,41 @@ class Sweep:
     def _add(self, chunk: Chunk, note: bool) -> None:
         """A chunk whose waves are looked at, or whose loss is not the model's fidelity."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
-        scene = problem.scene(estimate, chunk)
+        intermediates = problem.forward(estimate, chunk)
         if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
-            waves, sums = problem.descend(chunk, scene, note)
+            waves, sums = problem.loss_gradient(chunk, intermediates, note)
             self.terms.add(sums)
         else:
-            waves = self._descend(chunk, scene, note)
-        self.accumulator.add(chunk, scene, waves)
+            waves = self._loss_gradient(chunk, intermediates, note)
+        self.accumulator.add(chunk, intermediates, waves)
         if "slice_spacing" in self.wanted:
-            stretched = model.spacing_derivative(scene) * estimate.slice_spacing_m
-            self.tallies["slice_spacing"].add(_along(stretched, waves))
+            stretched = model.spacing_derivative(intermediates) * estimate.slice_spacing_m
+            self.reductions["slice_spacing"].add(_along(stretched, waves))
         if "tilt" in self.wanted:
-            both = [_along(model.tilt_derivative(scene, axis), waves) for axis in (0, 1)]
-            self.tallies["tilt"].add(torch.stack(both, dim=2))
+            both = [_along(model.tilt_derivative(intermediates, axis), waves) for axis in (0, 1)]
+            self.reductions["tilt"].add(torch.stack(both, dim=2))
 
-    def _descend(self, chunk: Chunk, scene: Scene, note: bool) -> Tensor:
+    def _loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool) -> Tensor:
         """-D^H (slope Psi) of any loss, (B, M, h, w)."""
         problem = self.problem
-        detected = problem.detect(chunk, scene.exit)
+        detected = problem.detect(chunk, intermediates.exit)
         S = power(detected)
         if note:
             problem.note(chunk, S)
         slope = self.loss.slope(S, chunk.data)
         self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
-            self.tallies["background"].add(slope)
+            self.reductions["background"].add(slope)
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
 
-        What the upkeep of positions and beams will read is brought to the size of Gauss-Newton steps.
+        What will move positions and beams is brought to the size of Gauss-Newton steps.
         """
         problem, estimate = self.problem, self.estimate
-        sent: dict[str, Tally | Tensor] = {"loss": self.terms, **self.tallies, **self._rows()}
+        sent: dict[str, Reduction | Tensor] = {"loss": self.terms, **self.reductions, **self._rows()}
         sums = self.accumulator.total(*sent.values())
         others = dict(zip(sent, sums.others, strict=True))
         summary = self.loss.summary(others.pop("loss"))
@@ -150,10 +150,10 @@ def _along(derivative: Tensor, waves: Tensor) -> Tensor:
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each; one message."""
-    sums = problem.tally(3, *problem.window)
+    sums = problem.reduction(3, *problem.window)
     for chunk in problem.chunks(estimate, batch.views):
         data = chunk.data
-        I = data.intensity(power(problem.detect(chunk, problem.scene(estimate, chunk).exit)))
+        I = data.intensity(power(problem.detect(chunk, problem.forward(estimate, chunk).exit)))
         sums.add(torch.stack((torch.where(data.good, I, 0.0), data.y, data.good.to(I.dtype)), dim=1))
     I, y, n = problem.totals(sums)[0].to(problem.real)
     return I, y, n

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ptymesh.engines.base import ProbeUpkeep
+from ptymesh.engines.base import ProbeConstraints
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
@@ -25,24 +25,24 @@ from ptymesh.problem import Problem
 FLOOR = 1e-4
 
 
-def due(upkeep: ProbeUpkeep, estimate: Estimate, epoch: int) -> bool:
+def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
     """Whether weights or modes are to be varied in this epoch (1-based)."""
-    modes = len(estimate.opr) > 0 and upkeep.opr is not None and upkeep.opr.active(epoch)
-    return epoch > upkeep.frozen and (modes or (upkeep.intensity is not None and upkeep.intensity.active(epoch)))
+    modes = len(estimate.opr) > 0 and given.opr is not None and given.opr.active(epoch)
+    return epoch > given.frozen and (modes or (given.intensity is not None and given.intensity.active(epoch)))
 
 
-def after_batch(upkeep: ProbeUpkeep, problem: Problem, estimate: Estimate, epoch: int) -> None:
+def after_batch(given: ProbeConstraints, problem: Problem, estimate: Estimate, epoch: int) -> None:
     """w_j += gain x step of the batch's own views; V_k += gain x sum / weight."""
     for views, steps in problem.weight_steps:
-        if upkeep.intensity and upkeep.intensity.active(epoch):
-            moved = estimate.weights[views, 0] + upkeep.intensity.gain * steps[:, 0]
+        if given.intensity and given.intensity.active(epoch):
+            moved = estimate.weights[views, 0] + given.intensity.gain * steps[:, 0]
             estimate.weights[views, 0] = moved.clamp(min=0)
-        if upkeep.opr and upkeep.opr.active(epoch):
-            estimate.weights[views, 1:] += upkeep.opr.gain * steps[:, 1:]
-    if upkeep.opr and upkeep.opr.active(epoch) and problem.last is not None:
+        if given.opr and given.opr.active(epoch):
+            estimate.weights[views, 1:] += given.opr.gain * steps[:, 1:]
+    if given.opr and given.opr.active(epoch) and problem.last is not None:
         weight = problem.last.opr_weight + FLOOR * problem.last.probe_weight
         top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
-        estimate.opr += upkeep.opr.gain * problem.last.opr / (0.5 * weight + 0.5 * top)
+        estimate.opr += given.opr.gain * problem.last.opr / (0.5 * weight + 0.5 * top)
 
 
 def after_epoch(problem: Problem, estimate: Estimate) -> None:

@@ -1,4 +1,4 @@
-"""Exit waves that an engine keeps between batches follow the gauges of the upkeep.
+"""Exit waves that an engine keeps between batches follow the gauges.
 
 n, M, h, w  own views, modes, window pixels
 

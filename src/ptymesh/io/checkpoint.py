@@ -29,14 +29,14 @@ import h5py
 import numpy as np
 import torch
 
+from ptymesh.distributed.tiles import Rect
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import writing
 from ptymesh.io import digests, manifests, plain
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.manifests import exists, read_meta, settle
 from ptymesh.io.new_hdf5 import new_hdf5
-from ptymesh.parallel.tiles import Rect
-from ptymesh.parallel.world import World
 
 __all__ = ["Checkpoint", "exists", "load", "read_meta", "save", "settle"]
 

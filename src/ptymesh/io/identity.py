@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import xxhash
 
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.digests import of_array
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.world import World
 
 #: How many patterns are looked at: a few, or every one of them.
 Extent = Literal["sample", "all"]

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import to_disk, writing
 from ptymesh.io import digests
-from ptymesh.parallel.world import World
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "ptymesh-checkpoint", 3

@@ -35,12 +35,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
 from ptymesh.io import digests, plain
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.new_hdf5 import new_hdf5
-from ptymesh.parallel.program import on_first_rank
 from ptymesh.paths import usable
 
 _ARRAYS = {

@@ -1,8 +1,8 @@
-"""The passes over a chunk, fused (physics/passes.py), chosen by device.
+"""The passes over a chunk, fused (physics/backend.py), chosen by device.
 
 The environment variable PTYMESH_KERNELS=torch keeps the plain torch passes, to compare with; PTYMESH_KERNELS=launched
 launches a GPU's kernels one by one, without CUDA graphs. Importing this package imports neither compiler nor torch,
-which those that compile kernels do without, and compiles nothing; `passes_for` does, once for a machine.
+which those that compile kernels do without, and compiles nothing; `kernel_backend` does, once for a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
-    from ptymesh.physics.passes import Passes
+    from ptymesh.physics.backend import Backend
 
 #: Environment variable that chooses, and what it may say.
 VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch", "launched")
@@ -32,7 +32,7 @@ def _launches(device: torch.device) -> bool:
     import torch
 
     try:
-        from ptymesh.kernels.triton_passes import tried
+        from ptymesh.kernels.triton_backend import tried
 
         tried(device)
     except torch.OutOfMemoryError:
@@ -49,24 +49,24 @@ def _launches(device: torch.device) -> bool:
     return True
 
 
-def passes_for(device: torch.device, dtype: torch.dtype) -> Passes:
+def kernel_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The passes for arrays on this device and waves of `dtype` (complex64 or complex128).
 
     Raises BadInput where PTYMESH_KERNELS says something unknown.
     """
-    from ptymesh.physics.passes import Passes
+    from ptymesh.physics.backend import Backend
 
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in CHOICES:
         raise BadInput(f"{VARIABLE} is {choice!r}; set it to {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, or remove it.")
     if choice == "torch":
-        return Passes()
+        return Backend()
     if device.type == "cpu":
-        from ptymesh.kernels.cpu import CpuPasses
+        from ptymesh.kernels.cpu import CpuBackend
 
-        return CpuPasses(dtype)
+        return CpuBackend(dtype)
     if device.type in TRITON and find_spec("triton") and _launches(device):
-        from ptymesh.kernels.triton_passes import GpuPasses
+        from ptymesh.kernels.triton_backend import GpuBackend
 
-        return GpuPasses(capture=choice != "launched")
-    return Passes()
+        return GpuBackend(capture=choice != "launched")
+    return Backend()

@@ -1,4 +1,4 @@
-"""Arguments of numba's kernels: memory of tensors, how windows are transformed, threads, bands and strips of views."""
+"""Arguments of numba's kernels: memory of tensors, how windows are transformed, threads, bands and panels of views."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import strips
+from ptymesh.kernels import column_panels
 from ptymesh.physics import fidelity
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
-#: Bytes of the largest array that one pass over a strip of views writes and the next one reads: it is to fit a cache.
-STRIP_BYTES = 4 << 20
+#: Bytes of the largest array that one pass over a panel of views writes and the next one reads: it is to fit a cache.
+PANEL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Transform:
-    """How windows are transformed: constants of the kernels, plan and turns (see strips.py)."""
+    """How windows are transformed: constants of the kernels, plan and twiddles (see column_panels.py)."""
 
     constants: np.ndarray[Any, Any]
     plan: np.ndarray[Any, Any]
-    turns: np.ndarray[Any, Any]
+    twiddles: np.ndarray[Any, Any]
 
     @property
     def known(self) -> bool:
@@ -35,23 +35,23 @@ class Transform:
 
     @property
     def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Constants, plan and turns, as kernels take them."""
-        return self.constants, self.plan, self.turns
+        """Constants, plan and twiddles, as kernels take them."""
+        return self.constants, self.plan, self.twiddles
 
 
 @lru_cache
 def transform_for(window: tuple[int, int], real: torch.dtype) -> Transform:
     """Of windows in this precision."""
-    stages = [strips.stages(size) for size in window]
+    stages = [column_panels.stages(size) for size in window]
     if not all(stages):
         return untransformed(window, real)
     plan = np.zeros((2, max(map(len, stages))), dtype=np.int64)
-    turns = np.zeros((2, 2 * max(window)), dtype=numpy_dtype(real))
+    twiddles = np.zeros((2, 2 * max(window)), dtype=numpy_dtype(real))
     for axis, size in enumerate(window):
         angles = 2 * np.pi * np.arange(size) / size
         plan[axis, : len(stages[axis])] = stages[axis]
-        turns[axis, : 2 * size] = np.stack((np.cos(angles), -np.sin(angles)), axis=1).ravel()
-    return Transform(constants_of(real, (window[0] * window[1]) ** -0.5, window[0] * window[1]), plan, turns)
+        twiddles[axis, : 2 * size] = np.stack((np.cos(angles), -np.sin(angles)), axis=1).ravel()
+    return Transform(constants_of(real, (window[0] * window[1]) ** -0.5, window[0] * window[1]), plan, twiddles)
 
 
 @lru_cache
@@ -101,8 +101,8 @@ def threads_for(views: int) -> int:
 
 
 def views_of_strip(wave: Tensor) -> int:
-    """Views of a strip, where each has such a wave."""
-    return max(1, STRIP_BYTES // (wave.numel() * wave.element_size()))
+    """Views of a panel, where each has such a wave."""
+    return max(1, PANEL_BYTES // (wave.numel() * wave.element_size()))
 
 
 def strips_of(count: int, size: int) -> Iterator[slice]:

@@ -1,6 +1,6 @@
 """Powers on the detector compared with counts, for each fidelity: what kernels of the detector are made of.
 
-S, y, b      power of the waves, counts (-1 where there are no data), background: planes (h w',), strip after strip
+S, y, b      power of the waves, counts (-1 where there are no data), background: planes (h w',), panel after panel
 kind         of the fidelity, see KINDS;  constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, Newton steps,
              scale of the transform, UNLIT over the window's pixels
 least        power below which a pixel of the view has no light
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.kernels.column_panels import ZERO, U
 from ptymesh.kernels.jit import inlined
-from ptymesh.kernels.strips import ZERO, U
 
 #: Pixels that are summed in the precision of the waves before they join a sum in double precision.
 PART = U(1024)
@@ -40,9 +40,9 @@ def compare(
     j: int,
     terms: Any,
 ) -> None:
-    """Sums of a strip, and the factor by which its waves are to change (for Newton steps: their direction).
+    """Sums of a panel, and the factor by which its waves are to change (for Newton steps: their direction).
 
-    The strip starts at pixel `own` of S and `change`, and at pixel `at` of y and b.
+    The panel starts at pixel `own` of S and `change`, and at pixel `at` of y and b.
     """
     zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
     misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero

@@ -1,7 +1,7 @@
 """Probes at fractions of pixels and what they gather, compiled by numba for this CPU.
 
 B, M, h, w   views of the chunk, modes, window pixels;  h, w >= 8
-strip, plane, row, work   see strips.py;  spectrum, tables   see shifts.py
+panel, plane, row, work   see column_panels.py;  spectrum, tables   see shifts.py
 
 Views are written by one thread each, which sums up its own: sums of rounded terms do not depend on the order.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.column_panels import TWO, ZERO, U, panel_out
 from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
-from ptymesh.kernels.strips import TWO, ZERO, U, strip_out
 from ptymesh.kernels.vectors import LANES, load, second_part, store
 
 
@@ -46,7 +46,7 @@ def to_spectrum(
 ) -> None:
     """Adds exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums of a band each.
 
-    sums (bands, parts M 2 h w') strip after strip, lights (bands, parts h w), of double precision; shifts (n, 2), by
+    sums (bands, parts M 2 h w') panel after panel, lights (bands, parts h w), of double precision; shifts (n, 2), by
     kind of sum and part; reached (B, n): see `compiled.to_windows`.
     """
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
@@ -69,7 +69,7 @@ def halves(sums: Any, lights: Any, pixels: int) -> Any:
 
 @inlined
 def _gather_strip(m: int, start: int, h: int, sums: Any, plane: Any) -> None:
-    """A strip of what bands have summed of a mode (or of its second part) to its place in a plane."""
+    """A panel of what bands have summed of a mode (or of its second part) to its place in a plane."""
     size, mode = U(sums.shape[1]), U(len(plane))
     for k in range(TWO * h * start, TWO * h * (start + LANES), LANES):
         found = load(sums, mode * m + k)
@@ -88,7 +88,7 @@ def gather(bands: int, sums: Any, lights: Any, out: Any, weight: Any) -> None:
         for m in range(count * band // bands, count * (band + 1) // bands):
             for start in range(ZERO, w, LANES):
                 _gather_strip(U(m), start, h, sums, plane)
-                strip_out(plane, h, w, start, out, TWO * h * w * U(m))
+                panel_out(plane, h, w, start, out, TWO * h * w * U(m))
         for k in range(len(weight) * band // bands, len(weight) * (band + 1) // bands):
             for g in range(len(lights)):
                 weight[k] += lights[g, k]

@@ -3,7 +3,7 @@
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Fused are single slices, near and far field alike, with every kind of sub-pixel position; of what remains (several
-slices), the detector's pass is, and the rest is left to torch (`Passes`).
+slices), the detector's pass is, and the rest is left to torch (`Backend`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, products, strips
+from ptymesh.kernels import column_panels, compiled, compiled_detector, compiled_object, compiled_probes, products
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -30,23 +30,27 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
-from ptymesh.kernels.fused import Beams, FusedScene, corners, window_of
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
+from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
-from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Adjoints, Chunk, Task
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import frequencies, ifft
 
-TASKS = {"watch": compiled_detector.WATCH, "revise": compiled_detector.REVISE, "descend": compiled_detector.DESCEND}
+TASKS = {
+    "evaluate": compiled_detector.EVALUATE,
+    "exit_wave_update": compiled_detector.EXIT_WAVE_UPDATE,
+    "loss_gradient": compiled_detector.LOSS_GRADIENT,
+}
 #: Dtypes of patterns that are read as they are, by their number in the kernel.
 NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
 
-class CpuPasses(CpuSums):
-    """Passes by numba.
+class CpuBackend(CpuSums):
+    """The backend of CPUs, by numba.
 
     Args:
         dtype: complex64 or complex128.
@@ -68,10 +72,10 @@ class CpuPasses(CpuSums):
 
     # --- forward ---
 
-    def exit_waves(self, scene: FusedScene) -> Tensor:
+    def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
         """See the base."""
-        obj, corner, beams, amplitudes = _parts(scene)
-        out = torch.empty((len(corner), *beams.shape[1:]), dtype=scene.beams.waves.dtype)
+        obj, corner, beams, amplitudes = _parts(intermediates)
+        out = torch.empty((len(corner), *beams.shape[1:]), dtype=intermediates.beams.waves.dtype)
         compiled.exit_waves(obj, corner, beams, amplitudes, out.numpy())
         return out
 
@@ -96,64 +100,75 @@ class CpuPasses(CpuSums):
 
     # --- the detector ---
 
-    def revise(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Passes.revise`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "revise")
+    def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """As `Backend.exit_wave_update`, in one pass over the detector."""
+        return self._at_detector(model, chunk, detected, "exit_wave_update")
 
-    def descend(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Passes.descend`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "descend")
+    def loss_gradient(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """As `Backend.loss_gradient`, in one pass over the detector."""
+        return self._at_detector(model, chunk, detected, "loss_gradient")
 
-    def watch(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Passes.watch`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "watch")
+    def evaluate(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
+        """As `Backend.evaluate`, in one pass over the detector."""
+        return self._at_detector(model, chunk, detected, "evaluate")
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-        """As `Passes.there_and_back`; in the far field, view by view in one go."""
+        """As `Backend.there_and_back`; in the far field, view by view in one go."""
         transform = self._far_field(model, window_of(waves))
         if transform is None:
             return super().there_and_back(model, chunk, waves, task)
         return self._detector(model, chunk, _waves_alone(chunk, waves), task, transform)
 
-    def expose(self, model: Model, chunk: Chunk, scene: Scene, task: Task) -> tuple[Tensor, Tensor]:
-        """As `Passes.expose`; in the far field the exit waves are made on the way."""
-        transform = self._far_field(model, window_of(scene.beams.waves)) if isinstance(scene, FusedScene) else None
-        if transform is None or not isinstance(scene, FusedScene):
-            return super().expose(model, chunk, scene, task)
-        return self._detector(model, chunk, (_parts(scene), True), task, transform)
+    def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
+        """As `Backend.detector`; in the far field the exit waves are made on the way."""
+        transform = (
+            self._far_field(model, window_of(intermediates.beams.waves))
+            if isinstance(intermediates, FusedIntermediates)
+            else None
+        )
+        if transform is None or not isinstance(intermediates, FusedIntermediates):
+            return super().detector(model, chunk, intermediates, task)
+        return self._detector(model, chunk, (_parts(intermediates), True), task, transform)
 
     def sweep(
-        self, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints, keep: bool = False
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As `Passes.sweep`; in the far field strip by strip, so that what one pass writes the next finds in a cache.
+        """As `Backend.sweep`; in the far field panel by panel, so that what one pass writes the next finds in a cache.
 
         Shifted probes, and what comes of them, stay in one core's cache view by view. Probes that all views share gain
-        nothing by that: passes over a strip sum faster what is summed over views.
+        nothing by that: passes over a panel sum faster what is summed over views.
         """
         complete = into.object is not None and into.probe is not None and not into.opr.shape[0]
         far = self._by_strips(model, window_of(into.probe_weight)) if complete else None
-        if far is None or not isinstance(scene, FusedScene):
-            return super().sweep(model, chunk, scene, task, into, keep)
+        if far is None or not isinstance(intermediates, FusedIntermediates):
+            return super().sweep(model, chunk, intermediates, task, into, keep)
         if into.shifted:
-            return self._sweep_shifted(model, chunk, scene, task, into, keep, far)
-        return self._sweep_shared(model, chunk, scene, task, into, keep, far)
+            return self._sweep_shifted(model, chunk, intermediates, task, into, keep, far)
+        return self._sweep_shared(model, chunk, intermediates, task, into, keep, far)
 
     def _sweep_shifted(
-        self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool,
+        far: Transform,
     ) -> tuple[Tensor, Tensor]:
-        probe, count = scene.probe, chunk.views.shape[0]
+        probe, count = intermediates.probe, chunk.views.shape[0]
         assert probe is not None
         threads, size = threads_for(count), min(count, views_of_strip(probe[0]))
         waves = [probe.new_empty((count, *probe.shape)) for _ in range(2)] if keep else [probe]
         nothing = self.room("nothing", 0, probe.shape, probe.dtype)
         beams, out = arrays_of(*waves) if keep else (nothing, nothing)
-        obj = self.arrays("object", scene.whole_object)[0]
+        obj = self.arrays("object", intermediates.whole_object)[0]
         n, a, fractions = array_of(chunk.anchors), _amplitudes(chunk), array_of(chunk.fractions)
         spectrum, (by_bands, lights) = array_of(self.spectrum(chunk, probe)), self._bands_of(into)
         work, shifts, reached = self._work(threads, probe.shape), into.shifts.numpy(), np.zeros((count, SUMS))
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, ones, sums = found.numpy(), np.ones_like(a), self.object_sums(into)
-        wait = sums.expect(count, size, scene.window, self.dtype, count, _may_wait(task, keep))
+        wait = sums.expect(count, size, intermediates.window, self.dtype, count, _may_wait(task, keep))
         for some in strips_of(count, size):
             given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
             data, back = (counts, places[some], *planes), out[some] if keep else out
@@ -163,21 +178,31 @@ class CpuPasses(CpuSums):
                 sums.flush()
         _note(into, reached)
         if keep:
-            scene.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
+            intermediates.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
         return waves[-1], found
 
     def _sweep_shared(
-        self, model: Model, chunk: Chunk, scene: FusedScene, task: Task, into: Adjoints, keep: bool, far: Transform
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool,
+        far: Transform,
     ) -> tuple[Tensor, Tensor]:
-        assert into.probe is not None and scene.probe is not None
-        obj, beams = self.arrays("object", scene.whole_object)[0], self.arrays("probe", scene.probe)[None]
+        assert into.probe is not None and intermediates.probe is not None
+        obj, beams = (
+            self.arrays("object", intermediates.whole_object)[0],
+            self.arrays("probe", intermediates.probe)[None],
+        )
         n, a = array_of(chunk.anchors), _amplitudes(chunk)
         count, shape = len(n), beams.shape[1:]
-        size = min(count, views_of_strip(scene.probe))
-        waves = scene.probe.new_empty((count, *shape)) if keep else scene.probe
+        size = min(count, views_of_strip(intermediates.probe))
+        waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
-        wait = sums.expect(count, size, scene.window, self.dtype, 1, _may_wait(task, keep))
+        wait = sums.expect(count, size, intermediates.window, self.dtype, 1, _may_wait(task, keep))
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
@@ -201,11 +226,11 @@ class CpuPasses(CpuSums):
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
-        """As `Passes.sweep_bytes`; a chunk of any size is swept strip by strip, where that can be done."""
+        """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done."""
         return 0 if self._by_strips(model, window_of(probe)) else super().sweep_bytes(model, probe)
 
     def _by_strips(self, model: Model, window: tuple[int, int]) -> Transform | None:
-        """The transform with which `sweep` goes strip by strip, if it does."""
+        """The transform with which `sweep` goes panel by panel, if it does."""
         single = model.slice_kernel is None and model.subpixel != "bilinear"
         return self._far_field(model, window) if single else None
 
@@ -235,16 +260,16 @@ class CpuPasses(CpuSums):
     ) -> tuple[Tensor, Tensor]:
         """What the task makes of waves, in `out` if that is given, and of each view the sums.
 
-        given: the kernel's scene, and whether exit waves are to be made of it.
+        given: the kernel's intermediates, and whether exit waves are to be made of it.
         """
-        scene, product = given
-        (_, *wave), count = scene[2].shape, len(scene[3])
+        intermediates, product = given
+        (_, *wave), count = intermediates[2].shape, len(intermediates[3])
         if out is None:  # of a watch nothing comes back
-            out = torch.empty((0 if task == "watch" else count, *wave), dtype=self.real.to_complex())
+            out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
         data, how, found = self._comparison(model, chunk, task, product)
         work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
         compiled_detector.detector(
-            work, scene, self._no_shift, data, how, True, transform.tables, *arrays, self._no_sums
+            work, intermediates, self._no_shift, data, how, True, transform.tables, *arrays, self._no_sums
         )
         return out, found
 
@@ -266,11 +291,13 @@ class CpuPasses(CpuSums):
 
     # --- adjoints ---
 
-    def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
+    def to_object(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+    ) -> None:
         """See the base."""
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
-        _, _, beams, amplitudes = _parts(scene)
+        _, _, beams, amplitudes = _parts(intermediates)
         sums, count, reached = self.object_sums(into), len(corner), np.zeros((len(corner), SUMS))
         sums.expect(count, count, window_of(waves), self.dtype, len(beams), may_wait=False)
         compiled.to_windows(array_of(waves), beams, amplitudes, *sums.next(corner, amplitudes, t), reached)
@@ -281,38 +308,44 @@ class CpuPasses(CpuSums):
             sums.knows_top = False
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
-        """As `Passes.illuminate`."""
+        """As `Backend.illuminate`."""
         given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
         compiled_object.add_light(*given, bands_of_rows(), array_of(out))
 
-    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
+    def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
         """See the base."""
         assert into.probe is not None
-        obj, corner, beams, _ = _parts(scene)
+        obj, corner, beams, _ = _parts(intermediates)
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
         compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
         _note(into, reached)
 
-    def to_probes(self, scene: FusedScene, waves: Tensor) -> Tensor:
+    def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
         """See the base."""
         out = torch.empty_like(waves)
         ones = np.ones(len(waves), numpy_dtype(self.real))
-        compiled.to_probes(array_of(waves), *_parts(scene)[:2], ones, bands_of_rows(), array_of(out))
+        compiled.to_probes(array_of(waves), *_parts(intermediates)[:2], ones, bands_of_rows(), array_of(out))
         return out
 
     def to_spectrum(
-        self, model: Model, chunk: Chunk, scene: FusedScene, chi: Tensor, amplitudes: Tensor, into: Adjoints
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        chi: Tensor,
+        amplitudes: Tensor,
+        into: Adjoints,
     ) -> None:
         """See the base; sums stay in bands until `finish`."""
         assert into.probe is not None
         transform = transform_for(window_of(chi), self.real)
         if not transform.known:
-            window = scene.windows[:, 0]
+            window = intermediates.windows[:, 0]
             lit = window.real.square() + window.imag.square()
-            self.gather(model, chunk, self.to_probes(scene, chi), lit, into)
+            self.gather(model, chunk, self.to_probes(intermediates, chi), lit, into)
             return
-        obj, corner, _, _ = _parts(scene)
+        obj, corner, _, _ = _parts(intermediates)
         work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
         into_bands = (into.shifts.numpy(), *self._bands_of(into), reached)
@@ -320,11 +353,11 @@ class CpuPasses(CpuSums):
         _note(into, reached)
 
     def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
-        """Sums of each thread's views of what the probe gathers, strip after strip, and their lights; 0 at first."""
+        """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; 0 at first."""
         if not into.kept:
             assert into.probe is not None
             (modes, h, w), bands = into.probe.shape, torch.get_num_threads()
-            shapes = (bands, modes * strips.pixels(h, w) * 2), (bands, into.parts * h * w)
+            shapes = (bands, modes * column_panels.pixels(h, w) * 2), (bands, into.parts * h * w)
             into.kept = self.room.take("bands", shapes, torch.float64)
             for array in into.kept:
                 array.fill(0)
@@ -341,38 +374,40 @@ class CpuPasses(CpuSums):
 
     def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Room for so many bands of a kernel that goes through waves (M, h, w)."""
-        return self.room("work", bands, (strips.room(*wave),), self.real)
+        return self.room("work", bands, (column_panels.room(*wave),), self.real)
 
     # --- sums of single views ---
 
-    def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
+    def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""
         found = torch.empty((len(chi), 5), dtype=torch.float64)
-        arrays = (array_of(chi), *_parts(scene), *arrays_of(by_y, by_x))
+        arrays = (array_of(chi), *_parts(intermediates), *arrays_of(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
     def systems(
-        self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Passes.systems`; in the far field shifted directions of the probe stay in the cache view by view."""
+        """As `Backend.systems`; in the far field shifted directions of the probe stay in the cache view by view."""
         far = self._by_strips(model, window_of(chi)) if self._shifts(model, chunk.whole) else None
-        if far is None or not isinstance(scene, FusedScene):
-            return super().systems(model, chunk, scene, d_object, d_probe, chi)
+        if far is None or not isinstance(intermediates, FusedIntermediates):
+            return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
-        obj, corner, _, amplitudes = _parts(scene)
-        beams, d_beams = scene.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
+        obj, corner, _, amplitudes = _parts(intermediates)
+        beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
         shift, out = (array_of(chunk.fractions), _amplitudes(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
         work = self._work(threads, chi.shape[1:])
         compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out
 
-    def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
+    def step_systems(
+        self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
+    ) -> Tensor:
         """See the base."""
         out = torch.empty((len(chi), 5), dtype=torch.float64)
-        obj, corner, _, amplitudes = _parts(scene)
+        obj, corner, _, amplitudes = _parts(intermediates)
         arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
         compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
@@ -387,7 +422,7 @@ def _note(into: Adjoints, reached: np.ndarray[Any, Any]) -> None:
 def _may_wait(task: Task, keep: bool) -> bool:
     """Whether a quotient of the object's sums may be all that comes of them. Whoever descends reads them, and so does
     whoever keeps waves for a second sweep: they make a direction of them."""
-    return task == "revise" and not keep
+    return task == "exit_wave_update" and not keep
 
 
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
@@ -404,12 +439,14 @@ def _amplitudes(chunk: Chunk) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array_of(chunk.weights)[:, 0])
 
 
-def _parts(scene: FusedScene) -> tuple[np.ndarray[Any, Any], ...]:
+def _parts(intermediates: FusedIntermediates) -> tuple[np.ndarray[Any, Any], ...]:
     """Object, corners, beams and their amplitudes, for all kernels of a chunk."""
-    kept: tuple[np.ndarray[Any, Any], ...] | None = scene.__dict__.get("arrays")
+    kept: tuple[np.ndarray[Any, Any], ...] | None = intermediates.__dict__.get("arrays")
     if kept is None:
-        kept = arrays_of(scene.object, scene.corners, scene.beams.waves, scene.beams.amplitudes)
-        scene.__dict__["arrays"] = kept
+        kept = arrays_of(
+            intermediates.object, intermediates.corners, intermediates.beams.waves, intermediates.beams.amplitudes
+        )
+        intermediates.__dict__["arrays"] = kept
     return kept
 
 

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ptymesh.kernels import blocks, compiled_blocks, compiled_probes
 from ptymesh.kernels.arguments import arrays_of, bands_of_rows, places_of
-from ptymesh.kernels.fused import FusedPasses
+from ptymesh.kernels.fused import FusedBackend
 from ptymesh.kernels.kept import Arrays, Rooms
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.kernels.ready import share_threads
+from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
-from ptymesh.physics.passes import Adjoints
 
 
-class CpuSums(FusedPasses):
-    """Passes over sums; those over views are `CpuPasses`.
+class CpuSums(FusedBackend):
+    """Passes over sums; those over views are `CpuBackend`.
 
     Args:
         dtype: complex64 or complex128.
@@ -37,12 +37,12 @@ class CpuSums(FusedPasses):
         self._last: Callable[[], ObjectSums | None] = lambda: None
 
     def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """As `Passes.begin`; blocks are cleared when they are first added to, as they are in the cache then."""
+        """As `Backend.begin`; blocks are cleared when they are first added to, as they are in the cache then."""
         if into.object is not None:
             into.late = ObjectSums(into, (rows, columns), found, self, self.arrays, self.room)
 
     def settle(self, into: Adjoints) -> None:
-        """As `Passes.settle`."""
+        """As `Backend.settle`."""
         if isinstance(into.late, ObjectSums):
             into.late.complete()
 
@@ -61,17 +61,17 @@ class CpuSums(FusedPasses):
         return sums
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """As `Passes.clear`."""
+        """As `Backend.clear`."""
         sums = self.arrays("object sum", field), self.arrays("object weight", weight)
         compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *sums)
 
     def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """As `Passes.narrow`."""
+        """As `Backend.narrow`."""
         arrays = (*arrays_of(*sums), *arrays_of(*found))
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def largest(self, leaf: Leaf) -> Tensor:
-        """As `Passes.largest`."""
+        """As `Backend.largest`."""
         if leaf.whole is None or not leaf.rows.shape[0] or leaf.whole.dtype != self.real:
             return super().largest(leaf)
         bands = bands_of_rows()
@@ -82,14 +82,14 @@ class CpuSums(FusedPasses):
     def write(
         self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
     ) -> None:
-        """As `Passes.write`, block by block while they are in the cache, for expressions of up to four fields."""
+        """As `Backend.write`, block by block while they are in the cache, for expressions of up to four fields."""
         if add and isinstance(expression, Quotient) and _undivided(target, expression, rows, columns):
             return
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """As `Passes.add_quotient`, in one pass."""
+        """As `Backend.add_quotient`, in one pass."""
         alike = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
         if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
             share_threads()

@@ -1,9 +1,9 @@
-"""What fused passes are, whoever runs their loops: cpu.py gives them numba's kernels, triton_passes.py Triton's.
+"""What fused passes are, whoever runs their loops: cpu.py gives them numba's kernels, triton_backend.py Triton's.
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Fused are single slices, near and far field alike, with every kind of sub-pixel position. What remains (several slices,
-arithmetic on blocks) is left to torch (`Passes`), unless a kernel says otherwise.
+arithmetic on blocks) is left to torch (`Backend`), unless a kernel says otherwise.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import views
-from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Adjoints, Chunk, Passes, step_along
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, step_along
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ class Beams:
         return len(self.waves) == 1
 
 
-class FusedScene(Scene):
-    """A scene of a single slice that computes what it is asked for.
+class FusedIntermediates(Intermediates):
+    """A intermediates of a single slice that computes what it is asked for.
 
     `object` (H', W') and `corners` (B, 2) say where each window is: in the object itself or, with bilinear positions,
     in a column of interpolated windows.
     """
 
     def __init__(
-        self, passes: FusedPasses, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None
+        self, backend: FusedBackend, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None
     ) -> None:
         set_ = object.__setattr__  # the base class is frozen
         variable = opr is not None and len(opr) > 0
-        set_(self, "passes", passes)
+        set_(self, "backend", backend)
         set_(self, "model", model)
         set_(self, "chunk", chunk)
         set_(self, "whole_object", obj)
@@ -58,7 +58,7 @@ class FusedScene(Scene):
         set_(self, "_given", (probe, opr))
         set_(self, "window", window_of(probe))
 
-    passes: FusedPasses
+    backend: FusedBackend
     model: Model
     chunk: Chunk
     whole_object: Tensor
@@ -69,7 +69,7 @@ class FusedScene(Scene):
     @cached_property
     def beams(self) -> Beams:
         """P_jm of the views, or what they share."""
-        return self.passes.beams(self.model, self.chunk, *self._given)
+        return self.backend.beams(self.model, self.chunk, *self._given)
 
     @cached_property
     def windows(self) -> Tensor:
@@ -86,11 +86,11 @@ class FusedScene(Scene):
     @cached_property
     def exit(self) -> Tensor:
         """(B, M, h, w)."""
-        return self.passes.exit_waves(self)
+        return self.backend.exit_waves(self)
 
     @cached_property
     def _cut(self) -> tuple[Tensor, Tensor]:
-        return self.passes.cut_from(self.model, self.chunk, self.whole_object, self.window)
+        return self.backend.cut_from(self.model, self.chunk, self.whole_object, self.window)
 
     @property
     def object(self) -> Tensor:
@@ -103,8 +103,8 @@ class FusedScene(Scene):
         return self._cut[1]
 
 
-class FusedPasses(Passes, ABC):
-    """Passes whose loops over pixels are kernels: the abstract methods, with `revise`, `descend` and `watch`."""
+class FusedBackend(Backend, ABC):
+    """A backend whose loops over pixels are kernels: the abstract methods, and what is done at the detector."""
 
     #: Called before a chunk is begun.
     prepare: Callable[[], None] | None = None
@@ -112,7 +112,7 @@ class FusedPasses(Passes, ABC):
     # --- kernels ---
 
     @abstractmethod
-    def exit_waves(self, scene: FusedScene) -> Tensor:
+    def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
         """a_j beams_jm S_j O, (B, M, h, w)."""
 
     @abstractmethod
@@ -124,48 +124,60 @@ class FusedPasses(Passes, ABC):
         """F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
 
     @abstractmethod
-    def to_object(self, model: Model, chunk: Chunk, scene: FusedScene, waves: Tensor, into: Adjoints) -> None:
+    def to_object(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+    ) -> None:
         """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2."""
 
     @abstractmethod
-    def to_probe(self, scene: FusedScene, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
+    def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
         """into.probe += sum_j a_j conj(S_j O) waves_jm, into.probe_weight += sum_j a_j^2 |S_j O|^2."""
 
     @abstractmethod
-    def to_probes(self, scene: FusedScene, waves: Tensor) -> Tensor:
+    def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
         """conj(S_j O) waves_jm, (B, M, h, w)."""
 
     @abstractmethod
     def to_spectrum(
-        self, model: Model, chunk: Chunk, scene: FusedScene, chi: Tensor, amplitudes: Tensor, into: Adjoints
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        chi: Tensor,
+        amplitudes: Tensor,
+        into: Adjoints,
     ) -> None:
         """into.probe += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; into.probe_weight as in `to_probe`. Either
         may wait until `finish`."""
 
     @abstractmethod
-    def along_positions(self, scene: FusedScene, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
+    def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """<d_y, chi>, ||d_y||^2, <d_x, chi>, ||d_x||^2, ||psi||^2 of each view, (B, 5) float64; d_a = -O by_a."""
 
     @abstractmethod
-    def step_systems(self, scene: FusedScene, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor) -> Tensor:
-        """`systems` with dO as `change`, at the pixels that the scene's object has, for the modes of beams and chi."""
+    def step_systems(
+        self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
+    ) -> Tensor:
+        """`systems` with dO as `change`, at the pixels of the intermediates' object, for the modes of beams and chi."""
 
     # --- forward ---
 
-    def scene(self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None) -> Scene:
-        """As `Passes.scene`; windows and waves are computed when they are asked for."""
+    def forward(
+        self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
+    ) -> Intermediates:
+        """As `Backend.intermediates`; windows and waves are computed when they are asked for."""
         if model.slice_kernel is not None:
-            return super().scene(model, chunk, obj, probe, opr)
+            return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()
-        return FusedScene(self, model, chunk, obj.contiguous(), probe, opr)
+        return FusedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
 
-    def kept(self, scene: Scene) -> Scene | None:
-        """A fused scene with its probes, which took a transform."""
-        if not isinstance(scene, FusedScene):
+    def kept(self, intermediates: Intermediates) -> Intermediates | None:
+        """A fused intermediates with its probes, which took a transform."""
+        if not isinstance(intermediates, FusedIntermediates):
             return None
-        scene.__dict__.pop("exit", None)  # made again if it is asked for
-        return scene
+        intermediates.__dict__.pop("exit", None)  # made again if it is asked for
+        return intermediates
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""
@@ -200,51 +212,55 @@ class FusedPasses(Passes, ABC):
 
     # --- adjoints ---
 
-    def adjoint(self, model: Model, chunk: Chunk, scene: Scene, waves: Tensor, into: Adjoints) -> None:
-        """As `Passes.adjoint`."""
-        if not isinstance(scene, FusedScene):
+    def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
+        """As `Backend.adjoint`."""
+        if not isinstance(intermediates, FusedIntermediates):
             self.settle(into)
             into.late = None
-            super().adjoint(model, chunk, scene, waves, into)
+            super().adjoint(model, chunk, intermediates, waves, into)
             return
         waves = waves.contiguous()
         if into.object is not None and into.object_weight is not None:
-            self.to_object(model, chunk, scene, waves, into)
+            self.to_object(model, chunk, intermediates, waves, into)
         if into.probe is None:
             return
         amplitudes = chunk.weights[:, 0].contiguous()
         if into.opr.shape[0]:
-            window = scene.windows[:, 0]
+            window = intermediates.windows[:, 0]
             lit = window.real.square() + window.imag.square()
-            self.gather(model, chunk, self.to_probes(scene, waves), lit, into)
+            self.gather(model, chunk, self.to_probes(intermediates, waves), lit, into)
         elif into.shifted:
-            self.to_spectrum(model, chunk, scene, waves, amplitudes, into)
+            self.to_spectrum(model, chunk, intermediates, waves, amplitudes, into)
         else:
-            self.to_probe(scene, waves, amplitudes, into)
+            self.to_probe(intermediates, waves, amplitudes, into)
 
     # --- sums of single views ---
 
-    def position_step(self, model: Model, chunk: Chunk, obj: Tensor, scene: Scene, chi: Tensor) -> Tensor:
-        """As `Passes.position_step`; fused for shifted probes in the far field."""
+    def position_step(
+        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.position_step`; fused for shifted probes in the far field."""
         fused = model.subpixel == "fourier" and model.kernel is None
-        if not fused or not isinstance(scene, FusedScene) or scene.probe is None:
-            return super().position_step(model, chunk, obj, scene, chi)
+        if not fused or not isinstance(intermediates, FusedIntermediates) or intermediates.probe is None:
+            return super().position_step(model, chunk, obj, intermediates, chi)
         amplitudes = chunk.weights[:, 0].contiguous()
-        by_y, by_x = (self._shifted(chunk, scene.probe, amplitudes, axis) for axis in (0, 1))
-        along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(scene, chi, by_y, by_x).unbind(1)
+        by_y, by_x = (self._shifted(chunk, intermediates.probe, amplitudes, axis) for axis in (0, 1))
+        along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(intermediates, chi, by_y, by_x).unbind(1)
         steps = (step_along(along_y, norm_y, exit_norm, chi), step_along(along_x, norm_x, exit_norm, chi))
         return torch.stack(steps, dim=1)
 
     def systems(
-        self, model: Model, chunk: Chunk, scene: Scene, d_object: Tensor, d_probe: Tensor, chi: Tensor
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Passes.systems`."""
-        if not isinstance(scene, FusedScene):
-            return super().systems(model, chunk, scene, d_object, d_probe, chi)
+        """As `Backend.systems`."""
+        if not isinstance(intermediates, FusedIntermediates):
+            return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         modes = chi.shape[1]
         change, _ = self.cut_from(model, chunk, d_object.contiguous(), window_of(chi))
         d_beams = self.beams(model, chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
-        return self.step_systems(scene, change, scene.beams.waves[:, :modes].contiguous(), d_beams, chi.contiguous())
+        return self.step_systems(
+            intermediates, change, intermediates.beams.waves[:, :modes].contiguous(), d_beams, chi.contiguous()
+        )
 
 
 def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:

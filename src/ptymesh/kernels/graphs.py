@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.fused import FusedPasses, FusedScene
-from ptymesh.physics.model import Model, Scene
-from ptymesh.physics.passes import Adjoints, Chunk, Passes, Task
+from ptymesh.kernels.fused import FusedBackend, FusedIntermediates
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
+from ptymesh.physics.model import Intermediates, Model
 
 Result = TypeVar("Result")
 #: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, and their parts.
@@ -56,22 +56,28 @@ class Graphs:
         self._pool: Any = None
 
     def sweep(
-        self, passes: FusedPasses, model: Model, chunk: Chunk, scene: Scene, task: Task, into: Adjoints
+        self,
+        backend: FusedBackend,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        into: Adjoints,
     ) -> Tensor | None:
-        """What `Passes.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph.
+        """What `Backend.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph.
 
         passes: what is captured; not their `sweep`, which asks for graphs.
         """
-        if self._refused or not isinstance(scene, FusedScene) or scene.probe is None:
+        if self._refused or not isinstance(intermediates, FusedIntermediates) or intermediates.probe is None:
             return None
-        if scene.probe.device.type not in CAPTURING or into.object is None or into.object_weight is None:
+        if intermediates.probe.device.type not in CAPTURING or into.object is None or into.object_weight is None:
             return None
         if into.probe is None or into.opr.shape[0] or model.slice_kernel is not None:
             return None
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
-        self._keep(model, scene.whole_object, scene.probe, *stays, into.object, into.object_weight)
+        self._keep(model, intermediates.whole_object, intermediates.probe, *stays, into.object, into.object_weight)
         key = ((task, chunk.whole, into.shifted, into.parts), chunk.views.shape[0])
-        graph = self._fitting(key) or self._new(key, passes, model, chunk, scene, into)
+        graph = self._fitting(key) or self._new(key, backend, model, chunk, intermediates, into)
         return None if graph is None else graph.replay(chunk, into)
 
     def _keep(self, *standing: Model | Tensor) -> None:
@@ -87,16 +93,22 @@ class Graphs:
         return self._graphs[work, min(sizes)] if sizes else None
 
     def _new(
-        self, key: Key, passes: FusedPasses, model: Model, chunk: Chunk, scene: FusedScene, into: Adjoints
+        self,
+        key: Key,
+        backend: FusedBackend,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        into: Adjoints,
     ) -> _Graph | None:
         self._seen[key] += 1
         if self._seen[key] < TIMES or len(self._graphs) == MOST:
             return None
-        graph = _Graph(chunk, scene, into)
-        work = partial(graph.sweep, passes, model, key[0][0])
+        graph = _Graph(chunk, intermediates, into)
+        work = partial(graph.sweep, backend, model, key[0][0])
         work()  # compiles and plans what cannot be compiled or planned later; there is no light yet, so it adds nothing
         try:
-            graph.launch, graph.found, self._pool = captured(work, scene.whole_object.device, self._pool)
+            graph.launch, graph.found, self._pool = captured(work, intermediates.whole_object.device, self._pool)
         except RuntimeError as error:
             self._refused = True
             self.forget()
@@ -114,9 +126,9 @@ class _Graph:
     launch: Callable[[], None]
     found: Tensor
 
-    def __init__(self, chunk: Chunk, scene: FusedScene, into: Adjoints) -> None:
-        assert into.probe is not None and scene.probe is not None
-        self.object, self.probe = scene.whole_object, scene.probe
+    def __init__(self, chunk: Chunk, intermediates: FusedIntermediates, into: Adjoints) -> None:
+        assert into.probe is not None and intermediates.probe is not None
+        self.object, self.probe = intermediates.whole_object, intermediates.probe
         self.chunk = replace(chunk, **{name: getattr(chunk, name).clone() for name in _brought(chunk)})
         self.chunk.weights.zero_()
         self.into = replace(
@@ -127,14 +139,14 @@ class _Graph:
             reached=torch.zeros_like(into.reached),
         )
 
-    def sweep(self, passes: FusedPasses, model: Model, task: Task) -> Tensor:
+    def sweep(self, backend: FusedBackend, model: Model, task: Task) -> Tensor:
         """What is captured."""
         assert self.into.probe is not None
         for found in (self.into.probe, self.into.probe_weight, self.into.reached):
             found.zero_()
         chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
-        scene = passes.scene(model, chunk, self.object, self.probe)
-        return Passes.sweep(passes, model, chunk, scene, task, self.into)[1]
+        intermediates = backend.forward(model, chunk, self.object, self.probe)
+        return Backend.sweep(backend, model, chunk, intermediates, task, self.into)[1]
 
     def replay(self, chunk: Chunk, into: Adjoints) -> Tensor:
         """The sweep of this chunk, into these sums; what is found of each view, (B, 6)."""

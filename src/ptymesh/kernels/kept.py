@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import strips
+from ptymesh.kernels import column_panels
 from ptymesh.kernels.arguments import array_of
 
 
@@ -68,9 +68,9 @@ class Planes:
         self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
 
     def __call__(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
-        """Both, strip after strip, and whether there is any background."""
+        """Both, panel after panel, and whether there is any background."""
         tensors, versions = (mask, background), (mask._version, background._version)
         if self._of is None or any(map(is_not, self._of[0], tensors)) or self._of[1] != versions:
-            good, light = (strips.in_strips(plane.numpy()) for plane in tensors)
+            good, light = (column_panels.in_panels(plane.numpy()) for plane in tensors)
             self._of, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
         return self._made

@@ -24,7 +24,7 @@ from ptymesh.physics.blocks import Leaf, Quotient
 
 if TYPE_CHECKING:
     from ptymesh.kernels.kept import Arrays, Rooms
-    from ptymesh.physics.passes import Adjoints, Passes
+    from ptymesh.physics.backend import Adjoints, Backend
 
 Array = np.ndarray[Any, Any]
 #: Bytes of windows and light that wait, at most.
@@ -43,7 +43,7 @@ class ObjectSums:
     Args:
         into: sums of a batch, whose object has an array; `found`: fields (L, H, W) that are to hold them.
         blocks: rows and columns (n,) of those blocks of the arrays that are to be cleared first.
-        passes: who clears and narrows.
+        backend: who clears and narrows.
         arrays, room: what stays from batch to batch.
     """
 
@@ -52,14 +52,14 @@ class ObjectSums:
         into: Adjoints,
         blocks: tuple[Tensor, Tensor] | None,
         found: tuple[Tensor, Tensor] | None,
-        passes: Passes,
+        backend: Backend,
         arrays: Arrays,
         room: Rooms,
     ) -> None:
         assert into.object is not None and into.object_weight is not None
         self.sums, self.found = (into.object, into.object_weight), found
         self._parts, self._shifts = into.parts, into.shifts.numpy()
-        self._passes, self._arrays, self._room = passes, arrays, room
+        self._backend, self._arrays, self._room = backend, arrays, room
         #: Blocks of the batch; those that are to be cleared before anything is added.
         self._batch = self._blocks = blocks
         #: These may wait, if they come in one chunk; None: none may, as other ranks add to the sums, or read them.
@@ -81,7 +81,7 @@ class ObjectSums:
             self._blocks = None
             fields, height, width = self.sums[0].shape
             if fields > self._parts or height < 2 * self.bands * BLOCK:  # bands must not share a block
-                self._passes.clear(*self.sums, rows, columns)
+                self._backend.clear(*self.sums, rows, columns)
             else:  # each when it is first added to, as it is in the cache then
                 self._stale = np.zeros((height // BLOCK, width // BLOCK), np.uint8)
                 self._stale[rows.numpy(), columns.numpy()] = 1
@@ -95,7 +95,7 @@ class ObjectSums:
         self.open()
         if len(self._stale):
             if self._stale.view(bool).any():  # of numbers, numpy takes ten times longer
-                self._passes.clear(*self.sums, *map(torch.from_numpy, self._stale.nonzero()))
+                self._backend.clear(*self.sums, *map(torch.from_numpy, self._stale.nonzero()))
             self._stale = _NONE_STALE
 
     def settle(self) -> None:
@@ -104,7 +104,7 @@ class ObjectSums:
             return
         self.complete()
         if self.found is not None and self._batch is not None:
-            self._passes.narrow(self.sums, *self._batch, self.found)
+            self._backend.narrow(self.sums, *self._batch, self.found)
         self._narrow = True
 
     def tops(self, of: Tensor) -> Tensor | None:
@@ -121,18 +121,18 @@ class ObjectSums:
     # --- views that wait ---
 
     def expect(
-        self, views: int, strip: int, window: tuple[int, int], dtype: torch.dtype, lights: int, may_wait: bool
+        self, views: int, panel: int, window: tuple[int, int], dtype: torch.dtype, lights: int, may_wait: bool
     ) -> bool:
-        """So many views come, strip by strip, with windows of this dtype; lights: 1 where all have the same light, or
+        """So many views come, panel by panel, with windows of this dtype; lights: 1 where all have the same light, or
         as many as there are views.
 
-        Returns whether they are to wait until the sums are read; if not, each strip is to be added before the next one.
+        Returns whether they are to wait until the sums are read; if not, each panel is to be added before the next one.
         Those that wait already are added.
         """
         self.flush()
         self._kinds = dtype, dtype.to_real()
         wait = may_wait and self._worthwhile(views, views * window[0] * window[1], lights > 1)
-        self._shapes = views if wait else strip, lights, window
+        self._shapes = views if wait else panel, lights, window
         return wait
 
     def _worthwhile(self, views: int, pixels: int, with_light: bool) -> bool:

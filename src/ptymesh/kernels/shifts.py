@@ -2,8 +2,8 @@
 
 M, h, w      modes, window pixels;  h, w >= 8
 spectrum     (M, h, w) complex, probes in Fourier space;  f  (2,) fraction, y x
-constants, plan, turns   what transforms are told by (arguments.Transform); together they are `tables`
-strip, plane, row, work  see strips.py
+constants, plan, twiddles   what transforms are told by (arguments.Transform); together they are `tables`
+panel, plane, row, work  see column_panels.py
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.kernels.column_panels import ONE, PAIR, TWO, ZERO, U, panel_in, rows_back, rows_in, rows_of, transform
 from ptymesh.kernels.jit import inlined
-from ptymesh.kernels.strips import ONE, PAIR, TWO, ZERO, U, rows_back, rows_in, rows_of, strip_in, transform
 from ptymesh.kernels.vectors import (
     LANES,
     add_number,
@@ -93,19 +93,19 @@ def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
 
 @inlined
 def columns_in(
-    spectrum: Any, m: int, down: Any, across: Any, minus: Any, h: int, spare: Any, plan: Any, turns: Any, plane: Any
+    spectrum: Any, m: int, down: Any, across: Any, minus: Any, h: int, spare: Any, plan: Any, twiddles: Any, plane: Any
 ) -> None:
     """Columns of F^H of spectrum_m times its factors, to a plane; conjugate."""
     w = U(spectrum.shape[2])
     for start in range(ZERO, w, LANES):
-        strip_in(spectrum, TWO * h * w * m, h, w, start, plane)
+        panel_in(spectrum, TWO * h * w * m, h, w, start, plane)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             p, q = _turned_by(plane, i, c, d, down, r)
             store(plane, i, p)
             store(plane, i + LANES, minus * q)
-        transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
 
 
 @inlined
@@ -118,7 +118,7 @@ def add_columns(
     m: int,
     spare: Any,
     plan: Any,
-    turns: Any,
+    twiddles: Any,
     shifts: Any,
     sums: Any,
     half: int,
@@ -126,9 +126,9 @@ def add_columns(
 ) -> None:
     """sums (parts M 2 h w') of mode m += factors times the wave in a plane, whose rows are transformed and columns not;
     rounded. half: numbers to the second part; reached: see `compiled.to_windows`."""
-    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(turns[0, 0] - turns[0, 0])
+    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(twiddles[0, 0] - twiddles[0, 0])
     for start in range(ZERO, w, LANES):
-        transform(plane, TWO * h * start, spare, h, plan[0], turns[0])
+        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
@@ -143,13 +143,13 @@ def add_columns(
 def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, out: Any, view: int) -> None:
     """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    constants, plan, turns = tables
+    constants, plan, twiddles = tables
     row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
     ramps(f, np.int64(w), axis, a * constants[6], down, across)
     minus = spread(-constants[1])
     for m in range(M):
-        columns_in(spectrum, m, down, across, minus, h, spare, plan, turns, plane)
-        rows_back(plane, h, w, row, spare, plan, turns, out, TWO * h * w * (view * M + m))
+        columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
+        rows_back(plane, h, w, row, spare, plan, twiddles, out, TWO * h * w * (view * M + m))
 
 
 @inlined
@@ -170,15 +170,15 @@ def add_shifted_back(
 ) -> None:
     """sums (parts M 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
-    constants, plan, turns = tables
+    constants, plan, twiddles = tables
     row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
     ramps(-f, np.int64(w), -1, constants[6], down, across)
     stride = TWO * U(obj.shape[1])
     window = stride * y + TWO * x
     for m in range(M):
         wave = TWO * h * w * (view * M + m)
-        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, turns, plane)
-        add_columns(plane, down, across, h, w, m, spare, plan, turns, shifts, sums, half, reached)
+        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, twiddles, plane)
+        add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums, half, reached)
 
 
 @inlined

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Loops over pixels in Triton, for GPUs. `triton_passes.py` launches them around torch's FFT.
+"""Loops over pixels in Triton, for GPUs. `triton_backend.py` launches them around torch's FFT.
 
 B, M, h, w   views of the chunk, modes, window pixels;  area = h w
 obj          (H, W) one slice of the object;  n  (B, 2) int64, its pixel under each window's corner, y x
@@ -34,7 +34,7 @@ NEWTON_STEPS = tl.constexpr(fidelity.NEWTON_STEPS)
 TURN = tl.constexpr(2 * math.pi)
 #: Fidelities, and what `detector` does with the waves.
 AMPLITUDE, POISSON, INTENSITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-WATCH, REVISE, DESCEND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 #: Sums and their weights.
 OBJECT, OBJECT_WEIGHT = tl.constexpr(kinds.OBJECT), tl.constexpr(kinds.OBJECT_WEIGHT)
 PROBE, PROBE_WEIGHT = tl.constexpr(kinds.PROBE), tl.constexpr(kinds.PROBE_WEIGHT)
@@ -144,9 +144,9 @@ def detector(
 ):
     """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
 
-    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Passes.revise. TASK REVISE makes
-    Psi' - Psi, DESCEND -dL/dI Psi. Where the revision has a step length (Poisson, intensity) it only leaves the power
-    in S_out (B, h, w), for `step_lengths` and `step`.
+    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Backend.exit_wave_update. TASK
+    EXIT_WAVE_UPDATE makes Psi' - Psi, LOSS_GRADIENT -dL/dI Psi. Where the revision has a step length (Poisson,
+    intensity) it only leaves the power in S_out (B, h, w), for `step_lengths` and `step`.
     """
     j, tile, pixels, inside = _place(area, TILE)
     re, im = _load(waves, j * M * area + pixels, inside)
@@ -171,10 +171,10 @@ def detector(
     _part(parts, j, tile, area, 3, 6, tl.abs(difference), TILE)
     _part(parts, j, tile, area, 4, 6, root, TILE)
     _part(parts, j, tile, area, 5, 6, y * y, TILE)
-    if TASK == REVISE and KIND != AMPLITUDE:
+    if TASK == EXIT_WAVE_UPDATE and KIND != AMPLITUDE:
         tl.store(S_out + j * area + pixels, S, mask=inside)
-    elif TASK != WATCH:
-        if KIND == AMPLITUDE and TASK == REVISE:
+    elif TASK != EVALUATE:
+        if KIND == AMPLITUDE and TASK == EXIT_WAVE_UPDATE:
             change = tl.sqrt(tl.maximum(y - b, 0.0) / tl.maximum(S, DARK)) - 1
         elif KIND == AMPLITUDE:
             change = tl.sqrt(y / tl.maximum(I, DARK)) - 1

@@ -1,4 +1,4 @@
-"""Vectors of eight real numbers as a type of numba's: what a loop over a strip of columns or rows is made of.
+"""Vectors of eight real numbers as a type of numba's: what a loop over a panel of columns or rows is made of.
 
 Numba leaves it to LLVM to find out which loops can be vector code, and a butterfly of a Fourier transform, which reads
 and writes sixteen places, is more than it can see through. Here the vectors are written down. They are LLVM's own, so

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ptymesh.physics import views
 from ptymesh.physics.elementwise import overlap, times
-from ptymesh.physics.model import Model, Scene
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import apply_kernel, fft, frequencies, ifft
 
 Key = TypeVar("Key")
@@ -100,7 +100,7 @@ class Direction:
 def exit_jet(
     model: Model,
     obj: Tensor,
-    scene: Scene,
+    intermediates: Intermediates,
     directions: Sequence[Direction],
     anchors: Tensor,
     fractions: Tensor,
@@ -113,11 +113,13 @@ def exit_jet(
     """
     each = dict(enumerate(directions))
     moves = {i: d.positions for i, d in each.items() if d.positions is not None}
-    wave = Jet(scene.incoming[0], {i: model.probes(d.probe, fractions, weights) for i, d in each.items()}, {})
+    wave = Jet(intermediates.incoming[0], {i: model.probes(d.probe, fractions, weights) for i, d in each.items()}, {})
     if model.subpixel == "fourier":
         wave = wave.moved(moves)
-    windows = _windows(model, obj, scene, each, moves if model.subpixel == "bilinear" else {}, anchors, fractions)
-    for index in range(len(scene.incoming)):
+    windows = _windows(
+        model, obj, intermediates, each, moves if model.subpixel == "bilinear" else {}, anchors, fractions
+    )
+    for index in range(len(intermediates.incoming)):
         if index:
             wave = wave.through(lambda waves: _to_next(model, waves))
         wave = wave * windows.through(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
@@ -129,14 +131,14 @@ def exit_jet(
 def _windows(
     model: Model,
     obj: Tensor,
-    scene: Scene,
+    intermediates: Intermediates,
     directions: dict[int, Direction],
     moves: dict[int, Tensor],
     anchors: Tensor,
     fractions: Tensor,
 ) -> Jet:
     """Windows (B, L, h, w) of O + sum_i t_i dO_i; those that move are interpolated, linearly in y and linearly in x."""
-    size = (scene.exit.shape[-2], scene.exit.shape[-1])
+    size = (intermediates.exit.shape[-2], intermediates.exit.shape[-1])
     first = {i: model.windows(d.object, anchors, fractions, size) for i, d in directions.items()}
     second: dict[tuple[int, int], Tensor] = {}
 
@@ -152,19 +154,19 @@ def _windows(
             if i <= k:
                 mixed = (dp[:, 0] * other[:, 1] + dp[:, 1] * other[:, 0])[:, None, None, None]
                 _add(second, (i, k), mixed * views.cut_bilinear(obj, anchors, fractions, size, (1, 1)))
-    return Jet(scene.windows, first, second)
+    return Jet(intermediates.windows, first, second)
 
 
-def exit_polynomial(model: Model, scene: Scene, probes: Tensor, windows: Tensor) -> list[Tensor]:
+def exit_polynomial(model: Model, intermediates: Intermediates, probes: Tensor, windows: Tensor) -> list[Tensor]:
     """c_0 ... c_{L+1} (B, M, h, w) of the exit wave sum_n t^n c_n when probes and windows change by t times these.
 
     probes (B, M, h, w), windows (B, L, h, w). With one slice P O + t (dP O + P dO) + t^2 dP dO.
     """
-    coefficients = [scene.incoming[0], probes]
-    for index in range(len(scene.incoming)):
+    coefficients = [intermediates.incoming[0], probes]
+    for index in range(len(intermediates.incoming)):
         if index:
             coefficients = [_to_next(model, c) for c in coefficients]
-        window, change = scene.windows[:, index, None], windows[:, index, None]
+        window, change = intermediates.windows[:, index, None], windows[:, index, None]
         unchanged, changed = ([times(c, by) for c in coefficients] for by in (window, change))
         middle = [a + b for a, b in zip(unchanged[1:], changed[:-1], strict=True)]
         coefficients = [unchanged[0], *middle, changed[-1]]

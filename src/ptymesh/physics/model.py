@@ -47,7 +47,7 @@ def reach_of(subpixel: Subpixel) -> int:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Intermediates:
     """What a chunk of views sees: windows (B, L, h, w), incoming waves, one (B, M, h, w) per slice, and exit waves."""
 
     windows: Tensor
@@ -61,7 +61,7 @@ class Model:
 
     Fields:
         subpixel: how fractions of positions act.
-        fidelity: which loss the step of `revise` belongs to.
+        fidelity: which loss the step of `exit_wave_update` belongs to.
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
         slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
@@ -143,12 +143,12 @@ class Model:
             return views.cut_bilinear(obj, anchors, fractions, window)
         return views.cut(obj, anchors, window)
 
-    def scene(self, windows: Tensor, probes: Tensor) -> Scene:
+    def forward(self, windows: Tensor, probes: Tensor) -> Intermediates:
         """Waves through all slices."""
         incoming = [probes]
         for window in windows.unbind(1)[:-1]:
             incoming.append(self._to_next(times(incoming[-1], window[:, None])))
-        return Scene(windows, tuple(incoming), times(incoming[-1], windows[:, -1, None]))
+        return Intermediates(windows, tuple(incoming), times(incoming[-1], windows[:, -1, None]))
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -170,13 +170,13 @@ class Model:
         if weights is None:
             weights = fractions.new_ones((len(fractions), 1))
         windows = self.windows(obj, anchors, fractions, _window(probe))
-        scene = self.scene(windows, self.probes(probe, fractions, weights, opr))
-        S = power(self.detect(scene.exit, fractions))
+        intermediates = self.forward(windows, self.probes(probe, fractions, weights, opr))
+        S = power(self.detect(intermediates.exit, fractions))
         return S if background is None else S + background
 
     # --- step and adjoint ---
 
-    def revise(self, detected: Tensor, S: Tensor, data: Data, fractions: Tensor) -> Tensor:
+    def exit_wave_update(self, detected: Tensor, S: Tensor, data: Data, fractions: Tensor) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w): how the exit waves should change."""
         change = fidelity.revision(self.fidelity, S, data) - 1
         return self.detect_adjoint(detected * change[:, None], fractions)
@@ -187,12 +187,12 @@ class Model:
             return ifft(detected)
         return apply_kernel_adjoint(detected, self._near_field(fractions))
 
-    def scene_adjoint(self, scene: Scene, chi: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_adjoint(self, intermediates: Intermediates, chi: Tensor) -> tuple[Tensor, Tensor]:
         """From chi on the exit waves to windows, sum_m conj(phi_lm) chi_lm (B, L, h, w), and probes (B, M, h, w)."""
         to_windows: list[Tensor] = []
-        for index in range(len(scene.incoming) - 1, -1, -1):
-            to_windows.append(times(scene.incoming[index].conj(), chi).sum(1))
-            chi = times(scene.windows[:, index, None].conj(), chi)
+        for index in range(len(intermediates.incoming) - 1, -1, -1):
+            to_windows.append(times(intermediates.incoming[index].conj(), chi).sum(1))
+            chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
                 chi = self._to_next_adjoint(chi)
         return torch.stack(to_windows[::-1], dim=1), chi
@@ -241,7 +241,9 @@ class Model:
             return views.spread_bilinear(windows, anchors, fractions)
         return windows, anchors
 
-    def position_derivative(self, obj: Tensor, anchors: Tensor, fractions: Tensor, scene: Scene, axis: int) -> Tensor:
+    def position_derivative(
+        self, obj: Tensor, anchors: Tensor, fractions: Tensor, intermediates: Intermediates, axis: int
+    ) -> Tensor:
         """d psi / d p_a at the exit of the last slice, (B, M, h, w).
 
         `fourier`: -S_j O . d_a P_j; `bilinear`: P_j . d(S_j O)/d f_a. In the near field with `fourier` the image
@@ -251,39 +253,39 @@ class Model:
         if self.subpixel == "none":
             raise BadInput("Positions cannot be refined with subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.subpixel == "bilinear":
-            moved = views.cut_bilinear_derivative(obj, anchors, fractions, _window(scene.exit), axis)
-            return self.exit_change(scene, None, moved)
-        derivative = self.exit_change(scene, -views.derivative(scene.incoming[0], axis), None)
-        return derivative if self.kernel is None else derivative + views.derivative(scene.exit, axis)
+            moved = views.cut_bilinear_derivative(obj, anchors, fractions, _window(intermediates.exit), axis)
+            return self.exit_change(intermediates, None, moved)
+        derivative = self.exit_change(intermediates, -views.derivative(intermediates.incoming[0], axis), None)
+        return derivative if self.kernel is None else derivative + views.derivative(intermediates.exit, axis)
 
-    def exit_change(self, scene: Scene, probes: Tensor | None, windows: Tensor | None) -> Tensor:
+    def exit_change(self, intermediates: Intermediates, probes: Tensor | None, windows: Tensor | None) -> Tensor:
         """First-order change (B, M, h, w) of exit waves for changes of probes (B, M, h, w) and windows (B, L, h, w)."""
-        d_incoming = torch.zeros_like(scene.incoming[0]) if probes is None else probes
-        last = len(scene.incoming) - 1
-        for index, incoming in enumerate(scene.incoming):
-            d_exit = times(d_incoming, scene.windows[:, index, None])
+        d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
+        last = len(intermediates.incoming) - 1
+        for index, incoming in enumerate(intermediates.incoming):
+            d_exit = times(d_incoming, intermediates.windows[:, index, None])
             if windows is not None:
                 d_exit = d_exit + times(incoming, windows[:, index, None])
             d_incoming = d_exit if index == last else self._to_next(d_exit)
         return d_incoming
 
-    def spacing_derivative(self, scene: Scene) -> Tensor:
+    def spacing_derivative(self, intermediates: Intermediates) -> Tensor:
         """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours."""
         assert self.slice_rate is not None, "several slices need a slice kernel"
-        return self._gaps_derivative(scene, self.slice_rate)
+        return self._gaps_derivative(intermediates, self.slice_rate)
 
-    def tilt_derivative(self, scene: Scene, axis: int) -> Tensor:
+    def tilt_derivative(self, intermediates: Intermediates, axis: int) -> Tensor:
         """d psi / d t_a at the exit of the last slice, (B, M, h, w) per radian; axis 0 = y, 1 = x."""
         assert self.tilt_rates is not None, "several slices need a slice kernel"
-        return self._gaps_derivative(scene, self.tilt_rates[axis])
+        return self._gaps_derivative(intermediates, self.tilt_rates[axis])
 
-    def _gaps_derivative(self, scene: Scene, rate: Tensor) -> Tensor:
+    def _gaps_derivative(self, intermediates: Intermediates, rate: Tensor) -> Tensor:
         """Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
-        changed = torch.zeros_like(scene.incoming[0])
-        for index, incoming in enumerate(scene.incoming[1:]):
-            carried = self._to_next(times(changed, scene.windows[:, index, None]))
+        changed = torch.zeros_like(intermediates.incoming[0])
+        for index, incoming in enumerate(intermediates.incoming[1:]):
+            carried = self._to_next(times(changed, intermediates.windows[:, index, None]))
             changed = carried + apply_kernel(incoming, 1j * rate)
-        return times(changed, scene.windows[:, -1, None])
+        return times(changed, intermediates.windows[:, -1, None])
 
     def _to_next(self, waves: Tensor) -> Tensor:
         assert self.slice_kernel is not None, "several slices need a slice kernel"

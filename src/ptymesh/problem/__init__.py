@@ -1,8 +1,8 @@
 """What an engine works on: the model, this rank's measurement and the layout in one (problem.py)."""
 
-from ptymesh.physics.passes import Chunk
+from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator
-from ptymesh.problem.batch import Batch, Sums, Swept
+from ptymesh.problem.batch import Batch, CachedChunk, Sums
 from ptymesh.problem.problem import CHUNK_BYTES, Problem
 
-__all__ = ["CHUNK_BYTES", "Accumulator", "Batch", "Chunk", "Problem", "Sums", "Swept"]
+__all__ = ["CHUNK_BYTES", "Accumulator", "Batch", "CachedChunk", "Chunk", "Problem", "Sums"]

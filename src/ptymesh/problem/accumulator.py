@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.exact import Reduction
+from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
-from ptymesh.parallel.exact import Tally
-from ptymesh.parallel.layout import Touched
+from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
-from ptymesh.physics.model import Scene
-from ptymesh.physics.passes import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
+from ptymesh.physics.model import Intermediates
 from ptymesh.physics.rounding import largest, narrowed, shifts_for, total_of, wide
 from ptymesh.problem.batch import Batch, Sums
 
 if TYPE_CHECKING:
-    from ptymesh.problem.problem import Problem, Waves
+    from ptymesh.problem.problem import Problem, WaveUse
 
 
 #: Powers of two by which terms may exceed what is expected of them, try after try; and those of sums that cannot be
@@ -32,8 +32,8 @@ ROOM, ANY = (6, 22, 38), 30
 class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
-    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what `revise` or
-    `descend` does with all chunks; None where waves come from elsewhere, by `add`.
+    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
+    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Accumulator:
     ) -> None:
         self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
         self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
-        blocks = problem.own.blocks(estimate, batch.views)
+        blocks = problem.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
         problem.reclaim()
         #: No other rank waits for the sums.
@@ -52,7 +52,7 @@ class Accumulator:
             problem.buffer("object weight", estimate.object, problem.real),
         )
         self.parts = 1 if task and problem.real == torch.float32 else 2
-        self._border, self._tries = problem.own.border(estimate, batch.views), 0
+        self._border, self._tries = problem.local_views.border(estimate, batch.views), 0
         self._open()
 
     def _open(self) -> None:
@@ -74,7 +74,7 @@ class Accumulator:
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
         )
-        problem.passes.begin(self.sums, self.blocks.rows, self.blocks.columns, self.found)
+        problem.backend.begin(self.sums, self.blocks.rows, self.blocks.columns, self.found)
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
@@ -100,8 +100,8 @@ class Accumulator:
         return shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
 
     def chunks(self, keep: bool = False) -> Iterator[Chunk]:
-        """The batch's views for one sweep, whose waves `revise` (with `keep`) or `descend` adds."""
-        waves: Waves = "used" if self._waves_wanted else "kept" if keep else "dropped"
+        """The batch's views for one sweep, whose waves `exit_wave_update` (with `keep`) or `loss_gradient` adds."""
+        waves: WaveUse = "used" if self._waves_wanted else "kept" if keep else "dropped"
         return self.problem.chunks(self.estimate, self.batch.views, waves=waves)
 
     @property
@@ -110,40 +110,42 @@ class Accumulator:
         batch, problem = self.batch, self.problem
         return batch.refine or batch.vary or problem.probe_frozen or len(self.estimate.opr) > 0
 
-    def add(self, chunk: Chunk, scene: Scene, waves: Tensor) -> None:
+    def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         problem = self.problem
         self._admit(chunk)
-        problem.passes.adjoint(problem.model, chunk, scene, waves, self.sums)
+        problem.backend.adjoint(problem.model, chunk, intermediates, waves, self.sums)
         if self.batch.refine:
-            problem.position_steps.append((chunk.views, problem.position_step(self.estimate, chunk, scene, waves)))
+            problem.position_steps.append(
+                (chunk.views, problem.position_step(self.estimate, chunk, intermediates, waves))
+            )
         if self.batch.vary:
-            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, scene, waves)))
+            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves)))
 
-    def revise(self, chunk: Chunk, scene: Scene, keep: bool = False) -> Tensor:
+    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates, keep: bool = False) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
-        assert self.task == "revise"
-        chi, found = self._sweep(chunk, scene, keep)
+        assert self.task == "exit_wave_update"
+        chi, found = self._sweep(chunk, intermediates, keep)
         self.problem.see(chunk, found)
         return chi
 
-    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> Tensor:
-        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Problem.descend` does of each view, (B, 3)."""
-        assert self.task == "descend"
-        found = self._sweep(chunk, scene, keep=False)[1]
+    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> Tensor:
+        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Problem.loss_gradient` does of each view, (B, 3)."""
+        assert self.task == "loss_gradient"
+        found = self._sweep(chunk, intermediates, keep=False)[1]
         if note:
             self.problem.see(chunk, found)
         return loss_and_counts(found)
 
-    def _sweep(self, chunk: Chunk, scene: Scene, keep: bool) -> tuple[Tensor, Tensor]:
-        problem, passes, task = self.problem, self.problem.passes, self.task
+    def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
+        problem, backend, task = self.problem, self.problem.backend, self.task
         assert task
         if self._waves_wanted:
-            waves, found = passes.expose(problem.model, chunk, scene, task)
-            self.add(chunk, scene, waves)
+            waves, found = backend.detector(problem.model, chunk, intermediates, task)
+            self.add(chunk, intermediates, waves)
             return waves, found
         self._admit(chunk)
-        return passes.sweep(problem.model, chunk, scene, task, self.sums, keep)
+        return backend.sweep(problem.model, chunk, intermediates, task, self.sums, keep)
 
     def _admit(self, chunk: Chunk) -> None:
         if chunk.border and self._finish:
@@ -158,20 +160,20 @@ class Accumulator:
     def _begin(self) -> None:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
         if not self.alone:
-            self.problem.passes.settle(self.sums)
+            self.problem.backend.settle(self.sums)
         self._finish = self.problem.layout.begin(fields, self.blocks)
 
-    def total(self, *others: Tally | Tensor) -> Sums:
+    def total(self, *others: Reduction | Tensor) -> Sums:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
         problem.collected()
-        parts = [*(other.local if isinstance(other, Tally) else other for other in others)]
+        parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
         parts.append(problem.answers[int(problem.stop_requested)].to(torch.float64))
         fields, adjoints, rest = self._reduced(parts)
         while self._asks_for_more(rest[-1]):
             self._again()
             fields, adjoints, rest = self._reduced(parts)
-        values = [other.read(t) if isinstance(other, Tally) else t for other, t in zip(others, rest, strict=False)]
+        values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
         *_, problem.stop_agreed, beyond = rest
         obj, weight = self._in_place(fields)
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
@@ -182,13 +184,13 @@ class Accumulator:
         problem.last = Sums(obj, weight, probe, light, opr, opr_light, in_real)
         return problem.last
 
-    def _reduced(self, parts: list[Tensor]) -> tuple[list[Touched], list[Tensor], list[Tensor]]:
+    def _reduced(self, parts: list[Tensor]) -> tuple[list[BlockSparseField], list[Tensor], list[Tensor]]:
         """Sums over ranks: of the object's fields; of the other adjoints; of the parts, and last the number of ranks
         that have met terms beyond the limits."""
         problem, sums = self.problem, self.sums
         if self._finish is None:
             self._begin()
-        problem.passes.finish(sums)
+        problem.backend.finish(sums)
         beyond = (sums.reached > self._limits).any().to(torch.float64)
         by_probe = [] if sums.probe is None else [sums.probe]
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
@@ -210,14 +212,14 @@ class Accumulator:
         self._open()
         self.problem.collect(self)
         for chunk in self.chunks():
-            self._sweep(chunk, self.problem.scene(self.estimate, chunk), keep=False)
+            self._sweep(chunk, self.problem.forward(self.estimate, chunk), keep=False)
         self.problem.collected()
 
-    def _in_place(self, fields: list[Touched]) -> tuple[Touched, Touched]:
+    def _in_place(self, fields: list[BlockSparseField]) -> tuple[BlockSparseField, BlockSparseField]:
         """The object's sums and their weight in the precision of the object."""
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
         if not fields:
-            obj, weight = (Touched(Leaf(rows, columns, whole=field), rows, columns) for field in found)
+            obj, weight = (BlockSparseField(Leaf(rows, columns, whole=field), rows, columns) for field in found)
             return obj, weight
         gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
         if all(gathered):
@@ -227,7 +229,7 @@ class Accumulator:
         late = self.sums.late if self.alone else None
         if late is None:
             assert self.sums.object is not None and self.sums.object_weight is not None
-            self.problem.passes.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
+            self.problem.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
         leaves = [Leaf(rows, columns, whole=field) for field in found]
         for leaf in leaves:
             leaf.late = late
@@ -262,7 +264,7 @@ def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, 
     parts = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64)
     square = largest(parts).square()
     light, obj = 2 * len(probe) * square, wave / total_of(parts.square()).sqrt()
-    slope = 2 * pixel if task == "descend" and fidelity == "intensity" else 1.0
+    slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))
 

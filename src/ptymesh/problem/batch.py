@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ptymesh.parallel.layout import Touched
-from ptymesh.physics.model import Scene
-from ptymesh.physics.passes import Chunk
+from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.physics.backend import Chunk
+from ptymesh.physics.model import Intermediates
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Sums:
     others: what else was handed to `total`.
     """
 
-    object: Touched
-    object_weight: Touched
+    object: BlockSparseField
+    object_weight: BlockSparseField
     probe: Tensor
     probe_weight: Tensor
     opr: Tensor
@@ -51,9 +51,9 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """A chunk that was swept: its scene, where that is worth the memory, and chi (B, M, h, w)."""
+class CachedChunk:
+    """A chunk that was swept: its intermediates, where that is worth the memory, and chi (B, M, h, w)."""
 
     chunk: Chunk
-    scene: Scene | None
+    intermediates: Intermediates | None
     chi: Tensor

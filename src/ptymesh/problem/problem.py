@@ -20,33 +20,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.devices import sent
+from ptymesh.distributed.exact import Reduction, brightest
+from ptymesh.distributed.layout import BlockSparseField, Migration, Replicated
+from ptymesh.distributed.tiled import Tiled
 from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
-from ptymesh.kernels import passes_for
+from ptymesh.kernels import kernel_backend
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import sent
-from ptymesh.parallel.exact import Tally, brightest
-from ptymesh.parallel.layout import Move, Replicated, Touched
-from ptymesh.parallel.patterns import Patterns
-from ptymesh.parallel.room import Room, stored
-from ptymesh.parallel.tiled import Tiled
+from ptymesh.physics.backend import MISFIT, ROOTS, Chunk, Task, terms
 from ptymesh.physics.blocks import Leaf, Quotient
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import SUMS
-from ptymesh.physics.model import Model, Scene, inner, power
-from ptymesh.physics.passes import MISFIT, ROOTS, Chunk, Task, terms
+from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
-from ptymesh.problem.batch import Batch, Sums, Swept
-from ptymesh.problem.own import OwnViews
-from ptymesh.problem.seen import COLUMNS, Seen
+from ptymesh.problem.batch import Batch, CachedChunk, Sums
+from ptymesh.problem.local_views import LocalViewIndex
+from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
+from ptymesh.storage.memory_budget import MemoryBudget, stored
+from ptymesh.storage.patterns import Patterns
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
 #: So many times as large may be what is read once in a sweep, or written and not read before the batch's second one.
 KEPT_CHUNKS = 4
-Waves = Literal["used", "kept", "dropped"]
+WaveUse = Literal["used", "kept", "dropped"]
 #: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Views that are looked at to know how large terms of sums are about to be.
@@ -70,7 +70,7 @@ class Problem:
         measurement: Measurement,
         layout: Replicated | Tiled,
         dtype: torch.dtype,
-        room: Room | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
@@ -80,19 +80,19 @@ class Problem:
         self.scan = measurement.positions
         #: The same before a recipe turned them: what is chosen by these is chosen alike in every orientation.
         self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
-        self.patterns = self._stored(measurement, room or Room())
+        self.patterns = self._stored(measurement, memory or MemoryBudget())
         #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
         self.coming = np.empty(0, dtype=np.int64)
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or torch's reference.
-        self.passes = passes_for(self.device, dtype)
+        self.backend = kernel_backend(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen.
-        self.seen = Seen(len(layout.own), self.device)
+        self.view_metrics = ViewMetrics(len(layout.own), self.device)
         #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
         self.position_steps: list[tuple[Tensor, Tensor]] = []
         #: Steps (B, 1 + K) of the beam weights of own views (B,), when the last batch was to vary them.
         self.weight_steps: list[tuple[Tensor, Tensor]] = []
-        #: Sums of the last batch, for the upkeep of variable probes.
+        #: Sums of the last batch, for variable probes.
         self.last: Sums | None = None
         #: While set, positions may move from batch to batch, on one rank earlier than on another.
         self.moving = False
@@ -108,17 +108,17 @@ class Problem:
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
         #: This rank's views of a batch.
-        self.own = OwnViews(layout, self.real)
+        self.local_views = LocalViewIndex(layout, self.real)
         #: Views of a chunk at most, by what becomes of its waves, in this epoch.
-        self._sizes_of: dict[tuple[Waves, torch.Size], int] = {}
+        self._sizes_of: dict[tuple[WaveUse, torch.Size], int] = {}
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
         self.brightest = brightest(self._counted(self._sample()), self.mask, self.world)
 
-    def _stored(self, measurement: Measurement, room: Room) -> Patterns:
+    def _stored(self, measurement: Measurement, memory: MemoryBudget) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
-        return stored(measurement.patterns, self.layout.own, most, self.device, room)
+        return stored(measurement.patterns, self.layout.own, most, self.device, memory)
 
     def sent(self, values: np.ndarray) -> Tensor:
         """Numbers of the host where tensors live."""
@@ -134,38 +134,44 @@ class Problem:
 
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
-        self.own.begin_epoch(estimate, self.model.reach)
+        self.local_views.begin_epoch(estimate, self.model.reach)
         self._sizes_of = {}
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
-        sums = self.accumulator(estimate, batch, task="revise")
+        sums = self.accumulator(estimate, batch, task="exit_wave_update")
         for chunk in sums.chunks():
-            sums.revise(chunk, self.scene(estimate, chunk))
+            sums.exit_wave_update(chunk, self.forward(estimate, chunk))
         return sums.total()
 
-    def add(self, target: Tensor, change: Touched | Tensor) -> None:
+    def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
-        if isinstance(change, Touched):
-            self.passes.write(target, change.expression, change.rows, change.columns, add=True)
+        if isinstance(change, BlockSparseField):
+            self.backend.write(target, change.expression, change.rows, change.columns, add=True)
         else:
             target += change
 
     def add_weighted(
-        self, target: Tensor, change: Touched | Tensor, weight: Touched | Tensor, *, blend: float, times: float = 1.0
+        self,
+        target: Tensor,
+        change: BlockSparseField | Tensor,
+        weight: BlockSparseField | Tensor,
+        *,
+        blend: float,
+        times: float = 1.0,
     ) -> None:
         """target += times change / ((1 - blend) w + blend max w), in place, which is rPIE's step (eq. 10).
 
         Of an object (L, H, W) the touched blocks, with weights w that are touched, too, and maxima of slices; or of a
         probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
         """
-        if isinstance(change, Touched) and isinstance(weight, Touched):
+        if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
             top = weight.top()  # first: it works the weight out, if that is an expression
             quotient = Quotient(change.expression, weight.expression, top, blend, times)
-            self.passes.write(target, quotient, change.rows, change.columns, add=True)
+            self.backend.write(target, quotient, change.rows, change.columns, add=True)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
-            self.passes.add_quotient(target, change, weight, blend, times)
+            self.backend.add_quotient(target, change, weight, blend, times)
 
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
@@ -182,29 +188,29 @@ class Problem:
                 if not ran_out_of_memory(error):
                     raise
             # out here the frames of what failed, and what they held, are gone
-            self.passes.forget()
+            self.backend.forget()
             if not self.halve_chunks():
                 raise PtymeshError(f"Rank {self.world.rank} ran out of memory with a single view at a time.")
         return _residuals(*self.totals(total))
 
-    def _misfit(self, estimate: Estimate, views: np.ndarray) -> Tally:
+    def _misfit(self, estimate: Estimate, views: np.ndarray) -> Reduction:
         """The sums of the residual over these views, of this rank."""
-        total = self.tally(4)
+        total = self.reduction(4)
         for chunk in self.chunks(estimate, views):
-            found = self.passes.expose(self.model, chunk, self.scene(estimate, chunk), "watch")[1]
+            found = self.backend.detector(self.model, chunk, self.forward(estimate, chunk), "evaluate")[1]
             total.add(found[:, MISFIT : ROOTS + 1])
         return total
 
     def running(self) -> tuple[float, float, float]:
         """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
-        seen = self.tally(COLUMNS)
-        seen.add(self.seen.values)
+        seen = self.reduction(COLUMNS)
+        seen.add(self.view_metrics.values)
         (total,) = self.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
     def mean_pattern(self) -> np.ndarray:
         """Mean pattern over all views, (h, w) float64, masked pixels 0."""
-        total = self.tally(*self.window)
+        total = self.reduction(*self.window)
         for counts in self._counted(np.arange(len(self.patterns))):
             total.add(Data.of(counts, self.mask, None, torch.float64).y)
         return (self.totals(total)[0] / self.views).cpu().numpy()
@@ -217,13 +223,13 @@ class Problem:
         total = self.buffer("illumination", estimate.object[:1], torch.float64, 2)
         total.zero_()
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
-            self.passes.illuminate(self.model, chunk, light, shifts, total)
+            self.backend.illuminate(self.model, chunk, light, shifts, total)
         return narrowed(self.layout.sum_field(total), self.real, 1)[0]
 
-    def hand_over(self, move: Move) -> None:
+    def hand_over(self, move: Migration) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
-        self.passes.forget()
-        self.seen.values = move.carry_rows(self.seen.values)
+        self.backend.forget()
+        self.view_metrics.values = move.carry_rows(self.view_metrics.values)
         exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
         if exchanged is not None:
             source, arrived = exchanged
@@ -237,7 +243,7 @@ class Problem:
     def _counted(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Own patterns of these rows, a few at a time."""
         for counts in self.patterns.sweep(rows, self._slab(torch.float64)):
-            self.world.pulse.moves += 1
+            self.world.heartbeat.moves += 1
             yield counts
 
     def _slab(self, dtype: torch.dtype) -> int:
@@ -247,13 +253,13 @@ class Problem:
     # --- the words it is made of ---
 
     def chunks(
-        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, waves: Waves = "used"
+        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, waves: WaveUse = "used"
     ) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
         sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
         are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
         self._follow_slices(estimate)
-        own = self.own.of(estimate, views)
+        own = self.local_views.of(estimate, views)
         whole = self.whole(estimate, views)
         size = self._size(estimate, waves)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
@@ -274,15 +280,15 @@ class Problem:
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
             done += some.shape[0]
-            self.world.pulse.moves += 1
+            self.world.heartbeat.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed)
 
     def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a
         rank whose own views have not moved yet must round as the others do."""
-        return not self.moving and self.own.of(estimate, views).whole
+        return not self.moving and self.local_views.of(estimate, views).whole
 
-    def _view_bytes(self, estimate: Estimate, waves: Waves) -> int:
+    def _view_bytes(self, estimate: Estimate, waves: WaveUse) -> int:
         """What counts of a view against CHUNK_BYTES."""
         used = estimate.probe.numel() * estimate.probe.element_size()
         if waves == "used":
@@ -290,15 +296,15 @@ class Problem:
         # patterns that are fetched come chunk by chunk, which are to be on their way in good time
         read = used // len(estimate.probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
         written = used // KEPT_CHUNKS if waves == "kept" else 0
-        return max(self.passes.sweep_bytes(self.model, estimate.probe), read, written)
+        return max(self.backend.sweep_bytes(self.model, estimate.probe), read, written)
 
-    def _size(self, estimate: Estimate, waves: Waves) -> int:
+    def _size(self, estimate: Estimate, waves: WaveUse) -> int:
         """Views of a chunk, at most."""
         case = waves, estimate.probe.shape
         size = self._sizes_of.get(case)
         if size is None:
-            room = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"])
-            size = self._sizes_of[case] = max(1, room // self._view_bytes(estimate, waves))
+            memory = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cuda"])
+            size = self._sizes_of[case] = max(1, memory // self._view_bytes(estimate, waves))
         return min(size, self.chunk_limit or size)
 
     @staticmethod
@@ -308,8 +314,8 @@ class Problem:
 
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Patterns of these own views, a chunk at a time, and those of the next batch on their way."""
-        rows, coming = self.layout.local(mine), self.own.mine(self.coming)
-        later = self._sizes(len(coming), self.own.bordering(coming), size)
+        rows, coming = self.layout.local(mine), self.local_views.mine(self.coming)
+        later = self._sizes(len(coming), self.local_views.bordering(coming), size)
         return self.patterns.pieces(rows, sizes, self.layout.local(coming), later)
 
     def _follow_slices(self, estimate: Estimate) -> None:
@@ -325,37 +331,37 @@ class Problem:
         self.chunk_limit = self._largest // 2
         return True
 
-    def scene(self, estimate: Estimate, chunk: Chunk) -> Scene:
+    def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
         """Windows, incoming and exit waves of a chunk."""
-        return self.passes.scene(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
+        return self.backend.forward(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
         return self.model.detect(exit_waves, chunk.fractions)
 
-    def revise(self, chunk: Chunk, scene: Scene) -> Tensor:
+    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
-        waves, found = self.passes.expose(self.model, chunk, scene, "revise")
+        waves, found = self.backend.detector(self.model, chunk, intermediates, "exit_wave_update")
         self.see(chunk, found)
         return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
         """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
-        return self.passes.there_and_back(self.model, chunk, waves, "revise")[0]
+        return self.backend.there_and_back(self.model, chunk, waves, "exit_wave_update")[0]
 
-    def descend(self, chunk: Chunk, scene: Scene, note: bool = True) -> tuple[Tensor, Tensor]:
+    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> tuple[Tensor, Tensor]:
         """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
 
         `note`: for the running loss of the epoch.
         """
-        waves, seen = self.passes.expose(self.model, chunk, scene, "descend")
+        waves, seen = self.backend.detector(self.model, chunk, intermediates, "loss_gradient")
         if note:
             self.see(chunk, seen)
         return waves, loss_and_counts(seen)
 
-    def watch(self, chunk: Chunk, waves: Tensor) -> None:
+    def evaluate(self, chunk: Chunk, waves: Tensor) -> None:
         """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
-        self.see(chunk, self.passes.there_and_back(self.model, chunk, waves, "watch")[1])
+        self.see(chunk, self.backend.there_and_back(self.model, chunk, waves, "evaluate")[1])
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
         """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
@@ -363,7 +369,7 @@ class Problem:
 
     def see(self, chunk: Chunk, found: Tensor) -> None:
         """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
-        self.seen.note(chunk.rows, found)
+        self.view_metrics.note(chunk.rows, found)
 
     def accumulator(
         self, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
@@ -392,11 +398,11 @@ class Problem:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
 
-    def lend(self, *fields: Touched) -> None:
+    def lend(self, *fields: BlockSparseField) -> None:
         """Notes that these fields may still be in buffers."""
         leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
         for leaf in leaves:
-            leaf.largest = self.passes.largest
+            leaf.largest = self.backend.largest
         self._lent = [weakref.ref(leaf) for leaf in leaves]
 
     def reclaim(self) -> None:
@@ -410,10 +416,10 @@ class Problem:
 
     def follow(self, layout: Replicated | Tiled) -> None:
         """Another layout from here on, and buffers of its own, after a copy whose shapes differ."""
-        self.layout, self.own = layout, OwnViews(layout, self.real)
+        self.layout, self.local_views = layout, LocalViewIndex(layout, self.real)
         self._buffers, self._sizes_of = {}, {}
 
-    def spread(self, field: Touched, estimate: Estimate, name: str = "spread") -> Tensor:
+    def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
         """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
 
         It lasts until the next of the same name.
@@ -422,7 +428,7 @@ class Problem:
         self.put(whole, field)
         return whole
 
-    def dot(self, a: Tensor | Touched, b: Tensor | Touched, estimate: Estimate) -> Tensor:
+    def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
         """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
         return self.layout.dot(a, b, estimate)
 
@@ -442,11 +448,11 @@ class Problem:
         )
         return total / count
 
-    def put(self, target: Tensor, field: Touched) -> None:
+    def put(self, target: Tensor, field: BlockSparseField) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        self.passes.write(target, field.expression, field.rows, field.columns)
+        self.backend.write(target, field.expression, field.rows, field.columns)
 
-    def touched(self, whole: Tensor, like: Touched) -> Touched:
+    def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
         """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
         return like.of(Leaf(like.rows, like.columns, whole=whole))
 
@@ -458,44 +464,44 @@ class Problem:
         """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.device)
         if parts:
-            mine = self.sent(self.own.places(batch.views))
+            mine = self.sent(self.local_views.places(batch.views))
             # no negative zeros, which a sum over ranks makes positive ones
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
 
-    def tally(self, *shape: int) -> Tally:
+    def reduction(self, *shape: int) -> Reduction:
         """A sum over views of numbers or arrays of this shape."""
-        return Tally(shape, self.device)
+        return Reduction(shape, self.device)
 
-    def totals(self, *tallies: Tally) -> list[Tensor]:
+    def totals(self, *reductions: Reduction) -> list[Tensor]:
         """Sums over all ranks, float64."""
-        summed = self.world.sum(*(tally.local for tally in tallies))
-        return [tally.read(total) for tally, total in zip(tallies, summed, strict=True)]
+        summed = self.world.sum(*(reduction.local for reduction in reductions))
+        return [reduction.read(total) for reduction, total in zip(reductions, summed, strict=True)]
 
-    def position_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
+    def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        return self.passes.position_step(self.model, chunk, estimate.object, scene, chi)
+        return self.backend.position_step(self.model, chunk, estimate.object, intermediates, chi)
 
-    def keep(self, chunk: Chunk, scene: Scene, chi: Tensor) -> Swept:
+    def keep(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
         """What a second sweep of the same chunk needs, without its patterns."""
-        return Swept(replace(chunk, counts=chunk.counts[:0], places=None), self.passes.kept(scene), chi)
+        return CachedChunk(replace(chunk, counts=chunk.counts[:0], places=None), self.backend.kept(intermediates), chi)
 
     def systems(
-        self, estimate: Estimate, swept: Swept, d_object: Tensor, d_probe: Tensor, modes: int | None = None
+        self, estimate: Estimate, swept: CachedChunk, d_object: Tensor, d_probe: Tensor, modes: int | None = None
     ) -> Tensor:
         """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
 
         d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
         """
-        scene = self.scene(estimate, swept.chunk) if swept.scene is None else swept.scene
-        return self.passes.systems(self.model, swept.chunk, scene, d_object, d_probe, swept.chi[:, :modes])
+        intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates
+        return self.backend.systems(self.model, swept.chunk, intermediates, d_object, d_probe, swept.chi[:, :modes])
 
-    def weight_step(self, estimate: Estimate, chunk: Chunk, scene: Scene, chi: Tensor) -> Tensor:
+    def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
         ones = torch.ones_like(chunk.weights[:, :1])
         steps = []
         for modes in (estimate.probe, *estimate.opr[:, None]):
-            moved = self.model.exit_change(scene, self.model.probes(modes, chunk.fractions, ones), None)
+            moved = self.model.exit_change(intermediates, self.model.probes(modes, chunk.fractions, ones), None)
             along = inner(moved, chi[:, : len(modes)])
             steps.append((along / inner(moved, moved).clamp(min=torch.finfo(self.real).tiny)).to(self.real))
         return torch.stack(steps, dim=1)

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import passes_for
-from ptymesh.parallel.world import World
+from ptymesh.distributed.world import World
+from ptymesh.kernels import kernel_backend
+from ptymesh.physics.backend import Backend, Chunk
 from ptymesh.physics.elementwise import phase, times
 from ptymesh.physics.model import Model
 from ptymesh.physics.modes import orthogonalising
-from ptymesh.physics.passes import Chunk, Passes
 from ptymesh.physics.propagate import fft
 from ptymesh.run.machine import processor
 
@@ -60,7 +60,9 @@ def signature(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
-    passes = passes_for(device, dtype) if device.type == "cpu" else Passes()  # no compiling for windows that nobody has
+    backend = (
+        kernel_backend(device, dtype) if device.type == "cpu" else Backend()
+    )  # no compiling for windows that nobody has
     real = torch.float32 if dtype == torch.complex64 else torch.float64
     for h, w in WINDOWS:
         obj, probe = _made((1, h + 8, w + 8), dtype).to(device), _made((MODES, h, w), dtype).to(device)
@@ -75,7 +77,7 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
             torch.ones(h, w, dtype=torch.bool, device=device),
             torch.zeros(h, w, dtype=real, device=device),
         )
-        yield from passes.expose(Model(), chunk, passes.scene(Model(), chunk, obj, probe), "revise")
+        yield from backend.detector(Model(), chunk, backend.forward(Model(), chunk, obj, probe), "exit_wave_update")
         waves = times(fft(probe), obj[:, :h, :w])
         yield from (waves, phase(waves), waves.abs().sqrt(), waves.real.exp(), waves.real.cos(), orthogonalising(probe))
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ptymesh.distributed.layout import along_curve
 from ptymesh.engines.base import Order
-from ptymesh.parallel.layout import along_curve
 
 #: Keep random numbers drawn for different purposes from the same seed apart.
 _MEMBERS, _HELD_OUT = 1, 2

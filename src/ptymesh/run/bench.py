@@ -22,13 +22,13 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
+from ptymesh.distributed.devices import device_for
+from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK
 from ptymesh.files import replacing
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import device_for
-from ptymesh.parallel.world import Solo
 from ptymesh.physics.model import Subpixel
 from ptymesh.run import machine
 from ptymesh.run.floor import Floor, pairs

@@ -24,10 +24,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from ptymesh.distributed.devices import memory_nodes, say_cpus
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
-from ptymesh.parallel.devices import memory_nodes, say_cpus
 from ptymesh.run import started
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 

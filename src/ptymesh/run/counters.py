@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
-from ptymesh.parallel.tiles import Rect
 
 #: No scan is larger in any direction.
 MOST = 2**40

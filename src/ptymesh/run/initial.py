@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from scipy import ndimage
 
+from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
@@ -25,7 +26,6 @@ from ptymesh.io.arrays import ANY, load_array
 from ptymesh.io.options import Options
 from ptymesh.io.results import LARGEST, Result
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.tiles import Rect
 from ptymesh.physics import probes
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.run.starts import (

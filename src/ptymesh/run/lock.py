@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ptymesh import stopping
+from ptymesh.distributed.processes import began
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import machine
-from ptymesh.parallel.processes import began
 from ptymesh.run.lock_file import (
     MOST,
     NAME,

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 
+from ptymesh.distributed.processes import began
 from ptymesh.files import machine
-from ptymesh.parallel.processes import began
 
 try:
     import fcntl

@@ -1,8 +1,8 @@
-"""The only loop: stages, epochs, batches. Engines step, upkeep follows, watchers are told.
+"""The only loop: stages, epochs, batches. Engines step, constraints and gauges follow, callbacks are told.
 
 Between batches the loop looks whether it was asked to stop: on a GPU one batch later, as it does not wait for the work
-queued last. Between epochs it merges what ranks have moved, does the upkeep, lets the object grow, and may write a
-checkpoint. Every rank takes every decision alike, from global values.
+queued last. Between epochs it merges what ranks have moved, applies constraints and gauges, lets the object grow, and
+may write a checkpoint. Every rank takes every decision alike, from global values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from ptymesh import stopping
+from ptymesh.distributed.devices import Later
+from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, constraints, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.io.results import LARGEST
-from ptymesh.parallel.devices import Later
-from ptymesh.parallel.world import World
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
@@ -82,7 +82,7 @@ class Loop:
             self._recall_views(engine)
             self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
-            self.problem.passes.forget()
+            self.problem.backend.forget()
             while state.epoch < engine.epochs:
                 report = self._epoch(engine)
                 yield report
@@ -116,20 +116,20 @@ class Loop:
             pass
 
     def _epoch(self, engine: Engine) -> EpochReport:
-        with self.problem.world.pulse.doing("batch"):
+        with self.problem.world.heartbeat.doing("batch"):
             return self._within_epoch(engine)
 
     def _within_epoch(self, engine: Engine) -> EpochReport:
         problem, state = self.problem, self.state
-        pulse = problem.world.pulse
-        pulse.where = f"stage {state.stage + 1}, epoch {state.epoch + 1}"
+        heartbeat = problem.world.heartbeat
+        heartbeat.where = f"stage {state.stage + 1}, epoch {state.epoch + 1}"
         began = time.perf_counter() - state.epoch_seconds
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
             engine.before_epoch(problem, state.estimate)
         self._batches(engine, began)
-        self._upkeep(engine)
+        self._constrain(engine)
         problem.moving = False
         loss, residual, _ = problem.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
@@ -149,7 +149,7 @@ class Loop:
             self.total_epochs,
             held_out,
         )
-        with pulse.doing("report"):
+        with heartbeat.doing("report"):
             for callback in self.callbacks:
                 callback.epoch(report)
         self._check(engine)
@@ -167,17 +167,17 @@ class Loop:
         problem.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
-        pulse, stops = problem.world.pulse, Later(problem.device)
-        problem.own.deal(() if problem.moving or vary else drawn[state.batch :])
+        heartbeat, stops = problem.world.heartbeat, Later(problem.device)
+        problem.local_views.deal(() if problem.moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
-            pulse.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
+            heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.coming, problem.stop_requested = coming, self.stop()
             before = _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
             one = Batch(batch, problem.moving, epoch, vary)
             probe = state.estimate.probe.clone() if models else state.estimate.probe
-            with pulse.doing("compile" if first else "batch"):
+            with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
             self._count(before)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
@@ -191,7 +191,7 @@ class Loop:
             state.epoch_seconds = time.perf_counter() - began
             if self.callbacks:
                 report = BatchReport(state.stage, epoch, state.batch, len(drawn), views, state.epoch_seconds)
-                with pulse.doing("report"):
+                with heartbeat.doing("report"):
                     for callback in self.callbacks:
                         callback.batch(report)
             if self._asked_to_stop(stops):
@@ -220,7 +220,7 @@ class Loop:
         traffic.messages += now[2] - before[2]
         traffic.bytes_sent += now[3] - before[3]
 
-    def _upkeep(self, engine: Engine) -> None:
+    def _constrain(self, engine: Engine) -> None:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
@@ -263,7 +263,7 @@ class Loop:
 
     def _save(self) -> None:
         assert self.save is not None
-        with self.problem.world.pulse.doing("save"):
+        with self.problem.world.heartbeat.doing("save"):
             self.save()
 
     def _interrupt(self) -> None:

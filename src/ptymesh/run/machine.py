@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from ptymesh import __version__
+from ptymesh.distributed.devices import KINDS
 from ptymesh.errors import BadInput
-from ptymesh.parallel.devices import KINDS
 
 #: Cores that other processes may keep busy before a measurement is worth nothing.
 BUSY_CORES = 0.25

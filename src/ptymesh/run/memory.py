@@ -1,7 +1,7 @@
 """When memory runs out within a step: the chunk is halved and the step taken again, on this rank alone.
 
 The other ranks wait in their next collective and notice nothing. The step is begun anew from what it began with; sums
-over ranks that it had received by then are given to it again (parallel.world.Record) instead of being asked for.
+over ranks that it had received by then are given to it again (distributed.world.Record) instead of being asked for.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.devices import KINDS, free_bytes
+from ptymesh.distributed.world import CollectiveLog, World
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.estimate import REACH, Estimate
 from ptymesh.files import size
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.devices import KINDS, free_bytes
-from ptymesh.parallel.world import Record, World
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
 
@@ -77,7 +77,7 @@ class Snapshot:
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
         self.tensors = {name: _copy(getattr(estimate, name)) for name in _MOVING}
         self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
-        self.seen = _copy(problem.seen.values)
+        self.view_metrics = _copy(problem.view_metrics.values)
 
     def _memories(self) -> list[MutableMapping[str, Tensor]]:
         return [self.engine.state, self.engine.per_view]
@@ -91,7 +91,7 @@ class Snapshot:
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()
             memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in kept.items()})
-        self.problem.seen.values.copy_(self.seen)
+        self.problem.view_metrics.values.copy_(self.view_metrics)
 
 
 def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
@@ -115,7 +115,7 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
     world = problem.world
     first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
     snapshot = Snapshot(engine, problem, estimate) if first else None
-    world.record = record = Record(world.collectives, keep=first)
+    world.record = record = CollectiveLog(world.collectives, keep=first)
     try:
         while True:
             failure = ""
@@ -127,7 +127,7 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
                     raise
                 failure = " ".join(str(error).split())[:200]
             # out here the frames of the failed step, and what they held, are gone
-            problem.passes.forget()
+            problem.backend.forget()
             if problem.device.type in KINDS:
                 torch.get_device_module(problem.device).empty_cache()
             again = record.rewind(world.collectives) and (first or not engine.per_view)

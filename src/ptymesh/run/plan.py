@@ -24,6 +24,11 @@ import psutil
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.exact import HIGHEST, LOWEST
+from ptymesh.distributed.layout import Blocks, Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.tiles import Rect
+from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
@@ -31,11 +36,6 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.exact import HIGHEST, LOWEST
-from ptymesh.parallel.layout import Blocks, Replicated
-from ptymesh.parallel.tiled import Tiled
-from ptymesh.parallel.tiles import Rect
-from ptymesh.parallel.world import World
 from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import draw
@@ -142,7 +142,7 @@ class _Traits:
     arrays: float = 0.0
 
 
-#: Of a number that is summed exactly (parallel/exact.py), in its limbs.
+#: Of a number that is summed exactly (distributed/exact.py), in its limbs.
 NUMBER_BYTES = 8 * (1 + HIGHEST - LOWEST)
 _DESCENT = _Traits(parts=2, numbers=3, later=len(LADDER) + 1, dots=3, asked=3, arrays=3)
 #: By name; a user's own engine is taken for one like rPIE, another torch optimiser for one like Adam.

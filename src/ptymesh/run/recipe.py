@@ -31,14 +31,14 @@ from pydantic import (
     model_validator,
 )
 
+from ptymesh.distributed.child import launched
+from ptymesh.distributed.rank_info import world
 from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.options import FilePath
-from ptymesh.parallel.child import launched
-from ptymesh.parallel.place import world
 from ptymesh.paths import usable
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
@@ -85,7 +85,7 @@ class Recipe(Options):
 
     fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
-    memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (patterns.Room).
+    memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (storage).
     """
 
     data: DataOptions

@@ -20,6 +20,12 @@ import numpy as np
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from ptymesh.distributed.devices import one_thread
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.program import on_first_rank
+from ptymesh.distributed.rank_info import world
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.world import World, join
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
 from ptymesh.io import identity, load_measurement
@@ -28,13 +34,6 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.options import Options, plain
-from ptymesh.parallel.devices import one_thread
-from ptymesh.parallel.layout import Replicated
-from ptymesh.parallel.place import world
-from ptymesh.parallel.program import on_first_rank
-from ptymesh.parallel.room import Room
-from ptymesh.parallel.tiled import Tiled
-from ptymesh.parallel.world import World, join
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
@@ -49,6 +48,7 @@ from ptymesh.run.reports import EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.sentences import shown
+from ptymesh.storage.memory_budget import MemoryBudget
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
@@ -114,7 +114,7 @@ class Reconstruction:
             )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
-        room = _room(memory_budget, scratch)
+        memory = _memory(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
@@ -146,8 +146,8 @@ class Reconstruction:
             frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved)
-        with self.world.pulse.doing("read"):
-            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, room))
+        with self.world.heartbeat.doing("read"):
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory))
             if saved is not None:
                 self.state = RunState.load(saved, self.problem)
                 return
@@ -206,7 +206,7 @@ class Reconstruction:
         return made
 
     def loop(self, **watch: Any) -> Loop:
-        """The loop over what is left of `stages`; `watch` as in `Loop`."""
+        """The loop over what is left of `stages`; `evaluate` as in `Loop`."""
         return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
@@ -332,7 +332,7 @@ class Reconstruction:
         """
         from ptymesh.plot import object_figure, save_figure
 
-        with self.world.pulse.doing("report"):
+        with self.world.heartbeat.doing("report"):
             figure = object_figure(self.object, pixel_size_m=self.scan.geometry.object_pixel_m)
             if path is not None:
                 on_first_rank(lambda: save_figure(figure, path), str(path))
@@ -341,14 +341,14 @@ class Reconstruction:
         return figure
 
 
-def _room(budget: int | str | None, scratch: str | Path | None) -> Room:
+def _memory(budget: int | str | None, scratch: str | Path | None) -> MemoryBudget:
     try:
         found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
     except (ValidationError, OverflowError) as error:
         raise BadInput(f"memory_budget is {shown(budget)}; give a size, such as 500MB or 4GB.") from error
     if isinstance(budget, bool) or (found is not None and found <= 0):
         raise BadInput(f"memory_budget is {shown(budget)}; give a size above 0, such as 500MB or 4GB.")
-    return Room(found, None if scratch is None else usable(scratch, "scratch"))
+    return MemoryBudget(found, None if scratch is None else usable(scratch, "scratch"))
 
 
 Group = TypeVar("Group", bound=Options)

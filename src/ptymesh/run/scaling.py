@@ -18,7 +18,7 @@ import numpy as np
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.io.results import Result
-from ptymesh.parallel.launch import cores, launch
+from ptymesh.launcher.launch import cores, launch
 
 #: Relative difference of the final objects up to which they agree, by precision of the run.
 AGREE = {"single": 1e-3, "double": 1e-9}

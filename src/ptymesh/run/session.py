@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ptymesh.distributed.world import World, join
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
-from ptymesh.parallel.world import World, join
 from ptymesh.run.batches import draw
 from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
@@ -81,12 +81,12 @@ def _run(
         failure = error
     world.all_well(failure, "looking at the output folder")
     _agree(world, resume, out)
-    with world.pulse.doing("read"):
+    with world.heartbeat.doing("read"):
         if resume:
             saved = _checkpoint(out / "checkpoint", world)
         recon = reconstruction(recipe, world, saved, other_data=other_data)
     with closing(recon):
-        with world.pulse.doing("read"):
+        with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)
             info = _info(recipe, recon, out, resume, saved.note if saved else "")
             _start(world, callbacks, info)
@@ -126,7 +126,7 @@ def _carry_out(
         for callback in callbacks:
             callback.saved(folder)
 
-    waited = world.pulse.waited_s
+    waited = world.heartbeat.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
     try:
@@ -137,10 +137,10 @@ def _carry_out(
         raise
     path = out / "result.h5"
     recon.traffic = loop.traffic
-    with world.pulse.doing("save"):
+    with world.heartbeat.doing("save"):
         for callback in callbacks:
             callback.saving(path)
-        result = recon.save(path, recipe.to_yaml(), _measured(world, world.pulse.waited_s - waited))
+        result = recon.save(path, recipe.to_yaml(), _measured(world, world.heartbeat.waited_s - waited))
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")

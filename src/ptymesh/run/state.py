@@ -76,7 +76,7 @@ class RunState:
                     shared[f"engine/{stage}/{name}"] = _numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.seen.values)}
+        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.view_metrics.values)}
         for stage, memory in self.per_view.items():
             per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in memory.items()}
         counters = {
@@ -131,7 +131,7 @@ class RunState:
             extent=run.extent,
         )
         own = problem.layout.own
-        problem.seen.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
+        problem.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
@@ -184,7 +184,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "positions": (views, 2),
         "start": (views, 2),
         "weights": (views, 1 + opr),
-        "seen": problem.seen.values.shape,
+        "seen": problem.view_metrics.values.shape,
     }
     found = {name: (shared[name].shape, shapes[name]) for name in shapes}
     found |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}

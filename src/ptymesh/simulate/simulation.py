@@ -20,13 +20,13 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from ptymesh.distributed.devices import free_bytes
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.files import size
 from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.options import Options
-from ptymesh.parallel.devices import free_bytes
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
 from ptymesh.simulate import phantoms, scans

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ptymesh.compare import compare_results, illuminated, illumination
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.parallel.world import World
 from ptymesh.run.batches import hold_out
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe

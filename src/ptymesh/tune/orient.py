@@ -24,10 +24,10 @@ import numpy as np
 from scipy import fft, ndimage
 
 from ptymesh.compare import illuminated, illumination, twin
+from ptymesh.distributed.world import Solo, join
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.measurement import Measurement
-from ptymesh.parallel.world import Solo, join
 from ptymesh.run.recipe import Recipe, put
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import reconstruction

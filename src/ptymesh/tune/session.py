@@ -11,10 +11,10 @@ from typing import Any
 
 from optuna import Study
 
+from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.parallel.launch import launch
-from ptymesh.parallel.place import world
+from ptymesh.launcher.launch import launch
 from ptymesh.run.callbacks import FreshStart, LogFile, MetricsFile
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import run_recipe

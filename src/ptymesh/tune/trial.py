@@ -16,11 +16,11 @@ from typing import Any
 from optuna import Trial
 from optuna.trial import FrozenTrial
 
+from ptymesh.distributed.child import settle
+from ptymesh.distributed.world import World, join
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing, writing
-from ptymesh.parallel.child import settle
-from ptymesh.parallel.launch import launch
-from ptymesh.parallel.world import World, join
+from ptymesh.launcher.launch import launch
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import objectives, storage

@@ -18,9 +18,9 @@ from typing import Any
 from optuna import Trial
 from optuna.trial import FrozenTrial, TrialState
 
+from ptymesh.distributed.child import settle
+from ptymesh.distributed.world import Solo, World, join
 from ptymesh.errors import Interrupted, PtymeshError
-from ptymesh.parallel.child import settle
-from ptymesh.parallel.world import Solo, World, join
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import storage

@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptymesh.distributed.child import LAUNCHER
+from ptymesh.distributed.devices import device_for, visible_gpus
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
-from ptymesh.parallel.child import LAUNCHER
-from ptymesh.parallel.devices import device_for, visible_gpus
-from ptymesh.parallel.launch import MOST_RANKS, cores
+from ptymesh.launcher.launch import MOST_RANKS, cores
 
 #: How often a worker that was killed is replaced: what kills it may be in the data, or the machine's want of memory.
 REPLACED = 3

@@ -1,0 +1,437 @@
+"""Who owns which view, and how object updates of one batch reach everybody.
+
+N        views
+L, H, W  slices, object pixels;  b = BLOCK, side of a block
+
+A *touched field* holds values on the blocks that a batch covers. Which blocks those are follows from the anchors of
+the whole batch, which every rank knows: no message is needed to agree on them.
+
+Every layout answers the same questions. `Replicated`: the whole object on every rank; `Tiled` (tiled.py): a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.distributed.devices import sent
+from ptymesh.distributed.tiles import Rect
+from ptymesh.distributed.world import World
+from ptymesh.estimate import BLOCK, Estimate
+from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
+from ptymesh.physics.rounding import elements, largest, shifts_for
+
+#: What several batches cover is noted for so many blocks at once, a byte for each.
+COVERED = 1 << 20
+
+
+def _alone(values: Tensor) -> Tensor:
+    return values
+
+
+class BlockSparseField:
+    """Values (L, n, b, b) on n blocks of the object, with the arithmetic an engine needs; maxima are global.
+
+    What an engine writes is an expression (physics/blocks.py), worked out where its values go.
+
+    `rows`, `columns` (n,): block coordinates in this rank's part of the object; `over_ranks`: maximum over ranks.
+    """
+
+    def __init__(
+        self,
+        values: Tensor | Expression,
+        rows: Tensor,
+        columns: Tensor,
+        over_ranks: Callable[[Tensor], Tensor] = _alone,
+    ) -> None:
+        self.expression = Leaf(rows, columns, values=values) if isinstance(values, Tensor) else values
+        self.rows, self.columns, self.over_ranks = rows, columns, over_ranks
+
+    @property
+    def values(self) -> Tensor:
+        """(L, n, b, b); worked out once."""
+        if not isinstance(self.expression, Leaf):
+            self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
+        return self.expression.values
+
+    def of(self, values: Tensor | Expression) -> BlockSparseField:
+        """Other values (L, n, b, b) on the same blocks."""
+        return BlockSparseField(values, self.rows, self.columns, self.over_ranks)
+
+    def _with(self, name: Name, other: BlockSparseField | float | Tensor) -> BlockSparseField:
+        operand = other.expression if isinstance(other, BlockSparseField) else other
+        return self.of(Operation(name, self.expression, operand))
+
+    def __mul__(self, other: BlockSparseField | float | Tensor) -> BlockSparseField:
+        return self._with("multiply", other)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: BlockSparseField | float | Tensor) -> BlockSparseField:
+        return self._with("add", other)
+
+    __radd__ = __add__
+
+    def __truediv__(self, other: BlockSparseField | float | Tensor) -> BlockSparseField:
+        return self._with("divide", other)
+
+    def sqrt(self) -> BlockSparseField:
+        """Elementwise square root."""
+        return self.of(Operation("sqrt", self.expression))
+
+    def top(self) -> Tensor | float:
+        """`max`, or its only number where that is known on the host."""
+        tops = self.expression.tops if isinstance(self.expression, Leaf) else None
+        return self.max() if tops is None else float(tops.numpy().max())
+
+    def max(self) -> Tensor:
+        """Largest value of each slice, (L, 1, 1, 1); not below zero."""
+        expression = self.expression
+        tops = expression.tops if isinstance(expression, Leaf) else None
+        if tops is not None:
+            return tops.amax().view(1, 1, 1, 1)
+        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks (n,) of this rank's part of the object that a batch covers.
+
+    mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
+    given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
+    arrives or is summed for others, ascending (distributed/tiled.py).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    mine: dict[int, Tensor] = field(default_factory=dict)
+    theirs: dict[int, Tensor] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, Tensor] = field(default_factory=dict)
+    shared: Tensor | None = None
+
+    def none(self) -> Blocks:
+        """No block at all."""
+        return Blocks(self.rows[:0], self.columns[:0])
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Of an array of blocks (H/b, W/b), those that windows reach into.
+
+    sides: H/b, W/b; edges: (N, 4) first row, first column, row and column after the last; of a window outside, one of
+    the sides is empty.
+    """
+
+    sides: tuple[int, int]
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, anchors: Tensor, window: tuple[int, int], shape: Sequence[int], reach: int) -> Boxes:
+        """Of windows at anchors (N, 2) in an array (..., H, W), and `reach` more pixels on each side."""
+        at, sides = anchors.cpu().numpy(), (shape[-2] // BLOCK, shape[-1] // BLOCK)
+        first = np.maximum((at - reach) // BLOCK, 0)
+        after = np.maximum(np.minimum((at + np.array(window) + (reach - 1)) // BLOCK + 1, sides), 0)
+        return cls(sides, np.concatenate((np.minimum(first, after), after), axis=1))
+
+    def cover(self, views: np.ndarray) -> np.ndarray:
+        """Blocks (H/b, W/b) bool that the windows of these views reach into."""
+        hit = np.zeros(self.sides, dtype=bool)
+        for top, left, bottom, right in self.edges[views].tolist():
+            hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
+        return hit
+
+    def covers(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """The same of n batches, (n, H/b, W/b)."""
+        hit = np.zeros((len(batches), *self.sides), dtype=bool)
+        of, edges = np.repeat(np.arange(len(batches)), [len(b) for b in batches]), self.edges[np.concatenate(batches)]
+        reach = ((edges[:, 0] < edges[:, 2]) & (edges[:, 1] < edges[:, 3])).nonzero()[0]
+        first, after = edges[reach, :2, None], edges[reach, 2:, None]
+        # of boxes that are smaller than others, the last block is hit several times
+        sides = np.arange((after - first).max(initial=0))
+        places = np.minimum(first + sides, after - 1)
+        hit[of[reach, None, None], places[:, 0, :, None], places[:, 1, None, :]] = True
+        return hit
+
+
+def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of what is True in a mask (H/b, W/b); numpy is several times faster at it along one axis."""
+    places = mask.ravel().nonzero()[0]
+    rows = places // mask.shape[1]
+    return rows, places - rows * mask.shape[1]
+
+
+class Layout:
+    """What all layouts share: who owns which view.
+
+    Args:
+        world: the ranks.
+        owner: (N,) rank of each view.
+    """
+
+    name: str
+
+    def __init__(self, world: World, owner: np.ndarray) -> None:
+        self.world = world
+        #: What each rank holds, where that is not all of the object.
+        self.parts: list[Rect] = []
+        self.assign(owner)
+
+    def assign(self, owner: np.ndarray) -> None:
+        """Views belong to these ranks (N,) from here on."""
+        self.owner = owner
+        #: Global indices of this rank's views, ascending.
+        self.own = np.flatnonzero(owner == self.world.rank)
+        self._local = np.full(len(owner), -1, dtype=np.int64)
+        self._local[self.own] = np.arange(len(self.own))
+
+    def mine(self, views: np.ndarray) -> np.ndarray:
+        """Those of these global view indices that this rank owns."""
+        return views[self.owner[views] == self.world.rank]
+
+    def local(self, views: np.ndarray) -> np.ndarray:
+        """Rows in this rank's storage of views that it owns."""
+        return self._local[views]
+
+    def merge(self, rows: Tensor) -> Tensor:
+        """Per-view values (N, ...) in which every row is its owner's."""
+        mine = torch.zeros_like(rows)
+        own = torch.as_tensor(self.own, device=rows.device)
+        mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
+        return self.world.sum(mine)[0]
+
+    def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
+        """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into, and that many pixels
+        around them."""
+        return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
+
+    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+        """Blocks of this rank's part of the object that the windows of these views reach into."""
+        raise NotImplementedError
+
+    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+        """The same of several batches."""
+        return [self.blocks(boxes, views) for views in batches]
+
+    def border(self, boxes: Boxes) -> np.ndarray | None:
+        """Views (N,) bool, of these boxes, after which sums of this rank can travel; None: after all."""
+        return None
+
+    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+        """Called once this rank's border views have been added: what travels early does. Returns the rest of `reduce`,
+        to be called with the other tensors once all views have been added."""
+        return partial(self.reduce, fields, blocks)
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        raise NotImplementedError
+
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over the pixels that it owns."""
+        raise NotImplementedError
+
+    def max(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over the ranks that hold other pixels."""
+        raise NotImplementedError
+
+    def totals(self, estimate: Estimate, *terms: Tensor) -> Tensor:
+        """Sums (n,) float64 of all elements of n real tensors of the object's shape, or part of it, which hold what
+        each rank has of its own pixels."""
+        return self.totals_of(estimate, [partial(_alone, t) for t in terms])
+
+    def totals_of(self, estimate: Estimate, terms: Sequence[Callable[[], Tensor]]) -> Tensor:
+        """The same of tensors that are made twice, one at a time: first it is agreed on how large they are."""
+        tops = self.max(torch.stack([largest(make()) for make in terms]))
+        shifts, _ = shifts_for(tops, 2 * len(estimate.object) * math.prod(estimate.extent))
+        parts = torch.stack([elements(make(), shift) for make, shift in zip(terms, shifts, strict=True)])
+        return self.sum_owned(parts).sum(1)
+
+    def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, each once, 0-d float64."""
+        return self.dots([(a, b)], estimate)[0]
+
+    def dots(
+        self, pairs: Iterable[tuple[Tensor | BlockSparseField, Tensor | BlockSparseField]], estimate: Estimate
+    ) -> Tensor:
+        """The same of several pairs (n,), together."""
+        raise NotImplementedError
+
+
+class Replicated(Layout):
+    """Every rank holds the whole object and the views that it owns, interleaved along a space-filling curve.
+
+    Args:
+        world: the ranks.
+        nominal: (N, 2) positions that decide ownership.
+    """
+
+    name = "replicated"
+
+    def __init__(self, world: World, nominal: np.ndarray) -> None:
+        owner = np.empty(len(nominal), dtype=np.int64)
+        owner[along_curve(nominal)] = np.arange(len(nominal)) % world.size
+        super().__init__(world, owner)
+
+    def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
+        """The part of an object of `extent` pixels that this rank holds: all of it."""
+        return Rect(0, 0, *extent)
+
+    def hold(self, parts: list[Rect]) -> Rect:
+        """The part that this rank holds, where those of all ranks are given."""
+        return parts[self.world.rank]
+
+    def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Replicated:
+        """The layout of the same views on coarser pixels."""
+        return self
+
+    def tile(self, estimate: Estimate) -> Rect:
+        """The pixels that this rank writes into a file: all are the first rank's."""
+        return Rect(0, 0, *estimate.extent) if self.world.rank == 0 else Rect(0, 0, 0, 0)
+
+    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+        """Blocks that the windows of these views reach into."""
+        rows, columns = where(boxes.cover(views))
+        return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
+
+    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+        """The same of several batches, worked out together."""
+        if len(batches) == 1:
+            return super().blocks_of(boxes, batches)
+        found, (height, width) = list[Blocks](), boxes.sides
+        step = max(1, COVERED // max(1, height * width))
+        for some in (batches[start : start + step] for start in range(0, len(batches), step)):
+            hit = boxes.covers(some)
+            rows, columns = where(hit.reshape(-1, width))
+            counts = np.count_nonzero(hit, axis=(1, 2)).tolist()
+            split = (sent(places, self.world.device).split(counts) for places in (rows % height, columns))
+            found.extend(starmap(Blocks, zip(*split, strict=True)))
+        return found
+
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+        """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        if self.world.size == 1:  # the accumulators themselves hold the sums
+            own: list[Any] = [
+                BlockSparseField(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns)
+                for f in fields
+            ]
+            return own + self.world.sum(*others)
+        gathered = [cut_blocks(f, blocks.rows, blocks.columns) for f in fields]
+        summed = self.world.sum(*gathered, *others)
+        return [BlockSparseField(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[
+            len(fields) :
+        ]
+
+    def sum_field(self, partial: Tensor) -> Tensor:
+        """Sum over ranks of what each has added up over its part of the object (..., H, W)."""
+        return self.world.sum(partial)[0]
+
+    def sum_owned(self, values: Tensor) -> Tensor:
+        """Sum over ranks of values that each has summed over `owned` pixels; every rank has done all."""
+        return values
+
+    def owned(self, estimate: Estimate) -> Tensor:
+        """Pixels (H, W) bool, broadcastable, that this rank counts: all."""
+        return torch.ones(1, 1, dtype=torch.bool, device=estimate.object.device)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Elementwise maximum over the ranks that hold other pixels: this one holds all."""
+        return values
+
+    def dots(
+        self, pairs: Iterable[tuple[Tensor | BlockSparseField, Tensor | BlockSparseField]], estimate: Estimate
+    ) -> Tensor:
+        """Re sum conj(a) b over the object's pixels, (n,) float64."""
+        return self.totals_of(estimate, [partial(product, a, b) for a, b in pairs])
+
+    def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
+        """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
+        is: no more than all of it."""
+        return field, Rect(0, 0, *estimate.extent)
+
+    def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
+        """The field (L, H, W) of the whole object, on every rank."""
+        return field
+
+    def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
+        """On the first rank, the field (L, H, W) of the whole object piece by piece; nothing on the others, who must
+        exhaust it too."""
+        if self.world.rank == 0:
+            yield Rect(0, 0, *estimate.extent), field
+
+    def settle(
+        self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
+    ) -> Migration | None:
+        """How arrays of the object follow after it has grown by `before` rows and columns (and others at the end)."""
+        old = estimate.object.shape[-2:]
+        if tuple(old) == tuple(estimate.extent):
+            return None
+        return Migration(Rect(0, 0, *old).moved(*before), Rect(0, 0, *estimate.extent))
+
+
+class Migration:
+    """From one part of the object to another, both in pixels of the object as it is now."""
+
+    def __init__(self, old: Rect, new: Rect) -> None:
+        self.old, self.new = old, new
+
+    def carry(self, field: Tensor, outside: float) -> Tensor:
+        """An array (L, h, w) of the old part on the new one, `outside` where nothing was known."""
+        out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
+        common = self.old & self.new
+        if not common.empty:
+            y, x = common.inside(self.new.corner)
+            v, u = common.inside(self.old.corner)
+            out[..., y, x] = field[..., v, u]
+        return out
+
+    def carry_rows(self, rows: Tensor) -> Tensor:
+        """What is kept of own views (n, ...), in the new order of own views."""
+        exchanged = self.exchange_rows(lambda places: rows[places])
+        if exchanged is None:
+            return rows
+        source, arrived = exchanged
+        out = rows.new_empty(len(source), *rows.shape[1:])
+        out[source >= 0] = rows[source[source >= 0]]
+        out[source < 0] = arrived
+        return out
+
+    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
+        where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
+        return None
+
+
+def product(a: Tensor | BlockSparseField, b: Tensor | BlockSparseField) -> Tensor:
+    """Re conj(a) b, pairs of reals kept apart."""
+    a, b = (x.values if isinstance(x, BlockSparseField) else x for x in (a, b))
+    return torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
+
+
+def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:
+    """Views in the order of a Hilbert curve over their bounding square of 2^order cells a side (Skilling 2004).
+
+    (N, 2) -> (N,) indices; equal cells keep the order of the file.
+    """
+    low = positions.min(axis=0)
+    extent = max(float((positions.max(axis=0) - low).max()), 1e-12)
+    cells = np.minimum(((positions - low) / extent * 2**order).astype(np.int64), 2**order - 1)
+    y, x = cells[:, 0].copy(), cells[:, 1].copy()
+    distance = np.zeros(len(positions), dtype=np.int64)
+    side = 2 ** (order - 1)
+    while side:
+        upper_y, upper_x = (y & side) > 0, (x & side) > 0
+        distance += side * side * ((3 * upper_x.astype(np.int64)) ^ upper_y)
+        flip = ~upper_y & upper_x
+        x = np.where(flip, side - 1 - (x & (side - 1)), x & (side - 1))
+        y = np.where(flip, side - 1 - (y & (side - 1)), y & (side - 1))
+        x, y = np.where(~upper_y, y, x), np.where(~upper_y, x, y)
+        side //= 2
+    return np.argsort(distance, kind="stable")

@@ -1,0 +1,58 @@
+"""`python -m ptymesh.distributed.peers`: copies between every two CUDA devices; prints JSON.
+
+A process of its own, for a broken path between two GPUs hangs whoever uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+#: Bytes of the copies whose bandwidth and whose latency are taken.
+LARGE, SMALL = 64 << 20, 4
+REPEATS = 5
+
+
+def main() -> None:
+    """One line for each pair, so that what hangs is the pair after the last line."""
+    import torch
+
+    count = torch.cuda.device_count()
+    for source in range(count):
+        for target in range(count):
+            if source == target:
+                continue
+            print(json.dumps({"from": source, "to": target}), file=sys.stderr, flush=True)
+            row = {
+                "from": source,
+                "to": target,
+                "direct": torch.cuda.can_device_access_peer(source, target),
+                "GB_per_s": LARGE / copied(source, target, LARGE) / 1e9,
+                "latency_us": copied(source, target, SMALL) * 1e6,
+            }
+            print(json.dumps(row), flush=True)
+
+
+def copied(source: int, target: int, size: int) -> float:
+    """Seconds of one copy, the best of a few. Raises RuntimeError where something else arrives."""
+    import torch
+
+    data = torch.full((size,), 7, dtype=torch.uint8, device=f"cuda:{source}")
+    there = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{target}")
+    best = float("inf")
+    for _ in range(REPEATS):
+        torch.cuda.synchronize(source)
+        torch.cuda.synchronize(target)
+        began = time.perf_counter()
+        there.copy_(data)
+        torch.cuda.synchronize(source)
+        torch.cuda.synchronize(target)
+        best = min(best, time.perf_counter() - began)
+    if not bool((there == 7).all()):
+        raise RuntimeError(f"what cuda:{target} received from cuda:{source} is not what was sent")
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Which rank this process is, of how many: what torchrun, our launcher, srun or mpirun say in the environment.
+
+No torch here: `pm.world()` answers before anything is imported, during a run and after it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from ptymesh.errors import BadInput
+
+#: Environment variable that names the network interface between nodes; `--interface` sets it.
+INTERFACE = "PTYMESH_INTERFACE"
+
+#: By launcher: variables with rank, number of ranks, rank on this node, ranks on this node. The first that is there
+#: counts. Slurm's are those of a step, which only srun sets: a batch script by itself is one process.
+_VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun (Open MPI)": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    "mpirun (PMI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+#: Tell one job of a machine from another, so that each gets a port of its own.
+_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_PORT")
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """rank of size; local_rank of local_size on this node; launcher: who says so, empty for a process alone."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = ""
+
+
+def world() -> RankInfo:
+    """Rank and size of this process, at any time: `pm.world().rank`. Raises BadInput where the environment is odd."""
+    return read(os.environ)
+
+
+def read(environ: Mapping[str, str]) -> RankInfo:
+    """The place that these variables describe."""
+    for launcher, (rank, size, local_rank, local_size) in _VARIABLES.items():
+        if size not in environ or (launcher != "torchrun" and rank not in environ):
+            continue
+        n = _number(environ, size, 1)
+        if n == 1:
+            continue
+        r = _number(environ, rank, 0)
+        if not 0 <= r < n:
+            raise BadInput(f"{rank} is {r} of {size} = {n}; start every rank with the same launcher.")
+        here = n if launcher in ("torchrun", "mpirun (PMI)") else 1
+        if local_size in environ:
+            here = int(re.match(r"\d+", environ[local_size] + "x1").group())  # type: ignore[union-attr]
+        return RankInfo(r, n, _number(environ, local_rank, r), here, launcher)
+    return RankInfo()
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(name, str(default))
+    if not re.fullmatch(r"\d+", value):
+        raise BadInput(f"{name} is {value!r} in the environment; it must be a number.")
+    return int(value)
+
+
+def settle_environment(environ: MutableMapping[str, str] | None = None) -> RankInfo:
+    """Fills in what torch wants to know (RANK, WORLD_SIZE, MASTER_ADDR ...) where srun or mpirun started this process,
+    and the network interface between ranks. Raises BadInput where the first rank's address cannot be found out.
+    """
+    environ = os.environ if environ is None else environ
+    place = read(environ)
+    if place.size == 1:
+        return place
+    if place.launcher != "torchrun":
+        environ["MASTER_ADDR"] = environ.get("MASTER_ADDR") or _address(place, environ)
+        environ.setdefault("MASTER_PORT", str(_port(environ)))
+    values = (place.rank, place.size, place.local_rank, place.local_size)
+    for name, value in zip(_VARIABLES["torchrun"], values, strict=True):
+        environ[name] = str(value)
+    if named := environ.get(INTERFACE):
+        known = [name for _, name in socket.if_nameindex()]
+        if named not in known:
+            raise BadInput(f"Network interface {named!r} is not there; this machine has {', '.join(known)}.")
+        environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = named
+    elif "GLOO_SOCKET_IFNAME" not in environ and (found := interface_to(environ.get("MASTER_ADDR", "127.0.0.1"))):
+        environ["GLOO_SOCKET_IFNAME"] = found
+    return place
+
+
+def _address(place: RankInfo, environ: Mapping[str, str]) -> str:
+    """Where rank 0 is."""
+    if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
+        return first_host(nodes)
+    if place.local_size == place.size:
+        return "127.0.0.1"
+    raise BadInput(
+        f"{place.launcher} started ranks on several nodes but does not say where rank 0 is; "
+        "set MASTER_ADDR to the name of the first node on all ranks (mpirun -x MASTER_ADDR=node1)."
+    )
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """The same on all ranks of a job, another one for another job, above the ports that systems give away."""
+    job = "/".join(environ.get(name, "") for name in _JOB)
+    return 61000 + zlib.crc32((job if job.strip("/") else str(os.getppid())).encode()) % 4000
+
+
+def first_host(nodes: str) -> str:
+    """First of a list as Slurm writes it: gpu[003-004,7],login1 -> gpu003."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    if not found:
+        raise BadInput(f"The list of nodes {nodes!r} is not one that Slurm writes; set MASTER_ADDR.")
+    return "".join(part or "" for part in found.groups())
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface from which this machine reaches an address, None where that cannot be told."""
+    import psutil
+
+    try:
+        family, _, _, _, where = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # of datagrams: nothing is sent
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.split("%")[0] == own for known in addresses):
+            return name
+    return None
+
+
+def share_cores(environ: MutableMapping[str, str] | None = None) -> None:
+    """Each of a machine's ranks gets its share of the cores in OMP_NUM_THREADS, unless that is set.
+
+    To be called before torch or numba is imported: they read it once, and nothing is set in them.
+    """
+    environ = os.environ if environ is None else environ
+    place = read(environ)
+    if place.size > 1 and "OMP_NUM_THREADS" not in environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        bound = place.launcher != "mpirun (PMI)" and cores < (os.cpu_count() or 1)  # the launcher has shared them out
+        environ["OMP_NUM_THREADS"] = str(cores if bound else max(1, cores // place.local_size))

@@ -1,0 +1,156 @@
+"""Pure arithmetic of tiles: rectangles of object pixels, and how a scan is cut into as many parts as there are ranks.
+
+N, R    views, ranks
+A tile belongs to one rank; tiles cover the object without overlap. A rank's *part* is its tile with a halo: as
+far as its views' windows reach, in whole blocks. Every rank knows all tiles and all parts: they follow from anchors and
+owners, which every rank knows, so no message is needed to agree on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ptymesh.estimate import BLOCK, REACH
+
+#: Object pixels that a part reaches beyond what its views and its tile need at the moment: room for positions to move,
+#: and neighbours for filters of a few pixels.
+HALO = 8
+
+
+class Rect(NamedTuple):
+    """Object pixels from (top, left) to just before (bottom, right)."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width."""
+        return max(0, self.bottom - self.top), max(0, self.right - self.left)
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Top and left."""
+        return self.top, self.left
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no pixel."""
+        return self.bottom <= self.top or self.right <= self.left
+
+    def __and__(self, other: Rect) -> Rect:
+        """Pixels of both."""
+        return Rect(
+            max(self.top, other.top),
+            max(self.left, other.left),
+            min(self.bottom, other.bottom),
+            min(self.right, other.right),
+        )
+
+    def hull(self, other: Rect) -> Rect:
+        """Smallest rectangle with the pixels of both."""
+        if self.empty or other.empty:
+            return self if other.empty else other
+        return Rect(
+            min(self.top, other.top),
+            min(self.left, other.left),
+            max(self.bottom, other.bottom),
+            max(self.right, other.right),
+        )
+
+    def holds(self, other: Rect) -> bool:
+        """Whether all pixels of the other are in it."""
+        return other.empty or (self & other) == other
+
+    def grown(self, pixels: int) -> Rect:
+        """Larger by so many pixels on every side."""
+        return Rect(self.top - pixels, self.left - pixels, self.bottom + pixels, self.right + pixels)
+
+    def moved(self, y: int, x: int) -> Rect:
+        """Further down by y and right by x."""
+        return Rect(self.top + y, self.left + x, self.bottom + y, self.right + x)
+
+    def blocks(self) -> Rect:
+        """Smallest rectangle of whole blocks around it."""
+        low = (self.top // BLOCK * BLOCK, self.left // BLOCK * BLOCK)
+        return Rect(*low, -(-self.bottom // BLOCK) * BLOCK, -(-self.right // BLOCK) * BLOCK)
+
+    def inside(self, corner: tuple[int, int]) -> tuple[slice, slice]:
+        """Its rows and columns in an array whose first pixel is `corner`."""
+        y, x = corner
+        return slice(self.top - y, self.bottom - y), slice(self.left - x, self.right - x)
+
+
+def bisect(centres: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Recursive bisection of points (N, 2) into `parts` cells of equal numbers of points, as far as these divide.
+
+    Returns the cell of each point (N,) and the cells (parts, 4): top, left, bottom, right; outer edges are infinite.
+    Every cut is across the longer side of the points that it parts. A point on a cut may fall on either side of it.
+    """
+    owner, cells = np.zeros(len(centres), dtype=np.int64), np.empty((parts, 4))
+    everything = np.array([-np.inf, -np.inf, np.inf, np.inf])
+    todo = [(np.arange(len(centres)), 0, parts, everything)]
+    while todo:
+        points, first, count, cell = todo.pop()
+        if count == 1:
+            owner[points], cells[first] = first, cell
+            continue
+        half = count // 2
+        sides = np.ptp(centres[points], axis=0) if len(points) else np.zeros(2)
+        axis = int(sides[1] > sides[0])
+        along = points[np.lexsort((centres[points, 1 - axis], centres[points, axis]))]
+        k = round(len(points) * half / count)
+        before, after = cell.copy(), cell.copy()
+        before[axis + 2] = after[axis] = _cut(centres[along, axis], k, cell[axis], cell[axis + 2])
+        todo += [(along[:k], first, half, before), (along[k:], first + half, count - half, after)]
+    return owner, cells
+
+
+def _cut(coordinates: np.ndarray, k: int, low: float, high: float) -> float:
+    """Between the k-th and the next of these sorted coordinates; a pixel beyond them all where one side gets none."""
+    if len(coordinates) == 0:
+        return float(np.clip(0.0, low, high))
+    if k == 0:
+        return max(low, float(coordinates[0]) - 1)
+    return min(high, float(coordinates[-1]) + 1) if k == len(coordinates) else float(coordinates[k - 1 : k + 1].mean())
+
+
+def tiles_of(cells: np.ndarray, origin: tuple[float, float], extent: tuple[int, int]) -> list[Rect]:
+    """Tiles of an object of `extent` pixels from cells (R, 4) in the scan's own coordinates, whose zero is `origin`."""
+    moved = cells + np.array([*origin, *origin])
+    edges = np.clip(np.round(moved), 0, np.array([*extent, *extent])).astype(np.int64)
+    return [Rect(*(int(edge) for edge in row)) for row in edges]
+
+
+def parts_of(
+    tiles: list[Rect], owner: np.ndarray, anchors: np.ndarray, window: tuple[int, int], extent: tuple[int, int]
+) -> list[Rect]:
+    """What each rank must hold: its tile and the windows of its views at anchors (N, 2), with a margin, whole blocks.
+
+    Each side is longer than the window's, so that no array of a part has the shape of a probe.
+    """
+    low = np.full((len(tiles), 2), np.iinfo(np.int64).max)
+    high = np.full((len(tiles), 2), np.iinfo(np.int64).min)
+    np.minimum.at(low, owner, anchors)
+    np.maximum.at(high, owner, anchors + np.array(window))
+    whole = Rect(0, 0, *extent)
+    parts = []
+    for rank, tile in enumerate(tiles):
+        seen = Rect(*low[rank].tolist(), *high[rank].tolist()).grown(REACH) if high[rank, 0] > low[rank, 0] else tile
+        needed = tile.hull(seen)
+        middle = ((needed.top + needed.bottom) // 2, (needed.left + needed.right) // 2)
+        least = [n // 2 + REACH for n in window]
+        floor = Rect(middle[0] - least[0], middle[1] - least[1], middle[0] + least[0], middle[1] + least[1])
+        parts.append(needed.hull(_inside(floor, whole)).grown(HALO).blocks() & whole)
+    return parts
+
+
+def _inside(rect: Rect, whole: Rect) -> Rect:
+    """The rectangle, moved by as little as brings it into the whole."""
+    y = max(0, -rect.top) - max(0, rect.bottom - whole.bottom)
+    x = max(0, -rect.left) - max(0, rect.right - whole.right)
+    return rect.moved(y, x)

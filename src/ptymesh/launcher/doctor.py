@@ -1,0 +1,259 @@
+"""What this machine has, and whether it works: devices, backends, collectives, copies between GPUs, disk.
+
+What may hang runs in processes of its own, with a time limit; NCCL is tried again without direct copies between GPUs,
+so that a broken path between two of them is told from a broken installation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from ptymesh.distributed import shared_memory
+from ptymesh.distributed.devices import available_backends, is_slice, memory_nodes, say_cpus
+from ptymesh.launcher.launch import cores
+
+#: Module that each rank of the hang test runs, and module for copies between GPUs; tests put others here.
+PROBE, PEERS = ("-m", "ptymesh.launcher.probe"), ("-m", "ptymesh.distributed.peers")
+#: The launcher, as a process that can be given up.
+_LAUNCH = """
+import sys
+from ptymesh.launcher.launch import launch
+ranks, *program = sys.argv[1:]
+sys.exit(launch((), int(ranks), program=program))
+"""
+#: Bytes that are written to and read from the disk.
+DISK_BYTES = 64 << 20
+NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
+_TELLING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SLURM_JOB_ID", "MASTER_ADDR")
+
+
+def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
+    """Everything, as JSON can hold it.
+
+    Args:
+        folder: whose disk is timed.
+        timeout_s: after which a backend hangs.
+        ranks: of the hang test on the CPU; on GPUs each has one.
+    """
+    found: dict[str, Any] = {
+        "system": system(),
+        "devices": devices(),
+        "environment": environment(os.environ),
+        "backends": [],
+        "peers": [],
+        "disk": disk(folder),
+        "advice": [],
+    }
+    for device, backend, count in trials(found["devices"], ranks):
+        tried = hang_test(device, backend, count, timeout_s)
+        if not tried["works"] and backend == "nccl":
+            tried["without_peers"] = hang_test(device, backend, count, timeout_s, NO_PEERS)
+        found["backends"].append(tried)
+    if sum(device["kind"] == "cuda" and not device["slice"] for device in found["devices"]) > 1:
+        found["peers"] = peers(timeout_s)
+    found["advice"] = advice(found)
+    return found
+
+
+def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str, int]]:
+    """(device, backend, ranks) to try: every backend with the devices that it is for."""
+    tried = [("cpu", "auto", ranks)] if shared_memory.possible() else []
+    tried.append(("cpu", "gloo", ranks))
+    for kind, own in (("cuda", "nccl"), ("xpu", "xccl")):
+        whole = [device for device in found if device["kind"] == kind and not device["slice"]]
+        if len(whole) > 1 and own in available_backends():
+            tried.append((kind, own, len(whole)))
+        if len(whole) > 1:
+            tried.append((kind, "gloo", len(whole)))
+    return tried
+
+
+def system() -> dict[str, Any]:
+    """Versions, cores, memory, network."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return {
+        "ptymesh": version("ptymesh"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": _version("triton"),
+        "numba": _version("numba"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "driver": driver(),
+        "cores": cores(),
+        "numa_nodes": [say_cpus(cpus) for cpus in memory_nodes()],
+        "memory_bytes": memory.total,
+        "memory_free_bytes": memory.available,
+        "interfaces": [name for _, name in socket.if_nameindex()],
+        "backends": available_backends(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def driver() -> str | None:
+    """Version of NVIDIA's driver, as its own tool says it; None without one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip().partition("\n")[0]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def devices() -> list[dict[str, Any]]:
+    """CUDA (or ROCm) devices, XPUs and Apple's, with their memory."""
+    found: list[dict[str, Any]] = []
+    for kind, interface in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        for index in range(interface.device_count() if interface.is_available() else 0):
+            free, total = interface.mem_get_info(index)
+            found.append(
+                {
+                    "kind": kind,
+                    "index": index,
+                    "name": interface.get_device_name(index),
+                    "memory_bytes": total,
+                    "memory_free_bytes": free,
+                    "slice": is_slice(torch.device(kind, index)),
+                }
+            )
+    return found
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change what the above find."""
+    names = [name for name in environ if name in _TELLING or name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
+    return {name: environ[name] for name in sorted(names)}
+
+
+def hang_test(
+    device: str, backend: str, ranks: int, timeout_s: float, extra: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Whether `ranks` ranks on these devices can sum over this backend, and how fast; `extra`: environment besides."""
+    tried: dict[str, Any] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
+    command = [sys.executable, "-c", _LAUNCH, str(ranks), *PROBE, device, backend]
+    began = time.monotonic()
+    status, out, err = run(command, timeout_s, {**os.environ, **(extra or {})})
+    seconds = timeout_s if status is None else time.monotonic() - began  # ending what hangs takes time of its own
+    tried |= {"works": status == 0, "hangs": status is None, "seconds": seconds, "allreduce": []}
+    if status == 0:
+        answer = json.loads(out.splitlines()[-1])
+        tried |= {"backend": answer["through"], "allreduce": answer["allreduce"]}
+    else:
+        tried["said"] = err.strip().splitlines()[-1:] or ["nothing"]
+    return tried
+
+
+def run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> tuple[int | None, str, str]:
+    """Status (None: it hung, and was ended with all its children), standard output and standard error."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environ), start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+        return process.returncode, out, err
+    except subprocess.TimeoutExpired:
+        below = psutil.Process(process.pid).children(recursive=True)  # ranks are in sessions of their own
+        process.kill()
+        for child in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        out, err = process.communicate()
+        return None, out, err
+
+
+def peers(timeout_s: float) -> list[dict[str, Any]]:
+    """Copies between every two GPUs; the pair at which they hang, or fail, has no bandwidth."""
+    status, out, err = run([sys.executable, *PEERS], timeout_s, os.environ)
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    if status != 0:
+        begun = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+        if begun:
+            rows.append({**begun[-1], "direct": None, "GB_per_s": 0.0, "latency_us": None, "hangs": status is None})
+    return rows
+
+
+def disk(folder: Path) -> dict[str, Any]:
+    """Speed of writing and of reading 64 MiB in a folder, and the space there."""
+    block = os.urandom(1 << 20)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".ptymesh-doctor-") as file:
+        began = time.perf_counter()
+        for _ in range(DISK_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        written = time.perf_counter()
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the disk is read, not memory
+        file.seek(0)
+        while file.read(1 << 20):
+            pass
+        read = time.perf_counter()
+    return {
+        "folder": str(folder.absolute()),
+        "free_bytes": shutil.disk_usage(folder).free,
+        "write_MB_per_s": DISK_BYTES / (written - began) / 1e6,
+        "read_MB_per_s": DISK_BYTES / (read - written) / 1e6,
+    }
+
+
+def advice(found: Mapping[str, Any]) -> list[str]:
+    """What to do about what was found, with the evidence."""
+    said = []
+    for tried in found["backends"]:
+        name = f"{tried['backend']} between {tried['ranks']} {tried['device']} ranks"
+        if tried["works"]:
+            continue
+        how = f"hangs (given up after {tried['seconds']:.0f} s)" if tried["hangs"] else f"fails: {tried['said'][0]}"
+        said.append(f"{name} {how}.")
+        other = tried.get("without_peers")
+        if other and other["works"]:
+            said.append(
+                f"With NCCL_P2P_DISABLE=1 the same works in {other['seconds']:.0f} s: direct copies between GPUs are "
+                "broken here. Set NCCL_P2P_DISABLE=1, or turn off ACS and the IOMMU in the machine's firmware."
+            )
+        elif other:
+            said.append("NCCL_P2P_DISABLE=1 does not help; try --backend gloo, and look at the driver.")
+    for row in found["peers"]:
+        if not row["GB_per_s"]:
+            said.append(
+                f"Copies from cuda:{row['from']} to cuda:{row['to']} {'hang' if row.get('hangs') else 'fail'}; "
+                "set NCCL_P2P_DISABLE=1, or leave one of the two out with CUDA_VISIBLE_DEVICES."
+            )
+    slices = [f"{device['kind']}:{device['index']}" for device in found["devices"] if device["slice"]]
+    if slices:
+        said.append(
+            f"{', '.join(slices)}: MIG slice{'s' * (len(slices) > 1)}. Slices cannot form one NCCL group; run one task "
+            "on each, or join them with --backend gloo."
+        )
+    if not found["devices"]:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+        said.append("No GPU: CUDA_VISIBLE_DEVICES is empty." if hidden else "No GPU was found; runs use the CPU.")
+    return said

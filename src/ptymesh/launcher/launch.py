@@ -1,0 +1,263 @@
+"""Starts the ranks of a run on this machine.
+
+Ranks get the environment that torchrun would give them, and are started and ended by the process layer of torch's
+elastic launcher. Its agent (`elastic_launch`) is not used: when a signal comes it forgets how the ranks ended, so that
+"interrupted after a checkpoint" could not be told from a crash, it kills the others as soon as one has ended, and a
+second signal leaves ranks behind. Here signals are passed on, ranks get their time, and their statuses are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start_processes
+
+from ptymesh import stopping
+from ptymesh.distributed.child import CORES, LAUNCHER, OUTPUT
+from ptymesh.distributed.devices import bindings, memory_nodes, visible_slice
+from ptymesh.distributed.watchdog import AGREED, read_verdict
+from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
+from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
+
+#: More processes than any machine runs well, which a slip of the finger would start.
+MOST_RANKS = 4096
+#: Seconds within which this process must reach the store that it keeps itself.
+STORE_S = 10.0
+TAIL_LINES, TAILS = 20, 3
+
+#: Statuses after which starting the ranks again would change nothing.
+FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
+
+
+def launch(
+    arguments: Sequence[str],
+    ranks: int,
+    *,
+    threads_per_rank: int | None = None,
+    log_dir: Path | None = None,
+    program: Sequence[str] = ("-m", "ptymesh"),
+    max_restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+    bind: bool = True,
+    terminal: bool = True,
+) -> int:
+    """Run `python -m ptymesh ARGUMENTS` on `ranks` ranks of this machine and return their exit status.
+
+    Rank 0 has this process's terminal; what the others print goes to log_dir/rank<R>.txt and is shown when they fail.
+    SIGINT, SIGTERM, SIGHUP (as SIGTERM) and SIGUSR1 are passed on; the ranks then have ten minutes to write a
+    checkpoint and leave with status 75. A second Ctrl-C is passed on too, a third ends them at once.
+
+    Args:
+        arguments: of the command line.
+        ranks: how many processes.
+        threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores shared out.
+        log_dir: default: a temporary folder.
+        program: what python runs instead of ptymesh.
+        max_restarts: how often ranks that failed (not with 2, 3 or 75) are started again; they find the number in
+            TORCHELASTIC_RESTART_COUNT.
+        environment: variables that ranks get besides.
+        bind: each rank to the cores of one NUMA node, on machines with several.
+        terminal: whether rank 0 has this process's; else it has a file too.
+
+    Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
+    (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
+    """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
+    if max_restarts < 0:
+        raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
+    bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
+    saying = stopping.sentence()  # before signals are for the ranks
+    with _quiet(), Signals() as signals:
+        logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
+        _make(logs)
+        for attempt in range(max_restarts + 1):
+            # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
+            store = _store()
+            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
+            environments = {
+                rank: _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal) | given
+                for rank in range(ranks)
+            }
+            watch = _attempt((*program, *arguments), environments, signals, store)
+            status = _status(watch.ended, watch.forced)
+            _tell(watch, status, logs)
+            if status in FINAL or watch.asked or attempt == max_restarts:
+                break
+            print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
+        tidy(logs, ranks, status)
+    return status
+
+
+def _make(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{logs} cannot be made ({error.strerror}); choose another folder.") from error
+
+
+def _store() -> TCPStore:
+    """A store that listens on the loopback interface alone. Raises PtymeshError where nobody can speak to it."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port, how = listener.getsockname()[1], {"is_master": True, "wait_for_workers": False}
+            number = listener.detach()
+            return TCPStore("127.0.0.1", port, timeout=timedelta(seconds=STORE_S), master_listen_fd=number, **how)
+    except (OSError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        remedy = "look at this machine's network settings, or use --ranks 1"
+        raise PtymeshError(f"Ranks cannot meet at 127.0.0.1 ({said}); {remedy}.") from error
+
+
+def _attempt(
+    command: Sequence[str], environments: dict[int, dict[str, str]], signals: Signals, store: TCPStore
+) -> Watch:
+    """Start the ranks and return when all have ended."""
+    with _held_back():
+        context = start_processes(
+            "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
+        )
+    watch = Watch(context, signals, store)
+    try:
+        watch.run()
+    finally:
+        context.close(signal.SIGKILL, timeout=10)
+    return watch
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Processes that are started within it get no signal before they can answer it (`child.settle`)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(
+    rank: int, ranks: int, port: int, threads: int | None, logs: Path, cpus: list[int], terminal: bool
+) -> dict[str, str]:
+    """What torchrun gives to a rank, and what our own ranks do first (`child.settle`)."""
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": f"ptymesh-{os.getpid()}",
+        "OMP_NUM_THREADS": threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores() // ranks),
+        LAUNCHER: os.getpid(),
+        OUTPUT: logs / f"rank{rank}.txt" if rank or not terminal else "",
+        CORES: ",".join(map(str, cpus)),
+    }
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
+        environment["GLOO_SOCKET_IFNAME"] = loopback[0]
+    if own := visible_slice(rank):
+        environment["CUDA_VISIBLE_DEVICES"] = own
+    return {name: str(value) for name, value in environment.items()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(_cpus()) or os.cpu_count() or 1
+
+
+def _cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+class _Inherit(LogsSpecs):
+    """Ranks keep our streams; `child.settle` redirects those of the others into one file each, in order."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """No redirection by torch."""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        """None."""
+        return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch's launcher from logging about signals that we send, and from handling those that we get."""
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    level, name = logger.level, "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    before = os.environ.get(name)
+    logger.setLevel(logging.CRITICAL)
+    os.environ[name] = "NONE"  # an unknown name is logged, and that is all
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _status(ended: dict[int, int], forced: set[int]) -> int:
+    own = [status for rank, status in ended.items() if status != 0 and rank not in forced]
+    for known in (BadInput.exit_status, Diverged.exit_status):
+        if known in own:
+            return known
+    stopped = {Interrupted.exit_status, *(-number for number in FORWARDED)}
+    if Interrupted.exit_status in own and stopped.issuperset(own):
+        return Interrupted.exit_status  # the checkpoint is there; a repeated signal met a rank on its way out
+    failed = own or [status for status in ended.values() if status != 0]
+    return max(failed[0], 1) if failed else 0
+
+
+def _tell(watch: Watch, status: int, logs: Path) -> None:
+    """What went wrong: the end of the log of the rank at fault, and the verdict on it; else what failed ranks said."""
+    ended, forced = watch.ended, watch.forced
+    if status in FINAL and ended[0] == status:
+        return
+    verdict = asked(lambda: read_verdict(watch.store), None)
+    if verdict and verdict.stopped and status != Interrupted.exit_status:
+        verdict = None  # a rank was told to stop because another one had failed
+    if status != Interrupted.exit_status:
+        for code in dict.fromkeys(code for code in ended.values() if code < 0):
+            killed = [rank for rank in sorted(ended) if ended[rank] == code and rank in forced]
+            if killed:
+                name, names = signal.Signals(-code).name, ", ".join(map(str, killed))
+                print(f"ptymesh: rank {names} was ended by {name} because it did not end by itself.", file=sys.stderr)
+    if verdict is None and asked(lambda: watch.store.check([AGREED]), False):
+        return
+    told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
+    for rank in told[:TAILS]:
+        path = logs / f"rank{rank}.txt"
+        if rank and path.is_file() and path.stat().st_size:
+            tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+            print(f"--- rank {rank} (all of it in {path})", *tail, sep="\n", file=sys.stderr)
+    if verdict is not None:
+        print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
+
+
+def tidy(logs: Path, ranks: int, status: int = 0) -> None:
+    """Remove the files of ranks that said nothing; once all went well, those that an earlier run on more ranks left."""
+    for path in logs.glob("rank*.txt") if logs.is_dir() else ():
+        number = path.stem.removeprefix("rank")
+        if number.isdecimal() and path.is_file() and (path.stat().st_size == 0 if int(number) < ranks else status == 0):
+            path.unlink()
+    with suppress(OSError):  # there are others, or it was never made
+        logs.rmdir()

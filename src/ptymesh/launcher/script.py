@@ -1,0 +1,21 @@
+"""`python -m ptymesh.launcher.script SCRIPT ARGUMENTS`: somebody's own program, unchanged, as a rank of ours."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from ptymesh.distributed.child import settle
+
+
+def main() -> None:
+    """Runs it as `python SCRIPT ARGUMENTS` would."""
+    settle()
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""`python -m ptymesh.launcher.spawned`: a rank of `ptymesh.spawn`, which sends it a function and takes its answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Client
+
+from ptymesh.distributed.child import settle
+
+#: Set by `spawn`: where it listens, and the key that it shares with its ranks.
+ADDRESS, KEY = "PTYMESH_SPAWN_ADDRESS", "PTYMESH_SPAWN_KEY"
+
+
+def main() -> int:
+    """Exit status: 0, or 1 where the function raised."""
+    settle()
+    from numba import cloudpickle
+
+    host, port = os.environ.pop(ADDRESS).rsplit(":", 1)
+    with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(KEY))) as pipe:
+        pipe.send(int(os.environ["RANK"]))
+        function, arguments, folders = cloudpickle.loads(pipe.recv_bytes())
+        sys.path[:] = folders
+        answer = function(*arguments)  # what it raises goes through sys.excepthook, as in a program
+        pipe.send_bytes(cloudpickle.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

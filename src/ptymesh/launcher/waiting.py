@@ -1,0 +1,155 @@
+"""What the launcher does while ranks run: it waits for them, passes signals on, and ends those that do not end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import PContext
+
+from ptymesh import stopping
+from ptymesh.distributed.watchdog import AGREED, accuse, read_heartbeat
+from ptymesh.errors import Diverged, Interrupted
+
+#: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
+STOP_S, PEERS_S = 600.0, 10.0
+POLL_S = 0.05
+
+FORWARDED = stopping.SIGNALS
+Answer = TypeVar("Answer")
+
+
+def asked(question: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """What the store answers; `otherwise` where it cannot be reached: ranks are waited for without it."""
+    try:
+        return question()
+    except RuntimeError:
+        return otherwise
+
+
+class Signals:
+    """Collects the signals that come, until they are taken."""
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+
+    def __enter__(self) -> Signals:
+        main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody handle signals
+        numbers = FORWARDED if main else ()
+        self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+        for number in self._previous:
+            signal.signal(number, self._note)
+        stopping.held()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+    def take(self) -> list[int]:
+        """Those that came since the last call."""
+        taken, self._came = self._came, []
+        return taken
+
+
+class Watch:
+    """Waits for the ranks, passes signals on, and ends ranks that do not end by themselves.
+
+    ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
+    forced: ranks that had to be killed. asked: whether a signal asked the run to stop.
+    """
+
+    def __init__(self, context: PContext, signals: Signals, store: TCPStore) -> None:
+        self.context, self.signals, self.store = context, signals, store
+        self.asked = False
+        self.ended: dict[int, int] = {}
+        self.forced: set[int] = set()
+        self.interrupts, self.warned = 0, False
+        self.failed_at = self.kill_at = math.inf
+        self.pids: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Returns when all have ended."""
+        handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
+        self.running = {rank: handler.proc for rank, handler in handlers.items()}
+        self.pids = {rank: process.pid for rank, process in self.running.items()}
+        while self.running:
+            self._pass_on()
+            self._hurry()
+            time.sleep(POLL_S)
+            self._collect()
+
+    def _pass_on(self) -> None:
+        for number in self.signals.take():
+            self.asked = True
+            self.interrupts += number == signal.SIGINT
+            if self.interrupts > 2:
+                self._kill()
+            else:
+                self._send(signal.SIGTERM if number == getattr(signal, "SIGHUP", None) else number)
+            patience = STOP_S if self.interrupts < 2 else PEERS_S
+            self.kill_at = min(self.kill_at, time.monotonic() + patience)
+
+    def _collect(self) -> None:
+        for rank, process in list(self.running.items()):
+            if process.poll() is not None:
+                del self.running[rank]
+                self.ended[rank] = process.returncode
+                if process.returncode < 0 and rank not in self.forced and not self.asked:
+                    self._accuse(rank, signal.Signals(-process.returncode).name)
+        if any(self.ended.values()):
+            self.failed_at = min(self.failed_at, time.monotonic())
+
+    def _hurry(self) -> None:
+        """Once one has failed, the others notice within a moment, or wait for it in vain and must be ended."""
+        now = time.monotonic()
+        if now > self.failed_at + PEERS_S / 2 and not self.asked:
+            self._accuse_absent()
+        if now > self.kill_at:
+            self._kill()
+        elif now > self.failed_at + PEERS_S and not self.warned:
+            self.warned = True
+            self._send(signal.SIGTERM)
+            self.forced |= set(self.running)
+            self.kill_at = min(self.kill_at, now + PEERS_S)
+
+    def _accuse_absent(self) -> None:
+        """A rank that failed before it had joined the others could not tell them, and they wait for it."""
+        known = (0, Diverged.exit_status, Interrupted.exit_status)
+        failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
+        if not failed or not self.running:
+            return
+        rank, status = failed[0], self.ended[failed[0]]
+        silent = asked(lambda: not self.store.check([AGREED]) and read_heartbeat(self.store, rank) is None, False)
+        if silent:
+            self._say(rank, f"ended with status {status} before it had joined the others")
+
+    def _accuse(self, rank: int, name: str) -> None:
+        """A rank that was killed cannot say so itself; the others then learn it, and need not wait for it."""
+        post = asked(lambda: read_heartbeat(self.store, rank), None)
+        memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
+        place = f", last heard of in {post.place}" if post else " before it had joined the others"
+        self._say(rank, f"was ended by {name}{memory}{place}")
+
+    def _say(self, rank: int, what: str) -> None:
+        said = f"Rank {rank} (process {self.pids[rank]}) {what}."
+        if asked(lambda: accuse(self.store, rank, said), None) is None:
+            print(f"ptymesh: {said}", file=sys.stderr, flush=True)
+
+    def _send(self, number: int) -> None:
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        self.forced |= set(self.running)

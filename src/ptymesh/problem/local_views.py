@@ -1,0 +1,140 @@
+"""This rank's views of a batch: which they are, in what order they are swept, and where their windows stand.
+
+N, B    views, views of a batch over all ranks;  n  this rank's own of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.distributed.devices import sent
+from ptymesh.distributed.layout import Blocks, Boxes, Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.estimate import Estimate, check_room
+from ptymesh.problem.anchor_cache import AnchorCache
+
+#: Batches of so many views in all are worked out together. One by one, between passes that use up the caches, what is
+#: done for a small batch takes three times as long.
+TOGETHER = 1024
+
+
+@dataclass(frozen=True)
+class LocalViews:
+    """A rank's own views of a batch.
+
+    views: (n,) their numbers, in the order in which they are swept; border: so many of them are swept first, as other
+    ranks wait for their sums; whole: whether all positions, of any view, are whole pixels, see `AnchorCache`; values:
+    numbers, rows, anchors, fractions and weights, (n, ...).
+    """
+
+    views: np.ndarray
+    border: int
+    whole: bool
+    values: tuple[Tensor, ...]
+
+
+class LocalViewIndex:
+    """This rank's views of any batch.
+
+    Args:
+        layout: who owns what.
+        real: dtype of fractions.
+    """
+
+    def __init__(self, layout: Replicated | Tiled, real: torch.dtype) -> None:
+        self.layout, self.real = layout, real
+        #: Where windows stood as the epoch began, and the weights then.
+        self._anchors: AnchorCache | None = None
+        self._weights: tuple[Tensor, int] | None = None
+        self._boxes = Boxes((0, 0), np.zeros((0, 4), dtype=np.int64))
+        #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
+        self._border: np.ndarray | None = None
+        #: Batches of this epoch, the place of each among them, and what has been worked out for some.
+        self._batches: Sequence[np.ndarray] = ()
+        self._place: dict[int, int] = {}
+        self._ahead: dict[int, tuple[LocalViews, Blocks]] = {}
+
+    def begin_epoch(self, estimate: Estimate, reach: int) -> None:
+        """Notes where windows stand, with so many more pixels around them. Raises BadInput where one leaves the
+        object."""
+        self._anchors = AnchorCache(estimate, self.real)
+        self._weights = estimate.weights, estimate.weights._version
+        check_room(estimate)
+        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), reach)
+        self._border = self.layout.border(self._boxes)
+        self.deal(())
+
+    def deal(self, batches: Sequence[np.ndarray]) -> None:
+        """Batches that come next, in their order: what they need is worked out for some of them at once."""
+        self._batches, self._ahead = batches, {}
+        self._place = {id(views): place for place, views in enumerate(batches)}
+
+    def of(self, estimate: Estimate, views: np.ndarray) -> LocalViews:
+        """Those of these views that this rank owns."""
+        known = self._known(estimate, views)
+        return known[0] if known else self._found(estimate, [views])[0]
+
+    def border(self, estimate: Estimate, views: np.ndarray) -> int:
+        """How many of these views this rank must sweep before sums can travel."""
+        known = self._known(estimate, views)
+        return known[0].border if known else self.bordering(self.mine(views))
+
+    def blocks(self, estimate: Estimate, views: np.ndarray) -> Blocks:
+        """The blocks of this rank's part of the object that the windows of these views reach into."""
+        known = self._known(estimate, views)
+        return known[1] if known else self.layout.blocks(self._boxes, views)
+
+    def mine(self, views: np.ndarray) -> np.ndarray:
+        """Those of these views that this rank owns, in the order in which they are swept."""
+        return self.layout.mine(views) if self._border is None else views[self.places(views)]
+
+    def places(self, views: np.ndarray) -> np.ndarray:
+        """Where among these views this rank's own are, in the order in which they are swept: border views first."""
+        own = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
+        return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
+
+    def bordering(self, mine: np.ndarray) -> int:
+        """How many of these own views must be swept before sums can travel."""
+        return len(mine) if self._border is None else int(self._border[mine].sum())
+
+    def _cache(self, estimate: Estimate) -> AnchorCache:
+        """Where windows stood as the epoch began, or stand now where there is none."""
+        if self._anchors is None or not self._anchors.known(estimate):
+            self._anchors = AnchorCache(estimate, self.real)
+        return self._anchors
+
+    def _known(self, estimate: Estimate, views: np.ndarray) -> tuple[LocalViews, Blocks] | None:
+        """What has been worked out for a batch; for one that was not dealt, or after something has moved, nothing."""
+        place = self._place.get(id(views))
+        if place is None or not self._holds(estimate):
+            return None
+        if place not in self._ahead:
+            coming = self._batches[place : place + TOGETHER]
+            ends = accumulate(map(len, coming))
+            some = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
+            blocks = self.layout.blocks_of(self._boxes, some)
+            self._ahead = dict(enumerate(zip(self._found(estimate, some), blocks, strict=True), place))
+        return self._ahead[place]
+
+    def _holds(self, estimate: Estimate) -> bool:
+        """Whether neither positions nor weights have changed since the epoch began."""
+        if self._anchors is None or not self._anchors.holds(estimate) or self._weights is None:
+            return False
+        return self._weights[0] is estimate.weights and self._weights[1] == estimate.weights._version
+
+    def _found(self, estimate: Estimate, batches: Sequence[np.ndarray]) -> list[LocalViews]:
+        mine = [self.mine(views) for views in batches]
+        together = mine[0] if len(mine) == 1 else np.concatenate(mine)
+        every = sent(together, self.layout.world.device)
+        rows = sent(self.layout.local(together), self.layout.world.device)
+        cached = self._cache(estimate)
+        places, whole = cached.places(estimate, every), cached.whole(estimate)
+        values = (every, rows, *places, estimate.weights.index_select(0, every))
+        shared = [values] if len(mine) == 1 else zip(*(v.split([len(m) for m in mine]) for v in values), strict=True)
+        return [LocalViews(m, self.bordering(m), whole, of) for m, of in zip(mine, shared, strict=True)]

@@ -1,0 +1,274 @@
+"""Patterns that live elsewhere than on the device that computes: in the host's memory, or in a file on a local disk.
+
+They are brought piece by piece by a thread of its own while earlier pieces are being computed, as far as `prefetch`
+said what comes next; the pieces last brought are kept while there is room, for engines that sweep a batch more than
+once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.distributed.devices import KINDS
+from ptymesh.physics.resample import corner_crop
+from ptymesh.storage.patterns import Patterns, Slotted, put
+from ptymesh.storage.scratch import Scratch
+
+
+class Fetched(Slotted):
+    """Patterns elsewhere than on the device that computes, brought there piece by piece by a thread.
+
+    device: the one that computes; capacity: bytes that the pieces under way and those kept may take together.
+    """
+
+    fetched = True
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int) -> None:
+        super().__init__(shape, dtype)
+        self.device, self._most = device, capacity
+        self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
+        self._held, self._memory = 0, Memory()
+        self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
+        self._module = torch.get_device_module(device) if device.type in KINDS else None
+        self._stream = self._module.Stream(device) if self._module else None
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Patterns (B, h, w) of these rows (B,), waited for where they are not here yet."""
+        began = perf_counter()
+        piece = self._start(rows).result()
+        self.waited_s += perf_counter() - began
+        return piece.arrived()
+
+    def prefetch(self, pieces: Sequence[Tensor]) -> None:
+        """Brings pieces that will be asked for next, in this order, at most half of what may be kept."""
+        ahead = 0
+        for rows in pieces:
+            ahead += len(rows) * self.frame_bytes
+            if ahead > self._most // 2:
+                return
+            self._start(rows)
+
+    def cropped(self, c: int) -> Patterns:
+        """The same patterns, cropped when they are asked for."""
+        return Cropped(self, c)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown(cancel_futures=True)
+        self._forget()
+
+    def _start(self, rows: Tensor) -> Future[_Piece]:
+        key = rows.numpy().tobytes()
+        if key not in self._pieces:
+            self._pieces[key] = self._pool.submit(self._bring, rows)
+            self._held += len(key) // 8 * self.frame_bytes
+            while self._held > self._most and len(self._pieces) > 1:
+                oldest, piece = self._pieces.popitem(last=False)
+                piece.cancel()
+                self._held -= len(oldest) // 8 * self.frame_bytes
+        return self._pieces[key]
+
+    def _bring(self, rows: Tensor) -> _Piece:
+        """In the thread: reads a piece, and sends it to the device from page-locked memory."""
+        here = self._read(self._slot(rows))
+        self.fetched_bytes += here.numel() * here.element_size()
+        if self._module is None:
+            return _Piece(here)
+        with self._module.device(self.device), self._module.stream(self._stream):
+            there = here.to(self.device, non_blocking=True)
+            event = self._module.Event()
+            event.record(self._stream)
+        return _Piece(there, event)
+
+    def _forget(self) -> None:
+        for piece in self._pieces.values():
+            piece.cancel()
+        self._pieces.clear()
+        self._held = 0
+
+    def _room_for(self, rows: int) -> Tensor:
+        """A tensor (rows, h, w) of the host, page-locked where a device copies from it; as numpy can address it."""
+        count = rows * self.frame_bytes
+        if self._stream is None:
+            flat = self._memory.room(count)
+        else:
+            flat = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+        return flat.view(self.dtype).view(rows, *self.shape[1:])
+
+
+class Memory:
+    """Memory of pieces, used again for later ones when nobody holds them any more.
+
+    It is mapped, not taken from the heap: there, pieces of many sizes that come and go between other arrays leave as
+    many holes again.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._taking = Lock()
+
+    def room(self, count: int) -> Tensor:
+        """So many bytes (count,) uint8, whatever they hold."""
+        with self._taking:  # what is let go of meanwhile comes to the end
+            fitting = [k for k, memory in enumerate(self._free) if count <= len(memory) <= 2 * count]
+            if fitting:
+                memory = self._free.pop(fitting[-1])
+            else:  # what is free is of another size than what is wanted now
+                self._free.clear()
+                memory = np.frombuffer(mmap.mmap(-1, max(count, 1)), np.uint8)
+        lent = memory[:count]  # torch lets go of it when the last tensor there is gone
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return torch.from_numpy(lent)
+
+
+class Hosted(Fetched):
+    """Patterns in the host's memory, for a device that has no room for them.
+
+    They are gathered into page-locked memory piece by piece: all of the host's memory locked would leave too little
+    to everything else on the machine, and rows in any order must be gathered anyway.
+    """
+
+    kind = "host"
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int) -> None:
+        super().__init__(shape, dtype, device, capacity)
+        self._tensor = torch.empty(shape, dtype=dtype)
+
+    def _grow(self, capacity: int) -> None:
+        grown = self._tensor.new_empty((capacity, *self.shape[1:]))
+        grown[: len(self._tensor)] = self._tensor
+        self._tensor = grown
+
+    def _read(self, slots: Tensor) -> Tensor:
+        return torch.index_select(self._tensor, 0, slots, out=self._room_for(len(slots)))
+
+    def _write(self, slots: Tensor, slab: Tensor) -> None:
+        put(self._tensor, slots, slab)
+
+
+class Staged(Fetched):
+    """Patterns in a file on a local disk, uncompressed, in the order of the rows; see `Scratch`."""
+
+    kind = "disk"
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int, folder: Path | None
+    ) -> None:
+        self._file = Scratch(folder, shape[0], shape[1] * shape[2] * dtype.itemsize)
+        super().__init__(shape, dtype, device, capacity)
+        weakref.finalize(self, self._file.close)
+
+    def where(self) -> str:
+        """See `Patterns.where`; with the folder."""
+        return f"{super().where()} in {self._file.folder}"
+
+    def close(self) -> None:
+        """Ends the thread and gives the disk's room back."""
+        super().close()
+        self._file.close()
+
+    def fill(self, arrived: Iterable[Tensor]) -> None:
+        """See `Patterns.fill`."""
+        super().fill(arrived)
+        self._file.flush()
+
+    def _grow(self, capacity: int) -> None:
+        self._file.grow(capacity)
+
+    def _read(self, slots: Tensor) -> Tensor:
+        out = self._room_for(len(slots))
+        self._file.read(slots.numpy(), _frames(out))
+        return out
+
+    def _write(self, slots: Tensor, slab: Tensor) -> None:
+        self._file.write(slots.numpy(), _frames(slab))
+
+
+class Cropped(Patterns):
+    """The inner 1/c of the detector of patterns that are fetched, cropped when they are asked for.
+
+    Rows that join are kept on the device that computes: they are few, and small.
+    """
+
+    fetched = True
+
+    def __init__(self, whole: Fetched, c: int) -> None:
+        super().__init__((len(whole), whole.shape[1] // c, whole.shape[2] // c), whole.dtype)
+        self.kind, self._whole, self._c = whole.kind, whole, c
+        #: Of each row: its row among the whole patterns, or -1 - k for guest k.
+        self._origin = torch.arange(len(whole))
+        self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=whole.device)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Patterns (B, h/c, w/c) of these rows (B,)."""
+        origin = self._origin[rows]
+        cropped = corner_crop(self._whole.rows(origin[origin >= 0]), self._c)
+        if bool((origin >= 0).all()):
+            return cropped
+        guests = self._guests.index_select(0, (-1 - origin[origin < 0]).to(self._guests.device))
+        order = torch.cat(((origin >= 0).nonzero(), (origin < 0).nonzero())).argsort(dim=0)[:, 0]
+        return torch.cat((cropped, guests)).index_select(0, order.to(cropped.device))
+
+    def prefetch(self, pieces: Sequence[Tensor]) -> None:
+        """See `Patterns.prefetch`."""
+        origins = [self._origin[rows] for rows in pieces]
+        self._whole.prefetch([origin[origin >= 0] for origin in origins])
+
+    def cropped(self, c: int) -> Patterns:
+        """Cropped further, where no row has joined."""
+        assert not len(self._guests), "crop the whole patterns instead"
+        return Cropped(self._whole, self._c * c)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """See `Patterns.take`."""
+        return self.rows(rows.cpu()).cpu()
+
+    def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
+        """See `Patterns.replace`; the whole patterns stay as they are."""
+        source = source.cpu()
+        origin = torch.where(source >= 0, self._origin[source.clamp(min=0)], 0) if len(self) else source.clone()
+        stay = (source >= 0) & (origin < 0)
+        guests = [self._guests.index_select(0, (-1 - origin[stay]).to(self._guests.device))]
+        guests += [slab.to(self._guests.device) for slab in arrived]
+        join = source < 0
+        came = sum(len(slab) for slab in guests[1:])
+        assert came == int(join.sum()), f"{came} patterns came for {int(join.sum())} places"
+        self._guests = torch.cat(guests)
+        for places, first in ((stay, 0), (join, int(stay.sum()))):
+            origin[places] = -1 - first - torch.arange(int(places.sum()))
+        self._origin, self.shape = origin, (len(source), *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Patterns on the device, and when they are there (GPUs)."""
+
+    patterns: Tensor
+    event: Any = None
+
+    def arrived(self) -> Tensor:
+        """The patterns, for work that is queued from here on."""
+        if self.event is not None:
+            stream = torch.get_device_module(self.patterns.device).current_stream(self.patterns.device)
+            stream.wait_event(self.event)
+            self.patterns.record_stream(stream)
+        return self.patterns
+
+
+def _frames(patterns: Tensor) -> np.ndarray:
+    """Patterns (B, h, w) of the host as bytes, (B, frame), the same memory."""
+    values = patterns.contiguous().numpy()
+    return values.reshape(len(values), values.shape[1] * values.shape[2]).view(np.uint8)

@@ -1,0 +1,250 @@
+"""What a fused pass is compared with its torch reference by: random inputs, and each comparison once for all kernels.
+
+test_cpu.py and triton_checks.py choose sizes, modes, precisions, dtypes of counts and kinds of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics.fidelity import UNLIT
+from ptymesh.physics.kinds import SUMS
+from ptymesh.physics.model import Model
+from ptymesh.physics.rounding import narrowed, shifts_for
+from toy import geometry_for
+
+#: Sums of float64 in another order; of float32, with rows summed in vectors.
+TOLERANCE = {torch.complex128: 1e-12, torch.complex64: 3e-6}
+SIDE = 64
+
+
+class Case:
+    """Random object, probe, chunk and waves, for the kernels of the CPU."""
+
+    device, views = "cpu", 5
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.complex128,
+        window: tuple[int, int] = (13, 22),
+        modes: int = 2,
+        subpixel: str = "fourier",
+        counts: torch.dtype = torch.uint16,
+        background: float = 0.0,
+        opr: int = 0,
+        propagation: str = "far_field",
+        fidelity: str = "amplitude",
+        seed: int = 1,
+    ) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        real = torch.float32 if dtype == torch.complex64 else torch.float64
+        self.dtype, self.real, self.window, self.rng = dtype, real, window, rng
+        self.model = Model.for_geometry(
+            geometry_for(propagation, window), subpixel=subpixel, fidelity=fidelity, dtype=dtype
+        )  # type: ignore[arg-type]
+        side = max(SIDE, max(window) + 42)
+        self.object, self.probe = self.waves(1, side, side), self.waves(modes, *window)
+        self.opr = self.waves(opr, *window)
+        anchors = torch.randint(2, side - max(window) - 4, (self.views, 2), generator=rng)
+        fractions = (2 * torch.rand(self.views, 2, generator=rng, dtype=torch.float64) - 1).to(real)
+        weights = 0.5 + torch.rand(self.views, 1 + opr, generator=rng, dtype=real)
+        y = 3 * torch.rand(self.views, *window, generator=rng, dtype=torch.float64)
+        if counts.is_floating_point or counts == torch.int32:
+            y = torch.where(torch.rand(y.shape, generator=rng) < 0.1, -1.0, y)
+        mask = torch.rand(window, generator=rng) < 0.8
+        b = background * torch.rand(window, generator=rng, dtype=real)
+        y = y.numpy().astype(str(counts).removeprefix("torch."))
+        views = torch.arange(self.views)
+        self.chunk = Chunk(views, views, anchors, fractions, weights, torch.from_numpy(y), mask, b)
+        self._move()
+
+    def _move(self) -> None:
+        """To the device, on which they were not made lest it should matter to the numbers."""
+        kernel = self.model.kernel
+        self.model = replace(self.model, kernel=None if kernel is None else kernel.to(self.device))
+        self.object, self.probe, self.opr = (t.to(self.device) for t in (self.object, self.probe, self.opr))
+        moved = {name: value.to(self.device) for name, value in vars(self.chunk).items() if isinstance(value, Tensor)}
+        self.chunk = replace(self.chunk, **moved)
+
+    def waves(self, *shape: int) -> Tensor:
+        """Complex normal numbers."""
+        return torch.randn(shape, generator=self.rng, dtype=torch.complex128).to(self.dtype).to(self.device)
+
+    def many(self) -> Tensor:
+        """Waves (B, M, h, w)."""
+        return self.waves(self.views, len(self.probe), *self.window)
+
+    def forwards(self, **changes: Tensor) -> list:
+        """The reference's intermediates and the fused one's."""
+        chunk = replace(self.chunk, **changes, sweep={})
+        return [(p, chunk, p.forward(self.model, chunk, self.object, self.probe, self.opr)) for p in self.both]
+
+    @property
+    def fused(self) -> Backend:
+        """The kernels."""
+        return CpuBackend(self.dtype)
+
+    @property
+    def both(self) -> tuple[Backend, Backend]:
+        """The reference and the kernels."""
+        return Backend(), self.fused
+
+    def close(self, got: Tensor, wanted: Tensor) -> None:
+        """To the precision, of the largest."""
+        scale = float(wanted.abs().max())
+        assert scale > 0
+        assert float((got - wanted).abs().max()) <= TOLERANCE[self.dtype] * scale
+
+
+#: Terms of these sums are below.
+BOUND = 2.0**12
+
+
+def nothing(case: Case, chunk: Chunk | None = None, parts: int = 0) -> Adjoints:
+    """Sums before the first chunk, of so many parts, or as many as the precision asks for; of views that are shifted,
+    if the case is one of those and the chunk not whole."""
+    parts = parts or (1 if case.dtype == torch.complex64 else 2)
+    complex_, real = (partial(torch.zeros, dtype=d, device=case.device) for d in (torch.complex128, torch.float64))
+    (_, height, width), (h, w) = case.object.shape, case.window
+    shifts, _ = shifts_for(torch.full((SUMS,), BOUND), 4 * 3 * case.views)
+    whole = chunk is not None and chunk.whole and not len(case.opr)
+    return Adjoints(
+        complex_(parts, height, width),
+        real(parts, height, width),
+        complex_(parts * len(case.probe), h, w),
+        real(parts, h, w),
+        complex_(parts * len(case.opr), h, w),
+        real(parts * len(case.opr), h, w),
+        shifts.to(case.device),
+        real(SUMS),
+        parts,
+        case.model.subpixel == "fourier" and not whole,
+    )
+
+
+def found_in(sums: Adjoints, name: str) -> Tensor:
+    """The sum of this name, of all its parts."""
+    values = getattr(sums, name)
+    return narrowed(values, values.dtype, len(values) // sums.parts)
+
+
+def same_reach(got: Adjoints, wanted: Adjoints, names: tuple[str, ...]) -> None:
+    """The largest terms are known, or not less than they are."""
+    for kind, name in enumerate(("object", "object_weight", "probe", "probe_weight", "opr", "opr_weight")):
+        if name in names:
+            high = float(wanted.reached[kind])
+            assert 0.999 * high <= float(got.reached[kind]) <= 4.1 * high, name
+
+
+def summed(
+    case: Case, backend: Backend, chunk: Chunk, intermediates: object, waves: Tensor, twice: bool = True
+) -> Adjoints:
+    """Adjoints of the waves, of two chunks."""
+    sums = nothing(case, chunk)
+    for factor in (1, 0.5) if twice else (1,):
+        backend.adjoint(case.model, chunk, intermediates, factor * waves, sums)  # type: ignore[arg-type]
+    backend.settle(sums)
+    backend.finish(sums)
+    return sums
+
+
+def compare_scenes(case: Case, **changes: object) -> None:
+    """Waves, and sums of their adjoints."""
+    waves = case.many()
+    (reference, chunk, wanted), (fused, other, got) = case.forwards(**changes)  # type: ignore[arg-type]
+    for name in ("exit", "windows"):
+        case.close(getattr(got, name), getattr(wanted, name))
+    case.close(got.incoming[0].expand_as(wanted.incoming[0]), wanted.incoming[0])
+    sums = [summed(case, *each, waves) for each in ((reference, chunk, wanted), (fused, other, got))]
+    names = ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ()))
+    for name in names:
+        case.close(found_in(sums[1], name), found_in(sums[0], name))
+    same_reach(sums[1], sums[0], names)
+
+
+def swept(case: Case, backend: Backend, chunk: Chunk, task: str, keep: bool) -> tuple[Adjoints, Tensor, Tensor, object]:
+    """Sums of two chunks and of a single view; of the first chunk waves, found and its intermediates."""
+    sums, whole = nothing(case, chunk), []
+    parts = [slice(0, len(chunk.views)), slice(0, 1), slice(1, len(chunk.views))]
+    names = ("views", "rows", "anchors", "fractions", "weights", "counts")
+    for part in parts:
+        some = replace(chunk, **{name: getattr(chunk, name)[part] for name in names}, sweep=chunk.sweep)
+        intermediates = backend.forward(case.model, some, case.object, case.probe, case.opr)
+        whole.append((*backend.sweep(case.model, some, intermediates, task, sums, keep), intermediates))  # type: ignore[arg-type]
+    backend.settle(sums)
+    backend.finish(sums)
+    return sums, *whole[0]
+
+
+def compare_sweeps(case: Case, task: str, **changes: object) -> None:
+    """Sums, and what is kept for a second sweep."""
+    chunk = replace(case.chunk, **changes, sweep={})  # type: ignore[arg-type]
+    reference, fused = case.both
+    wanted, waves, found, intermediates = swept(case, reference, chunk, task, keep=True)
+    for keep in (False, True):
+        sums, got, seen, other = swept(case, fused, replace(chunk, sweep={}), task, keep)
+        for column in range(found.shape[1]):
+            case.close(seen[:, column], found[:, column])
+        names = ("object", "object_weight", "probe", "probe_weight")
+        for name in names:
+            case.close(found_in(sums, name), found_in(wanted, name))
+        same_reach(sums, wanted, names)
+    case.close(got, waves)
+    case.close(other.exit, intermediates.exit)  # type: ignore[attr-defined]
+
+
+def compare_steps(case: Case, **changes: object) -> None:
+    """Steps of positions."""
+    chi = case.many()
+    all_intermediates = case.forwards(**changes)  # type: ignore[arg-type]
+    reference, fused = (p.position_step(case.model, c, case.object, s, chi) for p, c, s in all_intermediates)
+    assert fused.dtype == torch.float64
+    case.close(fused, reference)
+
+
+def compare_systems(case: Case) -> None:
+    """Systems of step lengths, for the first mode and for all."""
+    d_object, d_probe, chi = case.waves(*case.object.shape), case.waves(*case.probe.shape), case.many()
+    for few in {1, len(case.probe)}:
+        reference, fused = (p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.forwards())
+        case.close(fused, reference)
+
+
+def compare_detector(case: Case, task: str) -> None:
+    """Waves and sums of one task: watch, revise or descend."""
+    detected = case.many()
+    least = UNLIT * case.chunk.data.y[0].mean() / detected.shape[1]
+    detected[0, :, 0, 0], detected[0, :, 0, 1] = (0.9 * least).sqrt(), (1.1 * least).sqrt()
+    changed, found = [], []
+    for backend in case.both:
+        waves = detected.clone()
+        found.append(getattr(backend, task)(case.model, replace(case.chunk, sweep={}), waves))
+        changed.append(waves)
+    assert (task == "evaluate") == torch.equal(changed[1], detected)
+    if task != "evaluate":
+        assert all(int(waves[0, :, 0, 0].count_nonzero()) == 0 for waves in changed), "there is no light"
+        if case.model.fidelity == "amplitude" and int(case.chunk.data.y[0, 0, 1]):
+            assert all(float(waves[0, 0, 0, 1].abs()) > 0 for waves in changed), "there is some light"
+    finite = changed[0].abs() < 1e6  # of the dim pixel it may be a large number
+    case.close(changed[1][finite], changed[0][finite])
+    for column in range(found[0].shape[1]):
+        case.close(found[1][:, column], found[0][:, column])
+
+
+def check_pixels_without_data(case: Case) -> None:
+    """What has no count, or is masked, stays as it is."""
+    counts = case.chunk.counts.clone()
+    counts[0, 5, 6], counts[1, 3, 4], counts[2, 5, 6] = 2.0, float("nan"), -1.0
+    mask = torch.ones(case.window, dtype=torch.bool, device=case.device)
+    mask[7, 8] = False
+    detected = case.many()
+    case.fused.exit_wave_update(case.model, replace(case.chunk, counts=counts, mask=mask, sweep={}), detected)
+    for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
+        assert float(detected[view, :, y, x].abs().max()) == 0
+    assert float(detected[0, :, 5, 6].abs().max()) > 0
