@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
-from ptymesh.models import MODELS, Parametrisation
+from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
 from ptymesh.run.recipe import Recipe
 
 PAGE = Path(__file__).with_name("recipe.md")
@@ -54,6 +54,11 @@ NUMBERS = """\
 A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked
 for them in [engines](engines.md). Each stands under its name, on/off, with a [schedule](#schedules), and:
 """
+OPERATORS = """\
+Pieces of the forward model between probe and detector, in their order, each under its name, on/off. What they declare
+stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns: {object: true,
+probe: true, NAME: true}`); lbfgs moves it always. Results hold it as `/unknowns/NAME`.
+"""
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
 WORDS[ByteSize] = "size, such as `500MB` or `4GB`"
@@ -73,7 +78,9 @@ class Page:
         """The whole page. Raises LookupError for a key without a meaning, or a meaning without a key."""
         self.table(Recipe, "")
         for name, field in Recipe.model_fields.items():
-            if name != "stages":
+            if name == "optics":
+                self.operators(name)
+            elif name != "stages":
                 self.groups(field, name)
         self.parts.append(STAGES)
         self.table(Engine, STAGE)
@@ -120,6 +127,21 @@ class Page:
             self.table(
                 kind, f"{path}.{name}.", [key for key in kind.model_fields if key in inspect.get_annotations(kind)]
             )
+
+    def operators(self, path: str) -> None:
+        """A section for each operator that there is, with the unknowns that it declares."""
+        self.places[WaveOperator] = None
+        self.parts.append(f"## {path}\n\n{OPERATORS}")
+        for name, kind in OPTICS.items():
+            self.parts.append(f"### {path}.{name}\n\n{summary(kind)}\n")
+            own = [key for key in kind.model_fields if key in inspect.get_annotations(kind)]
+            if own:
+                self.table(kind, f"{path}.{name}.", own)
+            rows = [
+                f"| `{u.name}` | {', '.join(u.axes) or 'a number'} | {u.unit or '1'} | {u.start:g} |"
+                for u in kind.unknowns
+            ]
+            self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
 
     def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
         """Table of the keys that an engine declares itself."""

@@ -14,18 +14,23 @@ Positions count from the first pixel of the whole object, of which `object` may 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from ptymesh.errors import BadInput
 from ptymesh.types import Anchors, Object, Positions, Probe, Weights
+from ptymesh.unknowns import BUILT_IN
 
 #: Side of the square blocks in which object updates are kept and sent; the object is a whole number of them.
 BLOCK = 32
 #: Pixels that a view may reach beyond its window on each side: bilinear interpolation of a position that has moved by
 #: up to a pixel (per epoch) from where |f_j| was at most 1. Otherwise windows are cut at anchors (`Model.reach`).
 REACH = 2
+
+#: Unknowns that every estimate has.
+NAMES = tuple(one.name for one in BUILT_IN)
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Estimate:
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
         parameters: numbers that make up probe or positions, by parametrisation and name (ptymesh.models).
+        others: unknowns of the model's operators by name, real, of the shapes that they declare (unknowns.py).
         corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
             of `object`).
     """
@@ -62,6 +68,7 @@ class Estimate:
     tilt_rad: tuple[float, float] = (0.0, 0.0)
     origin: tuple[float, float] = (0.0, 0.0)
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
     opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given
@@ -73,6 +80,25 @@ class Estimate:
             self.extent = (self.object.shape[-2], self.object.shape[-1])
         if self.opr is None:
             self.opr = self.probe[:0].clone()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The array of an unknown, by its declared name. Raises KeyError."""
+        if name in self.others:
+            return self.others[name]
+        if name not in NAMES:
+            raise KeyError(f"{name} is no unknown of this estimate; there are {', '.join((*NAMES, *self.others))}")
+        found: torch.Tensor = getattr(self, name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all unknowns that are arrays."""
+        return iter((*NAMES, *self.others))
+
+    def sizes(self) -> dict[str, int]:
+        """How long the axes of declared unknowns are here."""
+        (slices, height, width), (modes, h, w), count = self.object.shape, self.probe.shape, len(self.opr)
+        named = {"N": len(self.positions), "L": slices, "H": height, "W": width, "M": modes, "h": h, "w": w}
+        return named | {"K": count, "1+K": 1 + count}
 
     @property
     def window(self) -> tuple[int, int]:

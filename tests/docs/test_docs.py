@@ -152,6 +152,20 @@ def test_the_constraint_of_the_guide(scan: Path) -> None:
     del names["CONSTRAINTS"]._own["pure_phase"]
 
 
+def test_the_operator_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ptymesh as pm
+    from ptymesh.models import OPTICS
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("Lamp"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(OPTICS, "_own", OPTICS._own | {"lamp": names["Lamp"]})
+    recon = Reconstruction(pm.load(scan), device="cpu", optics={"lamp": True})
+    unknowns = {"object": True, "log_brightness": True}
+    reports = list(recon.run(pm.Adam(epochs=8, batch=10, unknowns=unknowns)))
+    assert reports[-1].residual < 0.5 * reports[0].residual
+    assert recon.result().unknowns["log_brightness"].any()
+
+
 def test_recipes_of_the_pages() -> None:
     for page in PAGES:
         for block in blocks(str(page.relative_to(ROOT)), "yaml"):

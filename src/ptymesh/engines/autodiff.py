@@ -113,7 +113,8 @@ class Autodiff(Engine):
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
     ) -> Gradient:
         """Loss and slopes of the unknowns `wanted` (object, amplitude, probe, opr, background, positions, weights,
-        slice_spacing, tilt), in one sweep and one message. `note`: for the running loss of the epoch."""
+        slice_spacing, tilt, those of the model's operators), in one sweep and one message. `note`: for the running loss
+        of the epoch."""
         loss = self._loss(problem)
         if self.averaged:
             loss = losses.WithAverage(loss, self.averaged, *averages(problem, estimate, batch))
@@ -165,7 +166,7 @@ class Autodiff(Engine):
             elif name in ("positions", "slice_spacing", "tilt"):
                 found[name] = torch.zeros_like(part.slope)  # how far they move
             else:
-                found[name] = real(getattr(estimate, name)) / part.unit
+                found[name] = real(estimate[name]) / part.unit
         return found
 
     def write(self, problem: Problem, estimate: Estimate, leaves: dict[str, Tensor], parts: dict[str, Part]) -> None:
@@ -183,7 +184,9 @@ class Autodiff(Engine):
                 kept = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()
                 obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else kept, phase))
         for name in leaves.keys() & {"probe", "opr", "weights"}:
-            real(getattr(estimate, name)).copy_(leaves[name] * parts[name].unit)
+            real(estimate[name]).copy_(leaves[name] * parts[name].unit)
+        for name in leaves.keys() & estimate.others.keys():
+            estimate.others[name].copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
         # numbers of the host: the unknowns that wait for the device

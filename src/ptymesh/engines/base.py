@@ -28,11 +28,10 @@ from ptymesh.engines.constraints import (
 )
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.models import MODELS, Parametrisation
+from ptymesh.models import MODELS, Parametrisation, named
 from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
-from ptymesh.registry import Registry
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
 
 #: How batches are made up (run/batches.py).
@@ -89,19 +88,6 @@ class ObjectConstraints(Options):
     scale: Annotated[Scale | None, OnOff] = None
 
 
-def _named(given: Any, registry: Registry, key: str) -> Any:
-    """Groups of options, each under the name of its class; `true` with its defaults, `false` not at all."""
-    if not isinstance(given, dict):
-        return given
-    found = {}
-    for name, options in given.items():
-        if isinstance(options, Options):
-            found[name] = options
-        elif options is not None and options is not False:
-            found[name] = registry[name].parse({} if options is True else options, f"{key}.{name}")
-    return found
-
-
 class Engine(Options):
     """One stage of a reconstruction.
 
@@ -115,6 +101,8 @@ class Engine(Options):
     #: Of what `models` may stand here: of the probe where a batch's sums are those of a step of it; of positions where
     #: its steps of positions are not part of a step of everything.
     models_of: ClassVar[tuple[str, ...]] = ("positions",)
+    #: Whether it works with operators in the model (`optics`); those whose own model of the exit wave has none do not.
+    with_optics: ClassVar[bool] = True
 
     epochs: Count = 50
     batch: Count | None = 64
@@ -133,12 +121,12 @@ class Engine(Options):
     @field_validator("models", mode="before")
     @classmethod
     def _models(cls, given: Any) -> Any:
-        return _named(given, MODELS, "models")
+        return named(given, MODELS, "models")
 
     @field_validator("constraints", mode="before")
     @classmethod
     def _constraints(cls, given: Any) -> Any:
-        return _named(given, CONSTRAINTS, "constraints")
+        return named(given, CONSTRAINTS, "constraints")
 
     @model_validator(mode="after")
     def _one_gauge(self) -> Engine:
@@ -166,6 +154,9 @@ class Engine(Options):
             raise BadInput("Positions cannot be refined with positions.subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.probe.centre and problem.geometry.propagation != "far_field":
             raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
+        if problem.model.operators and not self.with_optics:
+            named = ", ".join(placed.operator.name for placed in problem.model.operators)
+            raise BadInput(f"{self.name} does not know optics ({named}); use another engine, such as lsqml or adam.")
         for name, model in self.models.items():
             model.check(problem.geometry)
             if model.of == "positions" and problem.model.subpixel == "none":

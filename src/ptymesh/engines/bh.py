@@ -49,6 +49,7 @@ class BH(Descent):
     """
 
     name: ClassVar[str] = "bh"
+    with_optics: ClassVar[bool] = False
     models_of: ClassVar[tuple[str, ...]] = ()
 
     directions: Literal["conjugate", "gradient"] = "conjugate"

@@ -29,6 +29,7 @@ class CG(Descent):
     """
 
     name: ClassVar[str] = "cg"
+    with_optics: ClassVar[bool] = False
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One conjugate direction, one line search."""

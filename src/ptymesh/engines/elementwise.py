@@ -2,7 +2,7 @@
 
 x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
 lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (of a tilt:
-           by which the wave moves from slice to slice) ...
+           by which the wave moves from slice to slice), of what an operator of the model names as its size ...
 
     x <- torch's update(x, g, memory)
 
@@ -19,7 +19,7 @@ from inspect import signature, unwrap
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from torch import Tensor
 
 from ptymesh.engines.autodiff import Autodiff
@@ -28,6 +28,7 @@ from ptymesh.engines.schedulers import Pace, Scheduler
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
+from ptymesh.models import declared
 from ptymesh.problem import Batch, Problem
 
 
@@ -51,6 +52,25 @@ class Unknowns(Options):
     background: Annotated[Unknown | None, OnOff] = None
     slice_spacing: Annotated[Unknown | None, OnOff] = None
     tilt: Annotated[Unknown | None, OnOff] = None
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Unknown | None, OnOff]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _declared(cls, values: Any) -> Any:
+        """Besides these fields, what the operators of `optics` declare."""
+        odd = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
+        for name in odd:
+            if name not in declared():
+                raise ValidationError.from_exception_data(
+                    cls.__name__, [{"type": "extra_forbidden", "loc": (name,), "input": values[name]}]
+                )
+        return values
+
+    def moving(self) -> dict[str, Unknown]:
+        """Those that are on, by name."""
+        return {name: unknown for name, unknown in self if unknown}
 
 
 def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
@@ -100,7 +120,7 @@ class Elementwise(Autodiff):
                 "unknowns.positions needs positions: {gain: 1}, whose limits and drift removal it uses, and whose gain "
                 "multiplies its steps"
             )
-        if not any(getattr(unknowns, name) for name in Unknowns.model_fields):
+        if not unknowns.moving():
             raise ValueError("unknowns leaves nothing to move; remove it")
         if (unknowns.opr or unknowns.weights) and (self.probe.opr or self.probe.intensity):
             raise ValueError(
@@ -116,6 +136,13 @@ class Elementwise(Autodiff):
         for name in ("slice_spacing", "tilt"):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
                 raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")
+        there = {unknown.name for unknown in problem.model.unknowns}
+        for name in self.unknowns.moving():
+            if name not in Unknowns.model_fields and name not in there:
+                raise BadInput(
+                    f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
+                    f"add optics: {{{declared()[name].operator}: true}}, or remove it."
+                )
 
     @property
     def from_vacuum(self) -> bool:
@@ -144,9 +171,8 @@ class Elementwise(Autodiff):
 
     def _moving(self, problem: Problem, batch: Batch) -> set[str]:
         moving = set()
-        for name in Unknowns.model_fields:
-            unknown: Unknown | None = getattr(self.unknowns, name)
-            if unknown and unknown.active(batch.epoch):
+        for name, unknown in self.unknowns.moving().items():
+            if unknown.active(batch.epoch):
                 moving.add(name)
         if "object" in moving and self.parametrisation == "amplitude_phase" and not self.unknowns.amplitude:
             moving.add("amplitude")

@@ -43,7 +43,7 @@ CURVED = 1e-8
 
 
 class LBFGS(Autodiff):
-    """Limited-memory BFGS with backtracking.
+    """Limited-memory BFGS with backtracking: of object, probe and the unknowns of the model's operators.
 
     memory: pairs that are remembered; armijo: fraction of the expected decrease that a step must bring; tries: steps
     that are tried before the memory is dropped and nothing moves.
@@ -59,6 +59,7 @@ class LBFGS(Autodiff):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One step along the quasi-Newton direction, and the pair that it teaches."""
         wanted = {"object", "amplitude"} if problem.probe_frozen else {"object", "amplitude", "probe"}
+        wanted |= {unknown.name for unknown in problem.model.unknowns}
         here = self.gradient(problem, estimate, batch, wanted)
         kept = list(problem.position_steps), list(problem.weight_steps), problem.last
         parts = self._fixed(here.parts)

@@ -6,7 +6,7 @@ slope      dL/dx of a real unknown; of a complex one dL/dRe x + i dL/dIm x = 2 d
 scale      1 / largest Gauss-Newton curvature of the unknown: a step of -scale x slope is ePIE's for object and probe.
            The slopes of positions and weights are divided by each view's own curvature from the start
 unit       size of the unknown: rms of the probe, mean count for the background, the tilt that moves the wave by a
-           pixel from slice to slice, 1 otherwise
+           pixel from slice to slice, what an operator of the model says of its own, 1 otherwise
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ class Sweep:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
         #: Whether waves are those of the model's fidelity, which nobody looks at.
-        self._plain = isinstance(loss, OfFidelity) and not {"background", "slice_spacing", "tilt"} & wanted
+        self._others = {one.name: one for one in problem.model.unknowns if one.name in wanted}
+        looked_at = {"background", "slice_spacing", "tilt", *self._others} & wanted
+        self._plain = isinstance(loss, OfFidelity) and not looked_at
         wide = Batch(batch.views, batch.refine, batch.epoch, vary)
         self.accumulator = problem.accumulator(estimate, wide, task="loss_gradient" if self._plain else None)
         self.terms = problem.reduction(loss.terms)
         shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
+        shapes |= {name: (2, *estimate[name].shape) for name, one in self._others.items() if one.scope != "view"}
+        #: Of operators' unknowns with a row per view: views, and their steps (B, numbers of a row).
+        self._steps: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.reductions = {name: problem.reduction(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
@@ -73,6 +78,18 @@ class Sweep:
         if "tilt" in self.wanted:
             both = [_along(model.tilt_derivative(intermediates, axis), waves) for axis in (0, 1)]
             self.reductions["tilt"].add(torch.stack(both, dim=2))
+        if self._others:
+            self._add_others(chunk, model.operator_slopes(intermediates, waves))
+
+    def _add_others(self, chunk: Chunk, found: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """What the unknowns of the model's operators ask for; of those with a row per view, its Gauss-Newton step."""
+        for name, one in self._others.items():
+            along, norm = (t.to(torch.float64) for t in found[name])
+            if one.scope == "view":
+                step = (along / above_zero(norm)).reshape(len(along), -1)
+                self._steps.setdefault(name, []).append((chunk.views, step))
+            else:
+                self.reductions[name].add(torch.stack((along, norm), dim=1))
 
     def _loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool) -> Tensor:
         """-D^H (slope Psi) of any loss, (B, M, h, w)."""
@@ -112,10 +129,11 @@ class Sweep:
     def _rows(self) -> dict[str, Tensor]:
         """What the unknowns of views ask for, this rank's own."""
         problem, rows = self.problem, {}
-        for name, found in (("positions", problem.position_steps), ("weights", problem.weight_steps)):
-            if name in self.wanted:
-                width = getattr(self.estimate, name).shape[1]
-                rows[name] = problem.rows(self.batch, [step for _, step in found], width)
+        of_views = {"positions": problem.position_steps, "weights": problem.weight_steps}
+        of_views |= {name: self._steps.get(name, []) for name, one in self._others.items() if one.scope == "view"}
+        for name in of_views.keys() & self.wanted:
+            width = self.estimate[name][0].numel()
+            rows[name] = problem.rows(self.batch, [step for _, step in of_views[name]], width)
         return rows
 
     def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
@@ -129,10 +147,17 @@ class Sweep:
             along, norm = others[gap]
             unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
-        for name in [name for name in ("positions", "weights") if name in others]:
-            slope = torch.zeros_like(getattr(self.estimate, name))
-            slope[self.problem.sent(self.batch.views)] = (others[name] / -c).to(slope.dtype)
-            parts[name] = Part(slope, torch.ones_like(c))
+        by_view = {name for name, one in self._others.items() if one.scope == "view"}
+        for name in [name for name in ("positions", "weights", *self._others) if name in others]:
+            slope = torch.zeros_like(self.estimate[name])
+            unit = self.problem.model.sizes.get(name, 1.0)
+            if name in by_view or name not in self._others:
+                rows = (others[name] / -c).to(slope.dtype)
+                slope[self.problem.sent(self.batch.views)] = rows.reshape(-1, *slope.shape[1:])
+                parts[name] = Part(slope, torch.ones_like(c), unit)
+            else:
+                along, norm = others[name]
+                parts[name] = Part((along * (-2 / D)).to(slope.dtype), D / (2 * c * above_zero(norm.max())), unit)
         return parts
 
     def _pixel_tilt(self) -> Tensor:

@@ -14,6 +14,7 @@ h, w    window pixels
     /positions_nominal_px   (N, 2) float64 y x   where the positions started, when they were refined
     /opr/weights            (N, 1 + K) float     amplitude of the incident beam per view, then its shares of /opr/modes
     /opr/modes              (K, h, w) complex    variable-probe modes; both when used
+    /unknowns/*             real arrays          of the model's operators (`optics`), in their units
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, ...
@@ -42,6 +43,7 @@ from ptymesh.io import digests, plain
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.paths import usable
+from ptymesh.unknowns import LARGEST
 
 _ARRAYS = {
     "positions_m": "positions_m",
@@ -57,8 +59,6 @@ REAL = "fiu"
 
 #: Columns of the history that are numbers; others may be text.
 NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out")
-#: Of no object or probe: single precision could not hold the squares' sums.
-LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Result:
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
         opr: (K, h, w) complex, variable-probe modes, or None where there were none.
         parameters: numbers that make up probe or positions (ptymesh.models), by parametrisation and name.
+        unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
@@ -108,13 +109,20 @@ class Result:
     weights: np.ndarray | None = None
     opr: np.ndarray | None = None
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
+    unknowns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) and (array is not None or name not in _ARRAYS):
                 raise BadInput(f"{name} of the result is of type {type(array).__name__}; give a numpy array.")
-        for name, kind in (("recipe", str), ("history", dict), ("attrs", dict), ("parameters", dict)):
+        for name, kind in (
+            ("recipe", str),
+            ("history", dict),
+            ("attrs", dict),
+            ("parameters", dict),
+            ("unknowns", dict),
+        ):
             if not isinstance(value := getattr(self, name), kind):
                 raise BadInput(f"{name} of the result is of type {type(value).__name__}; give a {kind.__name__}.")
         for name, count in (("pixel_size_m", 2), ("slice_spacing_m", 1), ("tilt_rad", 2)):
@@ -193,6 +201,8 @@ class Result:
         for name, numbers in self.parameters.items():
             for term, number in numbers.items():
                 file.create_dataset(f"parameters/{name}/{term}", data=float(number))
+        for name, values in self.unknowns.items():
+            file.create_dataset(f"unknowns/{name}", data=np.asarray(values))
         file.create_dataset("recipe", data=self.recipe, dtype=h5py.string_dtype())
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})
@@ -223,6 +233,7 @@ class Result:
                 recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
                 attrs=_attributes(file),
                 parameters=_parameters(file, path),
+                unknowns=_unknowns(file, path),
                 **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
             )
         found._check(path)
@@ -300,6 +311,20 @@ def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
             raise BadInput(f"/parameters/{name} of {path} is no group of numbers; it is not a ptymesh result.")
         read = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
         found[name] = {term: _numbers(*one, path, 1, positive=False)[0] for term, one in read.items()}
+    return found
+
+
+def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
+    """Arrays of the model's operators by name. Raises BadInput where there is something else."""
+    group = plain.member(file, "unknowns")
+    if group is None:
+        return {}
+    if not isinstance(group, h5py.Group):
+        raise BadInput(f"/unknowns of {path} is no group of arrays; it is not a ptymesh result.")
+    found = {name: _array(group, name) for name in group}
+    for name, array in found.items():
+        if not np.isfinite(array).all():
+            raise BadInput(f"The {name} of {path} holds values that are not finite; take another result, or run again.")
     return found
 
 

@@ -231,7 +231,7 @@ class CpuBackend(CpuSums):
 
     def _by_strips(self, model: Model, window: tuple[int, int]) -> Transform | None:
         """The transform with which `sweep` goes panel by panel, if it does."""
-        single = model.slice_kernel is None and model.subpixel != "bilinear"
+        single = model.slice_kernel is None and not model.operators and model.subpixel != "bilinear"
         return self._far_field(model, window) if single else None
 
     @staticmethod

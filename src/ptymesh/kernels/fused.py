@@ -166,7 +166,7 @@ class FusedBackend(Backend, ABC):
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
         """As `Backend.intermediates`; windows and waves are computed when they are asked for."""
-        if model.slice_kernel is not None:
+        if model.slice_kernel is not None or model.operators:
             return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()

@@ -1,22 +1,58 @@
-"""Forward models with fewer unknowns: a few numbers that make up the probe or the positions (`models` of a stage).
+"""Pieces of the forward model, each in a file of its own and found by being here.
 
-Each stands in a file of its own and is found by being here; a package of your own offers more by entry points of the
-group `ptymesh.models`.
+Parametrisations: a few numbers that make up the probe or the positions (`models` of a stage; entry points of other
+packages: group `ptymesh.models`). Operators between probe and detector, with unknowns of their own (`optics` of a
+recipe; group `ptymesh.optics`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from ptymesh.models.base import Parametrisation
+from ptymesh.options import Options
+from ptymesh.physics.operators import WaveOperator
 from ptymesh.registry import Registry, subclass_of
+from ptymesh.unknowns import Unknown
 
-__all__ = ["MODELS", "Parametrisation"]
+__all__ = ["MODELS", "OPTICS", "Declared", "Parametrisation", "WaveOperator", "declared", "named"]
 
 MODELS: Registry[type[Parametrisation]] = Registry(
     "model", "ptymesh.models", subclass_of(Parametrisation), "make it a subclass of ptymesh.models.Parametrisation"
 )
+OPTICS: Registry[type[WaveOperator]] = Registry(
+    "operator", "ptymesh.optics", subclass_of(WaveOperator), "make it a subclass of ptymesh.models.WaveOperator"
+)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An unknown, and the operator that declares it."""
+
+    unknown: Unknown
+    operator: str
+
+
+def declared() -> dict[str, Declared]:
+    """The unknowns of all operators, by name."""
+    kinds = {name: OPTICS.find(name) for name in OPTICS.names()}
+    return {one.name: Declared(one, name) for name, kind in kinds.items() if kind for one in kind.unknowns}
+
+
+def named(given: Any, registry: Registry, key: str) -> Any:
+    """Groups of options, each under the name of its class; `true` with its defaults, `false` not at all."""
+    if not isinstance(given, dict):
+        return given
+    found = {}
+    for name, options in given.items():
+        if isinstance(options, Options):
+            found[name] = options
+        elif options is not None and options is not False:
+            found[name] = registry[name].parse({} if options is True else options, f"{key}.{name}")
+    return found
 
 
 def find_files() -> None:
@@ -25,6 +61,8 @@ def find_files() -> None:
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
+            if subclass_of(WaveOperator)(kind) and kind is not WaveOperator:
+                OPTICS.register(kind.name)(kind)
 
 
 find_files()

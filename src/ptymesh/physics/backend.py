@@ -34,6 +34,7 @@ from ptymesh.physics.blocks import (
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
+from ptymesh.physics.operators import Values
 from ptymesh.physics.rounding import largest, narrowed, rounded
 
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
@@ -53,6 +54,7 @@ class Chunk:
     background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
     stays as it is while a batch is swept, by name, for a pass to fill. places: of the views (B,) in `counts`, where
     that is an array (n, h, w) of more patterns than theirs. border: whether other ranks wait for the chunk's sums.
+    values: of the unknowns of the model's operators, by name (operators.py).
     """
 
     views: Tensor
@@ -67,6 +69,7 @@ class Chunk:
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     places: Tensor | None = None
     border: bool = False
+    values: Values = field(default_factory=dict)
 
     @property
     def patterns(self) -> Tensor:
@@ -123,7 +126,7 @@ class Backend:
         """Windows, incoming and exit waves: obj (L, H, W), probe (M, h, w), opr (K, h, w)."""
         window = (probe.shape[-2], probe.shape[-1])
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
-        return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr))
+        return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr), chunk.values)
 
     def kept(self, intermediates: Intermediates) -> Intermediates | None:
         """The intermediates without what a later pass can do without; None where it is to be made again instead."""

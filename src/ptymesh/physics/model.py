@@ -7,6 +7,9 @@ V_k         variable-probe (OPR) modes (Odstrcil et al., Opt. Express 24, 8360, 
 phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
+Pieces with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind the
+last one; P_j and psi are what comes out of them.
+
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which takes back on the detector the shift that the probe was given. H: angular spectrum over the slice spacing
 (Maiden, Humphry & Rodenburg 2012), times exp(i z (K_y tan t_y + K_x tan t_x)) for slices stacked along a tilted axis.
@@ -14,7 +17,8 @@ which takes back on the detector the shift that the probe was given. H: angular 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -26,6 +30,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.elementwise import over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Fidelity
+from ptymesh.physics.operators import NOTHING, Placed, Values, WaveOperator, back_through, slopes, through
 from ptymesh.physics.propagate import (
     Pair,
     angular_spectrum_kernel,
@@ -37,6 +42,7 @@ from ptymesh.physics.propagate import (
     phase_rate,
     tilt_rates,
 )
+from ptymesh.unknowns import Unknown
 
 Subpixel = Literal["fourier", "bilinear", "none"]
 
@@ -48,11 +54,16 @@ def reach_of(subpixel: Subpixel) -> int:
 
 @dataclass(frozen=True)
 class Intermediates:
-    """What a chunk of views sees: windows (B, L, h, w), incoming waves, one (B, M, h, w) per slice, and exit waves."""
+    """What a chunk of views sees: windows (B, L, h, w), incoming waves, one (B, M, h, w) per slice, and exit waves.
+
+    probes: shifted ones before the model's operators, where it has any; values: of these operators' unknowns.
+    """
 
     windows: Tensor
     incoming: tuple[Tensor, ...]
     exit: Tensor
+    probes: Tensor | None = None
+    values: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ class Model:
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
         slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
         tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w); tilt_rad: the tilt (y, x).
+        operators: pieces with unknowns of their own, in their order.
     """
 
     subpixel: Subpixel = "fourier"
@@ -76,6 +88,7 @@ class Model:
     slice_spacing_m: float = 0.0
     tilt_rates: tuple[Tensor, Tensor] | None = None
     tilt_rad: Pair = (0.0, 0.0)
+    operators: tuple[Placed, ...] = ()
 
     @classmethod
     def for_geometry(
@@ -87,6 +100,7 @@ class Model:
         slices: int = 1,
         slice_spacing_m: float = 0.0,
         tilt_rad: Pair = (0.0, 0.0),
+        optics: Sequence[WaveOperator] = (),
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
     ) -> Model:
@@ -98,7 +112,8 @@ class Model:
         if geometry.propagation != "far_field":
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
-        model = cls(subpixel, fidelity, kernel)
+        placed = tuple(Placed.of(one, geometry, dtype, device) for one in optics)
+        model = cls(subpixel, fidelity, kernel, operators=placed)
         return model.spaced(geometry, slice_spacing_m, tilt_rad, dtype, device) if slices > 1 else model
 
     def spaced(
@@ -117,6 +132,16 @@ class Model:
             tilt_rates=(y, x),
             tilt_rad=tilt_rad,
         )
+
+    @property
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """What the operators add to what is solved for."""
+        return tuple(unknown for placed in self.operators for unknown in placed.operator.unknowns)
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """How large a change of each of these matters, in its unit."""
+        return {name: size for placed in self.operators for name, size in placed.sizes.items()}
 
     @property
     def reach(self) -> int:
@@ -143,12 +168,15 @@ class Model:
             return views.cut_bilinear(obj, anchors, fractions, window)
         return views.cut(obj, anchors, window)
 
-    def forward(self, windows: Tensor, probes: Tensor) -> Intermediates:
-        """Waves through all slices."""
-        incoming = [probes]
+    def forward(self, windows: Tensor, probes: Tensor, values: Values = NOTHING) -> Intermediates:
+        """Waves through all slices; values: of the operators' unknowns."""
+        incoming = [through(self.operators, "probe", probes, values)]
         for window in windows.unbind(1)[:-1]:
             incoming.append(self._to_next(times(incoming[-1], window[:, None])))
-        return Intermediates(windows, tuple(incoming), times(incoming[-1], windows[:, -1, None]))
+        behind = times(incoming[-1], windows[:, -1, None])
+        if not self.operators:
+            return Intermediates(windows, tuple(incoming), behind)
+        return Intermediates(windows, tuple(incoming), through(self.operators, "exit", behind, values), probes, values)
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -165,12 +193,13 @@ class Model:
         weights: Tensor | None = None,
         background: Tensor | None = None,
         opr: Tensor | None = None,
+        values: Values = NOTHING,
     ) -> Tensor:
         """I_j, (B, h, w), of object (L, H, W), probe (M, h, w); anchors and fractions (B, 2), weights (B, 1 + K)."""
         if weights is None:
             weights = fractions.new_ones((len(fractions), 1))
         windows = self.windows(obj, anchors, fractions, _window(probe))
-        intermediates = self.forward(windows, self.probes(probe, fractions, weights, opr))
+        intermediates = self.forward(windows, self.probes(probe, fractions, weights, opr), values)
         S = power(self.detect(intermediates.exit, fractions))
         return S if background is None else S + background
 
@@ -190,12 +219,32 @@ class Model:
     def forward_adjoint(self, intermediates: Intermediates, chi: Tensor) -> tuple[Tensor, Tensor]:
         """From chi on the exit waves to windows, sum_m conj(phi_lm) chi_lm (B, L, h, w), and probes (B, M, h, w)."""
         to_windows: list[Tensor] = []
+        if self.operators:
+            chi = back_through(self.operators, "exit", chi, intermediates.values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             to_windows.append(times(intermediates.incoming[index].conj(), chi).sum(1))
             chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
                 chi = self._to_next_adjoint(chi)
+        if self.operators:
+            chi = back_through(self.operators, "probe", chi, intermediates.values)
         return torch.stack(to_windows[::-1], dim=1), chi
+
+    def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of the operators' unknowns by name, Re <d psi / d theta, chi> and ||d psi / d theta||^2 of each view.
+
+        chi (B, M, h, w) at the exit. The second is taken where the operator ends, which the object changes little.
+        """
+        values = intermediates.values
+        behind = times(intermediates.incoming[-1], intermediates.windows[:, -1, None])
+        found = dict(slopes(self.operators, "exit", behind, values, chi))
+        chi = back_through(self.operators, "exit", chi, values)
+        for index in range(len(intermediates.incoming) - 1, -1, -1):
+            chi = times(intermediates.windows[:, index, None].conj(), chi)
+            if index:
+                chi = self._to_next_adjoint(chi)
+        assert intermediates.probes is not None, "made by a model with operators"
+        return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
     def probes_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
         """sum_j w_j0 T_{-f_j} of (B, M, h, w) -> (M, h, w), the adjoint of `probes` in the probe."""
@@ -255,19 +304,23 @@ class Model:
         if self.subpixel == "bilinear":
             moved = views.cut_bilinear_derivative(obj, anchors, fractions, _window(intermediates.exit), axis)
             return self.exit_change(intermediates, None, moved)
-        derivative = self.exit_change(intermediates, -views.derivative(intermediates.incoming[0], axis), None)
+        probes = intermediates.probes if self.operators else intermediates.incoming[0]
+        assert probes is not None, "made by a model with operators"
+        derivative = self.exit_change(intermediates, -views.derivative(probes, axis), None)
         return derivative if self.kernel is None else derivative + views.derivative(intermediates.exit, axis)
 
     def exit_change(self, intermediates: Intermediates, probes: Tensor | None, windows: Tensor | None) -> Tensor:
         """First-order change (B, M, h, w) of exit waves for changes of probes (B, M, h, w) and windows (B, L, h, w)."""
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
+        if self.operators and probes is not None:
+            d_incoming = through(self.operators, "probe", probes, intermediates.values)
         last = len(intermediates.incoming) - 1
         for index, incoming in enumerate(intermediates.incoming):
             d_exit = times(d_incoming, intermediates.windows[:, index, None])
             if windows is not None:
                 d_exit = d_exit + times(incoming, windows[:, index, None])
             d_incoming = d_exit if index == last else self._to_next(d_exit)
-        return d_incoming
+        return self._behind(d_incoming, intermediates)
 
     def spacing_derivative(self, intermediates: Intermediates) -> Tensor:
         """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours."""
@@ -285,7 +338,11 @@ class Model:
         for index, incoming in enumerate(intermediates.incoming[1:]):
             carried = self._to_next(times(changed, intermediates.windows[:, index, None]))
             changed = carried + apply_kernel(incoming, 1j * rate)
-        return times(changed, intermediates.windows[:, -1, None])
+        return self._behind(times(changed, intermediates.windows[:, -1, None]), intermediates)
+
+    def _behind(self, change: Tensor, intermediates: Intermediates) -> Tensor:
+        """What a change of the wave behind the last slice is at the exit."""
+        return through(self.operators, "exit", change, intermediates.values) if self.operators else change
 
     def _to_next(self, waves: Tensor) -> Tensor:
         assert self.slice_kernel is not None, "several slices need a slice kernel"

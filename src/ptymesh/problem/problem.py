@@ -279,9 +279,17 @@ class Problem:
                 self._collecting.begin()
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
+            values = self._values(estimate, some)
             done += some.shape[0]
             self.world.heartbeat.moves += 1
-            yield Chunk(some, row, anchors, fractions, weights, *fixed)
+            yield Chunk(some, row, anchors, fractions, weights, *fixed, values)
+
+    def _values(self, estimate: Estimate, views: Tensor) -> dict[str, Tensor]:
+        """Of the unknowns of the model's operators, the rows of these views, or all of a shared one."""
+        return {
+            one.name: estimate[one.name].index_select(0, views) if one.scope == "view" else estimate[one.name]
+            for one in self.model.unknowns
+        }
 
     def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a

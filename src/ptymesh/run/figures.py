@@ -20,7 +20,10 @@ from ptymesh.errors import BadInput
 from ptymesh.files import writing
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
+from ptymesh.physics.operators import WaveOperator
+from ptymesh.run.yaml_text import parsed
 
 #: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
 LOOKED_AT = 1024
@@ -122,6 +125,7 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
         subpixel=result.attrs.get("subpixel", "fourier"),
         slices=len(result.object),
         slice_spacing_m=result.slice_spacing_m,
+        optics=optics_of(result),
         dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
     )
     chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
@@ -169,10 +173,30 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
             torch.as_tensor(weights.astype(real)),
             background,
             None if result.opr is None else torch.as_tensor(result.opr),
+            _values(model, result, views, real),
         )
         .numpy()
         .astype(np.float64)
     )
+
+
+def optics_of(result: Result) -> tuple[WaveOperator, ...]:
+    """The operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
+    found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
+    asked = found.get("optics") if isinstance(found, dict) else None
+    return tuple(named(asked or {}, OPTICS, "optics").values())
+
+
+def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
+    """Of the operators' unknowns, the rows of these views, or all of a shared one. Raises BadInput where one is not
+    there."""
+    found = {}
+    for one in model.unknowns:
+        if one.name not in result.unknowns:
+            raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
+        array = result.unknowns[one.name]
+        found[one.name] = torch.as_tensor((array[views] if one.scope == "view" else array).astype(real))
+    return found
 
 
 def _residuals(scan: Measurement, views: np.ndarray, modelled: np.ndarray) -> np.ndarray:

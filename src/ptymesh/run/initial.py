@@ -9,7 +9,7 @@ the object pixel at which the scan's own coordinates have their zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +24,10 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.io.arrays import ANY, load_array
 from ptymesh.io.options import Options
-from ptymesh.io.results import LARGEST, Result
+from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
+from ptymesh.physics.operators import WaveOperator
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.run.starts import (
     ArrayStart,
@@ -38,6 +39,7 @@ from ptymesh.run.starts import (
     ProbeOptions,
     ResultStart,
 )
+from ptymesh.unknowns import LARGEST
 
 #: Relative difference of pixel sizes below which two grids are the same.
 SAME_PIXEL = 1e-6
@@ -67,6 +69,7 @@ def initial_estimate(
     margin_px: int,
     seed: int,
     place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
+    optics: Sequence[WaveOperator] = (),
 ) -> Estimate:
     """The estimate from which a reconstruction starts; the same on every rank, but for the part of the object.
 
@@ -79,6 +82,7 @@ def initial_estimate(
         seed: of the probe modes that are made.
         place: from the object's sides, its origin and the anchors (N, 2), the part of it that this rank holds; all of
             it unless given.
+        optics: operators of the model, whose unknowns start where they say.
 
     Raises:
         BadInput: a start that the geometry, the window or a file does not allow.
@@ -102,7 +106,7 @@ def initial_estimate(
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
-    return Estimate(
+    made = Estimate(
         object=_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
         probe=first,
         positions=positions,
@@ -118,6 +122,9 @@ def initial_estimate(
         corner=part.corner,
         extent=sides,
     )
+    for one in optics:
+        made.others |= one.starts(made.sizes(), device, real)
+    return made
 
 
 def _parameters(start: Any) -> dict[str, dict[str, float]]:

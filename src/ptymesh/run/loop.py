@@ -21,11 +21,11 @@ from ptymesh.distributed.devices import Later
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, constraints, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
-from ptymesh.io.results import LARGEST
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
+from ptymesh.unknowns import LARGEST
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
 RISING_EPOCHS = 3

@@ -25,8 +25,6 @@ from ptymesh.measurement import Measurement
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
 
-#: Tensors of the estimate that a step may change.
-_MOVING = ("object", "probe", "positions", "weights", "background", "opr")
 #: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
 _WAVES, _FIELDS = 10, 4
 #: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
@@ -75,7 +73,7 @@ class Snapshot:
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
-        self.tensors = {name: _copy(getattr(estimate, name)) for name in _MOVING}
+        self.tensors = {name: _copy(estimate[name]) for name in estimate}
         self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
         self.view_metrics = _copy(problem.view_metrics.values)
 
@@ -85,7 +83,7 @@ class Snapshot:
     def restore(self) -> None:
         """Everything is as it was."""
         for name, tensor in self.tensors.items():
-            getattr(self.estimate, name).copy_(tensor)
+            self.estimate[name].copy_(tensor)
         self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
         for memory, kept in zip(self._memories(), self.memories, strict=True):
             devices = {name: tensor.device for name, tensor in memory.items()}
@@ -95,7 +93,7 @@ class Snapshot:
 
 
 def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
-    tensors = [getattr(estimate, name) for name in _MOVING]
+    tensors = [estimate[name] for name in estimate]
     tensors += [*engine.state.values(), *engine.per_view.values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

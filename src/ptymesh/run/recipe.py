@@ -27,6 +27,7 @@ from pydantic import (
     ByteSize,
     Field,
     PositiveFloat,
+    SerializeAsAny,
     field_validator,
     model_validator,
 )
@@ -38,6 +39,7 @@ from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
+from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
@@ -85,6 +87,7 @@ class Recipe(Options):
 
     fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
+    optics: operators between probe and detector, with unknowns of their own, in their order.
     memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (storage).
     """
 
@@ -99,6 +102,7 @@ class Recipe(Options):
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
+    optics: dict[str, SerializeAsAny[WaveOperator]] = Field(default_factory=dict)
     stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()
 
@@ -112,6 +116,11 @@ class Recipe(Options):
                 said = "deterministic is no option any more: every run ends with the same bits; leave it out"
                 print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
         return values
+
+    @field_validator("optics", mode="before")
+    @classmethod
+    def _operators(cls, given: Any) -> Any:
+        return named(given, OPTICS, "optics")
 
     @field_validator("stages", mode="before")
     @classmethod

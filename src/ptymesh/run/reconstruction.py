@@ -33,6 +33,7 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.measurement import Measurement
+from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
@@ -66,6 +67,7 @@ class Reconstruction:
         object, probe: initial guesses, as options or as a dict of a recipe's keys; `probe_modes` is short for
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
+        optics: operators between probe and detector by name, as options or as a dict of a recipe's keys.
         precision: single or double.
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
@@ -86,6 +88,7 @@ class Reconstruction:
         object: ObjectOptions | dict[str, Any] | None = None,
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
+        optics: dict[str, Any] | None = None,
         precision: Literal["single", "double"] = "single",
         seed: int = 0,
         device: str | World = "auto",
@@ -127,9 +130,11 @@ class Reconstruction:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = torch.complex64 if precision == "single" else torch.complex128
         self._compare_ranks(dtype)
+        operators = _operators(optics)
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,
+            optics=operators,
             slices=object_options.slices,
             slice_spacing_m=object_options.slice_spacing_m or 0.0,
             tilt_rad=object_options.tilt_rad or (0.0, 0.0),
@@ -164,6 +169,7 @@ class Reconstruction:
                         margin_px=MARGIN_PX,
                         seed=seed,
                         place=owners.place,
+                        optics=operators,
                     )
                 )
         self.state = RunState(estimate)
@@ -288,6 +294,7 @@ class Reconstruction:
             slice_spacing_m=estimate.slice_spacing_m,
             tilt_rad=estimate.tilt_rad,
             parameters=estimate.parameters,
+            unknowns={name: values.cpu().numpy() for name, values in estimate.others.items()},
             history={name: np.asarray(column) for name, column in self.state.history.items()},
             recipe=recipe,
             attrs={
@@ -339,6 +346,18 @@ class Reconstruction:
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
+
+
+def _operators(given: Any) -> tuple[WaveOperator, ...]:
+    """Those that these options ask for. Raises BadInput."""
+    if given is None:
+        return ()
+    if not isinstance(given, dict):
+        raise BadInput(f"optics is {shown(given)}; give a dict of operators, such as {{'view_defocus': True}}.")
+    try:
+        return tuple(named(given, OPTICS, "optics").values())
+    except ValueError as error:
+        raise BadInput(f"optics: {error}.") from error
 
 
 def _memory(budget: int | str | None, scratch: str | Path | None) -> MemoryBudget:

@@ -25,6 +25,9 @@ def check(engine: Engine, problem: Problem) -> None:
     c = engine.coarsen
     if c == 1:
         return
+    fine_only = [one.name for one in problem.model.unknowns if {"h", "w"} & set(one.axes)]
+    if fine_only:
+        raise BadInput(f"coarsen: {c} does not know how {fine_only[0]} of the optics looks there; leave it out.")
     if problem.geometry.propagation != "far_field":
         raise BadInput(f"coarsen: {c} crops the far field; leave it out of the stages of a near-field scan.")
     for n in problem.window:
@@ -45,6 +48,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
         slices=len(estimate.object),
         slice_spacing_m=estimate.slice_spacing_m,
         tilt_rad=estimate.tilt_rad,
+        optics=[placed.operator for placed in problem.model.operators],
         dtype=problem.dtype,
         device=problem.device,
     )

@@ -205,6 +205,7 @@ def reconstruction(
         object=recipe.object,
         probe=recipe.probe,
         subpixel=recipe.positions.subpixel,
+        optics=recipe.optics,
         precision=recipe.precision,
         seed=recipe.seed,
         device=world,

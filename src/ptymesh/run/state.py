@@ -17,15 +17,18 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
-from ptymesh.io.results import LARGEST
 from ptymesh.problem import Problem
 from ptymesh.run.counters import Counters, counters_of
+from ptymesh.unknowns import BUILT_IN, of_scope
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
 
-_SHARED = ("probe", "anchors", "nominal", "background", "opr")
-_PER_VIEW = ("positions", "weights")
+#: Arrays of the estimate in a checkpoint, by how they are held; anchors and nominal positions are no unknowns.
+_SHARED = (*of_scope("shared"), "anchors", "nominal")
+_PER_VIEW = of_scope("view")
+#: What stands before the name of an unknown of the model's operators.
+OTHERS = "unknown/"
 
 
 @dataclass
@@ -76,6 +79,12 @@ class RunState:
                     shared[f"engine/{stage}/{name}"] = _numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+        for one in problem.model.unknowns:
+            held = _numpy(estimate[one.name])
+            if one.scope == "view":
+                per_view[OTHERS + one.name] = held[own]
+            else:
+                shared[OTHERS + one.name] = held
         per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.view_metrics.values)}
         for stage, memory in self.per_view.items():
             per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in memory.items()}
@@ -120,9 +129,15 @@ class RunState:
         if run.parts and same:
             part = problem.layout.hold(run.rectangles)  # the same shapes, the same bits
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
+        held = {"view": saved.per_view, "shared": saved.shared}
+        others = {
+            one.name: torch.as_tensor(held[one.scope][OTHERS + one.name], device=device)
+            for one in problem.model.unknowns
+        }
         estimate = Estimate(
             of_object.pop("object"),
             **arrays,
+            others=others,
             slice_spacing_m=run.slice_spacing_m,
             tilt_rad=run.tilt_rad,
             parameters=run.parameters,
@@ -149,7 +164,9 @@ class RunState:
 def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
     """Raises BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
-    expected = {*_SHARED, *(f"history/{name}" for name in HISTORY)} - saved.shared.keys()
+    per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
+    declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
+    expected = {*_SHARED, *declared, *(f"history/{name}" for name in HISTORY)} - saved.shared.keys()
     if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
     views = saved.per_view.views
@@ -186,6 +203,9 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "weights": (views, 1 + opr),
         "seen": problem.view_metrics.values.shape,
     }
+    sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
+    for one in problem.model.unknowns:
+        (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
     found = {name: (shared[name].shape, shapes[name]) for name in shapes}
     found |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
     for name, (shape, wanted) in found.items():
@@ -193,16 +213,17 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
             raise BadInput(
                 f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
             )
-    _check_numbers(saved, run, (height, width))
+    _check_numbers(saved, run, problem, (height, width))
     _check_anchors(shared["anchors"], run, (height, width))
 
 
-def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, window: tuple[int, int]) -> None:
+def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem, window: tuple[int, int]) -> None:
     """Raises BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
-    most = {"probe": LARGEST, "opr": LARGEST, "background": LARGEST, "weights": LARGEST}
+    most = {one.name: one.largest for one in BUILT_IN if one.scope != "tiled" and one.name != "positions"}
+    most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns}
     most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
     for name, limit in most.items():
-        array = saved.shared[name] if name in _SHARED else saved.per_view[name]
+        array = saved.shared[name] if name in saved.shared else saved.per_view[name]
         if not (np.abs(array) <= limit).all():  # False on NaN too
             raise BadInput(f"The checkpoint's {name} holds numbers that cannot be; copy the folder again.")
 

@@ -1,0 +1,72 @@
+"""Every view has a defocus of its own: a sample that is not flat, or a stage that moves along the beam.
+
+z_j     defocus of view j (m);  r  phase per metre of free space, 2 pi (k_z - 1 / lambda)
+
+    G(z_j) P = F^H exp(i z_j r) F P,    dG P / dz_j = F^H [i r exp(i z_j r) F P]
+
+The angular spectrum of free space (physics/propagate.py) without a band limit: |z_j| is small against the depth at
+which the window's edge is reached. A mean of all z_j is the probe's own, which an engine moves as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+from ptymesh.physics.elementwise import times
+from ptymesh.physics.model import inner
+from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
+from ptymesh.physics.propagate import fft, ifft, phase_rate
+from ptymesh.unknowns import Unknown
+
+
+class ViewDefocus(WaveOperator):
+    """A defocus z_j for every view, in metres, refined where a stage has `unknowns: {defocus: true}`."""
+
+    name: ClassVar[str] = "view_defocus"
+    at: ClassVar[Place] = "probe"
+    unknowns: ClassVar[tuple[Unknown, ...]] = (Unknown("defocus", ("N",), "view", unit="m", largest=1.0),)
+
+    def check(self, geometry: Geometry) -> None:
+        """See the base."""
+        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
+            raise BadInput(
+                "optics.view_defocus needs the wavelength and the object pixel, which this data set does not have; "
+                "give data.energy_eV (or wavelength_m) and the pixel sizes."
+            )
+
+    def sizes(self, geometry: Geometry) -> dict[str, float]:
+        """That turns the phase by a radian between the middle of the window's spectrum and half its band."""
+        (y, x), wavelength = geometry.object_pixel_m or (0.0, 0.0), geometry.wavelength_m
+        assert wavelength is not None, "checked"
+        return {"defocus": 16 * max(y, x) ** 2 / (math.pi * wavelength)}
+
+    def tables(self, geometry: Geometry) -> Tables:
+        """r, (h, w) rad/m."""
+        assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
+        return (phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m),)
+
+    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """F^H exp(i z r) F psi."""
+        return ifft(times(fft(psi), self._factors(values["defocus"], tables[0])))
+
+    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """F^H exp(-i z r) F psi."""
+        return ifft(times(fft(psi), self._factors(-values["defocus"], tables[0])))
+
+    def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """<F^H [i r exp(i z r) F psi], back> and the square of its norm, (B,)."""
+        turned = times(fft(psi), self._factors(values["defocus"], tables[0])) * tables[0]
+        moved = ifft(torch.complex(-turned.imag, turned.real))
+        return {"defocus": (inner(moved, back), inner(moved, moved))}
+
+    @staticmethod
+    def _factors(z: Tensor, rate: Tensor) -> Tensor:
+        """exp(i z r), (B, 1, h, w); the phase is taken within a turn, so that single precision holds it."""
+        phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
+        return torch.polar(torch.ones_like(phase), phase)[:, None].to(rate.dtype.to_complex())

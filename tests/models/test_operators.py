@@ -1,0 +1,231 @@
+"""What holds for every operator of the model, found by being in the package: adjoints, derivatives, ranks, files.
+
+Nothing here names one of them; the tests of a single one are beside its name.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from ptymesh import models
+from ptymesh.engines import BH, CG, LSQML, RPIE, Adam
+from ptymesh.errors import BadInput
+from ptymesh.io.results import Result
+from ptymesh.models import OPTICS, WaveOperator, declared
+from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.operators import Placed
+from ptymesh.problem import Batch
+from ptymesh.run.recipe import Recipe
+from toy import Toy, make, relative, share
+
+NAMES = list(OPTICS)
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
+    """A toy whose model has the operator, and values of its unknowns that are not where they start."""
+    toy = make(modes=2, **options)
+    operator = OPTICS[name]()
+    placed = Placed.of(operator, toy.measurement.geometry, torch.complex128, "cpu")
+    toy.model = replace(toy.model, operators=(placed,))
+    sizes = toy.truth.sizes()
+    values = {}
+    for number, one in enumerate(operator.unknowns):
+        noise = randn(*one.shape(sizes), seed=seed + number, dtype=torch.float64)
+        values[one.name] = one.start + 0.3 * placed.sizes[one.name] * noise
+    return toy, values
+
+
+def chunk_of(toy: Toy, values: dict[str, torch.Tensor], views: int = 5) -> tuple[Intermediates, torch.Tensor, Model]:
+    some = torch.arange(views)
+    e, model = toy.truth, toy.model
+    scoped = {one.name: one.scope for one in model.unknowns}
+    given = {name: v[:views] if scoped[name] == "view" else v for name, v in values.items()}
+    fractions = e.fractions(some)
+    windows = model.windows(e.object, e.anchors[:views], fractions, e.window)
+    return model.forward(windows, model.probes(e.probe, fractions, e.weights[:views]), given), fractions, model
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_adjoint_of_the_whole_model(name: str, slices: int) -> None:
+    """<d psi, chi> by probe and object is <dP, to probes> and <dO, to windows>."""
+    toy, values = case(name, slices=slices)
+    waves, _, model = chunk_of(toy, values)
+    chi, d_probes, d_windows = (
+        randn(*x.shape, seed=7 + i) for i, x in enumerate((waves.exit, waves.exit, waves.windows))
+    )
+    to_windows, to_probes = model.forward_adjoint(waves, chi)
+    for change, other, found in (
+        (model.exit_change(waves, d_probes, None), d_probes, to_probes),
+        (model.exit_change(waves, None, d_windows), d_windows, to_windows),
+    ):
+        assert (
+            abs(torch.vdot(change.flatten(), chi.flatten()) - torch.vdot(other.flatten(), found.flatten()))
+            < 1e-10 * float(chi.abs().square().sum() * change.abs().square().sum()) ** 0.5
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_by_its_unknowns(name: str) -> None:
+    """Against central differences of the exit wave, of every unknown, view by view."""
+    toy, values = case(name)
+    waves, _, model = chunk_of(toy, values)
+    chi = randn(*waves.exit.shape, seed=9)
+    found = model.operator_slopes(waves, chi)
+    assert found.keys() == values.keys() == {one.name for one in model.unknowns}
+    for one in model.unknowns:
+        step = 1e-4 * model.sizes[one.name]
+        direction = randn(*values[one.name].shape, seed=11, dtype=torch.float64)
+        there, back = (
+            chunk_of(toy, values | {one.name: values[one.name] + sign * step * direction})[0].exit for sign in (1, -1)
+        )
+        wanted = ((there - back) / (2 * step) * chi.conj()).real.sum((1, 2, 3))
+        along = direction[: len(chi)] if one.scope == "view" else direction
+        slope, norm = found[one.name]
+        got = (slope * along).reshape(len(chi), -1).sum(1)
+        assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+        assert bool((norm >= 0).all()) and bool((norm > 0).any())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_go_through_it(name: str) -> None:
+    toy, values = case(name)
+    waves, fractions, model = chunk_of(toy, values)
+    e, some, step = toy.truth, torch.arange(5), 1e-5
+    for axis in (0, 1):
+        exits = []
+        for sign in (1, -1):
+            moved = fractions.clone()
+            moved[:, axis] += sign * step
+            exits.append(model.forward(waves.windows, model.probes(e.probe, moved, e.weights[some]), waves.values).exit)
+        wanted = (exits[0] - exits[1]) / (2 * step)
+        assert relative(model.position_derivative(e.object, e.anchors[some], fractions, waves, axis), wanted) < 1e-6
+
+
+def told_wrong(name: str) -> tuple[Toy, dict[str, torch.Tensor]]:
+    """Counts that the operator has made, and the true values of its unknowns."""
+    toy, values = case(name, seed=3)
+    e, every = toy.truth, torch.arange(len(toy.truth.positions))
+    made = toy.model.intensity(
+        e.object, e.probe, e.anchors, e.fractions(every), e.weights, e.background, values=values
+    ).numpy()
+    toy.measurement = replace(toy.measurement, patterns=type(toy.measurement.patterns)(made))
+    return toy, values
+
+
+def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]:
+    """Object, probe and the operator's unknowns after some batches."""
+    toy, values = told_wrong(name)
+    problem = toy.problem(world, layout)
+    e = share(toy.start(), problem)
+    operator = toy.model.operators[0].operator
+    e.others = operator.starts(e.sizes(), "cpu", torch.float64)
+    on = dict.fromkeys(values, True)
+    made = Adam(unknowns={"object": True, "probe": True, **on}) if engine == "adam" else RPIE()
+    made.check(problem)
+    problem.begin_epoch(e)
+    for number in range(4):
+        made.step(problem, e, Batch(np.arange(len(e.positions))[number::4], False, 1))
+    whole = problem.layout.whole(e.object, e)
+    return [x.numpy().copy() for x in (whole, e.probe, *e.others.values())]
+
+
+@pytest.mark.parametrize("engine", ["adam", "rpie"])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+    wanted = ranks(1, refined, name, "replicated", engine)[0]
+    start = OPTICS[name].unknowns[0].start
+    assert (engine == "adam") == bool((wanted[2] != start).any()), "Adam alone moves it"
+    for size in (2, 3):
+        for layout in ("replicated", "tiled"):
+            for found in ranks(size, refined, name, layout, engine):
+                assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
+    """Recipe, checkpoint and result know of it: a run that was stopped and goes on ends with the same bits."""
+    toy, values = told_wrong(name)
+    scan, on = toy.measurement, dict.fromkeys(values, True)
+    stage = {"engine": "adam", "epochs": 4, "batch": 20, "unknowns": {"object": True, "probe": True, **on}}
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "optics": {name: True}, "stages": [stage]})
+    again = Recipe.from_yaml(recipe.to_yaml())
+    assert again.optics == recipe.optics and again.stages == recipe.stages
+    whole = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1)
+    list(whole.run(stage))
+    result = whole.result(recipe.to_yaml())
+    result.save(tmp_path / "result.h5")
+    read = Result.load(tmp_path / "result.h5")
+    assert read.unknowns.keys() == values.keys()
+    assert all(np.array_equal(read.unknowns[n], whole.state.estimate.others[n].numpy()) for n in values)
+
+    from ptymesh.io import checkpoint
+
+    half = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1)
+    half.stages = [Adam(**{k: v for k, v in stage.items() if k != "engine"})]
+    for report in half.loop().epochs():
+        if report.epoch == 2:
+            half.state.save(tmp_path / "checkpoint", half.problem, {})
+            break
+    saved = checkpoint.load(tmp_path / "checkpoint")
+    resumed = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1, saved=saved)
+    resumed.stages = half.stages
+    list(resumed.loop().epochs())
+    for n in values:
+        assert torch.equal(resumed.state.estimate.others[n], whole.state.estimate.others[n])
+    assert torch.equal(resumed.state.estimate.object, whole.state.estimate.object)
+    with pytest.raises(BadInput, match="unknown/"):
+        plain = pm.Reconstruction(scan, precision="double", seed=1)
+        list(plain.run(stage | {"unknowns": {"object": True}, "epochs": 1}))
+        plain.state.save(tmp_path / "plain", plain.problem, {})
+        pm.Reconstruction(
+            scan, precision="double", optics={name: True}, saved=checkpoint.load(tmp_path / "plain"), seed=1
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_that_do_not_know_operators_say_so(name: str) -> None:
+    toy, values = case(name)
+    problem = toy.problem()
+    for engine in (BH(), CG()):
+        with pytest.raises(BadInput, match=rf"{engine.name} does not know optics \({name}\); use another engine"):
+            engine.check(problem)
+    LSQML().check(problem)
+    unknown = next(iter(values))
+    with pytest.raises(BadInput, match=rf"unknowns.{unknown} belongs to optics.{name}, which the recipe does not have"):
+        Adam(unknowns={unknown: True}).check(make().problem())
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"unknowns\.objekt is unknown; did you mean unknowns\.object\?"):
+        Adam(unknowns={"objekt": True})
+    with pytest.raises(BadInput, match=r"optics: .*'viewdefocus' is not a operator; did you mean view_defocus"):
+        pm.Reconstruction(make().measurement, optics={"viewdefocus": True})
+    with pytest.raises(BadInput, match="optics is 3; give a dict of operators"):
+        pm.Reconstruction(make().measurement, optics=3)  # type: ignore[arg-type]
+
+
+def test_a_file_of_the_package_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator is found by being in the package, and its unknown by being declared there."""
+    (tmp_path / "dimmer.py").write_text(
+        "from ptymesh.models import WaveOperator\n"
+        "from ptymesh.unknowns import Unknown\n\n"
+        "class Dimmer(WaveOperator):\n"
+        "    name = 'dimmer'\n"
+        "    unknowns = (Unknown('dimness', ('N',), 'view'),)\n"
+    )
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(OPTICS, "_own", dict(OPTICS._own))
+    models.find_files()
+    assert "dimmer" in OPTICS and issubclass(OPTICS["dimmer"], WaveOperator)
+    assert declared()["dimness"].operator == "dimmer"
+    assert Adam(unknowns={"dimness": {"lr": 0.2}}).unknowns.moving()["dimness"].lr == 0.2
