@@ -60,6 +60,10 @@ BUILT_IN = (
 )
 
 
+#: The same by name.
+DECLARED = {one.name: one for one in BUILT_IN}
+
+
 def of_scope(*scopes: Scope) -> tuple[str, ...]:
     """Names of the built-in unknowns of these scopes."""
     return tuple(one.name for one in BUILT_IN if one.scope in scopes)

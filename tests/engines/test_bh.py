@@ -195,8 +195,9 @@ def test_positions_of_a_search_stay() -> None:
     e.probe *= 0.05
     problem.begin_epoch(e)
     engine = BH(positions=True)
-    engine.step(problem, e, Batch(np.arange(20), refine=True))
-    assert problem.position_steps == []
+    batch = Batch(np.arange(20), refine=True)
+    engine.step(problem, e, batch)
+    assert batch.asked.positions == []
 
 
 # --- phantoms ---

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.engines import RPIE, constraints, positions
+from ptymesh.engines import MPIE, RPIE, constraints, positions
 from ptymesh.engines.constraints import Limits, Smooth, Support
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft
+from ptymesh.problem import Asked, Batch
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.schedule import Schedule
 from ptymesh.simulate import simulate
@@ -231,8 +232,8 @@ def test_auto_gain_grows_while_moves_agree_and_shrinks_when_they_turn() -> None:
     gains = []
     for sign in (1, 1, 1, -1, 1, -1):
         start = e.positions.clone()
-        problem.position_steps = [(torch.arange(20), sign * 0.01 * toy.truth.positions.sin())]
-        positions.after_batch(engine, problem, e, start)
+        steps = [(torch.arange(20), sign * 0.01 * toy.truth.positions.sin())]
+        positions.after_batch(engine, Batch(np.arange(20), asked=Asked(steps)), e, start)
         positions.after_epoch(engine, problem, e, start)
         gains.append(float(engine.state["position_gain"]))
     assert gains == [1, 1.5, 2.25, 1.125, 0.5625, 0.28125]
@@ -245,13 +246,14 @@ def test_drift_is_removed() -> None:
 
 def test_a_limit_holds_per_epoch() -> None:
     toy = make(views=20)
-    problem, e = toy.problem(), toy.start(position_error=2.0)
+    e = toy.start(position_error=2.0)
     before = e.positions.clone()
-    problem.position_steps = [(torch.arange(20), torch.full((20, 2), 5.0, dtype=torch.float64))]
+    steps = [(torch.arange(20), torch.full((20, 2), 5.0, dtype=torch.float64))]
+    batch = Batch(np.arange(20), asked=Asked(steps))
     for _ in range(3):
-        positions.after_batch(RPIE(positions={"limit_px": 0.3}), problem, e, before)
+        positions.after_batch(RPIE(positions={"limit_px": 0.3}), batch, e, before)
     assert torch.allclose(e.positions, before + 0.3)
-    positions.after_batch(RPIE(positions={"limit_px": 1.0, "gain": 0.1}), problem, e, before)
+    positions.after_batch(RPIE(positions={"limit_px": 1.0, "gain": 0.1}), batch, e, before)
     assert torch.allclose(e.positions, before + 0.8)
 
 
@@ -277,7 +279,7 @@ def test_anchors_move_only_beyond_a_pixel() -> None:
 
 def test_the_object_grows_and_nothing_else_changes() -> None:
     toy = make(views=20)
-    e, engine = copy(toy.truth), RPIE()
+    e, engine = copy(toy.truth), MPIE()
     engine.state["object_velocity"] = e.object.clone()
     engine.state["object_start"] = e.object.clone()
     low, high = int(e.positions[:, 0].argmin()), int(e.positions[:, 1].argmax())

@@ -183,7 +183,7 @@ def swept(case: Case, backend: Backend, chunk: Chunk, task: str, keep: bool) -> 
 
 
 def compare_sweeps(case: Case, task: str, **changes: object) -> None:
-    """Sums, and what is kept for a second sweep."""
+    """Gradients, and what is kept for a second sweep."""
     chunk = replace(case.chunk, **changes, sweep={})  # type: ignore[arg-type]
     reference, fused = case.both
     wanted, waves, found, intermediates = swept(case, reference, chunk, task, keep=True)

@@ -33,6 +33,7 @@ from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
+from ptymesh.unknowns import Unknown
 
 #: How batches are made up (run/batches.py).
 Order = Literal["random", "uniform", "compact"]
@@ -101,6 +102,9 @@ class Engine(Options):
     #: Of what `models` may stand here: of the probe where a batch's sums are those of a step of it; of positions where
     #: its steps of positions are not part of a step of everything.
     models_of: ClassVar[tuple[str, ...]] = ("positions",)
+    #: What it remembers whose axes or value outside of the object are not those of a sum or velocity: copies of the
+    #: object (value outside 1), exit waves of views (axes N M h w), which follow the gauges.
+    remembers: ClassVar[tuple[Unknown, ...]] = ()
     #: Whether it works with operators in the model (`optics`); those whose own model of the exit wave has none do not.
     with_optics: ClassVar[bool] = True
 
@@ -143,10 +147,14 @@ class Engine(Options):
     def per_view(self) -> dict[str, Tensor]:
         """What the engine remembers of views, by name: one row per own view, in the order of `problem.layout.own`.
 
-        Complex (n, M, h, w) are exit waves, which follow the gauges. All is forgotten when a later stage
-        starts, whose estimate moves on without it.
+        Exit waves, which follow the gauges, are declared in `remembers`. All is forgotten when a later stage starts,
+        whose estimate moves on without it.
         """
         return self._per_view
+
+    def outside(self, name: str) -> float:
+        """What an array of the object's shape that it remembers holds where the object grows."""
+        return next((one.outside for one in self.remembers if one.name == name), 0.0)
 
     def check(self, problem: Problem) -> None:
         """Raises BadInput where these options have no meaning for this problem; called before any work."""

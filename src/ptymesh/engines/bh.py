@@ -78,17 +78,17 @@ class BH(Descent):
         """Displacements of own views (n, 2) that the gradient asks for, within the limit; 0 outside of the batch."""
         assert self.positions is not None
         asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
-        if problem.position_steps:
-            asked[_own(problem, batch)[1]] = torch.cat([steps for _, steps in problem.position_steps])
+        if batch.asked.positions:
+            asked[_own(problem, batch)[1]] = torch.cat([steps for _, steps in batch.asked.positions])
         return (self.scale_positions * asked).clamp(-self.positions.limit_px, self.positions.limit_px)
 
     def _hand_over(self, problem: Problem, batch: Batch, step: Move) -> None:
         """The loop moves positions (within its limits); what it was told is remembered."""
-        problem.position_steps.clear()
+        batch.asked.positions.clear()
         if step.positions is None:
             return
         views, rows = _own(problem, batch)
-        problem.position_steps.append((views, step.positions[rows]))
+        batch.asked.positions.append((views, step.positions[rows]))
         if self.directions == "conjugate":
             self.per_view.setdefault("position_step", torch.zeros_like(step.positions))[rows] = step.positions[rows]
 

@@ -89,9 +89,8 @@ class Descent(Engine):
             terms.add(torch.stack([over_window(t) for t in curves], dim=1))
         s = accumulator.total(terms)
         alpha = _newton(*s.others[0])
-        for steps in (problem.position_steps, problem.weight_steps):
-            steps[:] = [(views, alpha * step) for views, step in steps]
-        problem.last = replace(s, opr=alpha * s.opr)
+        batch.asked.scaled(alpha)
+        batch.asked.gradients = replace(s, opr=alpha * s.opr)
         z_object = alpha * s.object / floored(s.object_weight, self.delta)
         z_probe = self.scale_probe * alpha * s.probe / floored(s.probe_weight, self.delta)
         return Move(s.object, s.probe), Move(z_object, z_probe)

@@ -161,7 +161,7 @@ class Elementwise(Autodiff):
         self.write(problem, estimate, leaves, found.parts)
         if "positions" in leaves:
             own = problem.sent(problem.layout.own)
-            problem.position_steps[:] = [(own, leaves["positions"][own])]
+            batch.asked.positions = [(own, leaves["positions"][own])]
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """Keeps the epoch's loss for a scheduler that looks at it."""
@@ -176,8 +176,7 @@ class Elementwise(Autodiff):
                 moving.add(name)
         if "object" in moving and self.parametrisation == "amplitude_phase" and not self.unknowns.amplitude:
             moving.add("amplitude")
-        if problem.probe_frozen:
-            moving -= {"probe", "opr"}
+        moving -= batch.frozen
         if not batch.refine:
             moving.discard("positions")
         return moving

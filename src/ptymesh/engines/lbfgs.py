@@ -58,10 +58,10 @@ class LBFGS(Autodiff):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One step along the quasi-Newton direction, and the pair that it teaches."""
-        wanted = {"object", "amplitude"} if problem.probe_frozen else {"object", "amplitude", "probe"}
+        wanted = {"object", "amplitude", "probe"} - batch.frozen
         wanted |= {unknown.name for unknown in problem.model.unknowns}
         here = self.gradient(problem, estimate, batch, wanted)
-        kept = list(problem.position_steps), list(problem.weight_steps), problem.last
+        kept = batch.asked.positions, batch.asked.weights, batch.asked.gradients
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
         self._forget_others(x)
@@ -81,7 +81,7 @@ class LBFGS(Autodiff):
         else:
             self.write(problem, estimate, x, parts)
             self._forget()
-        problem.position_steps[:], problem.weight_steps[:], problem.last = kept
+        batch.asked.positions, batch.asked.weights, batch.asked.gradients = kept
 
     def _fixed(self, parts: dict[str, Part]) -> dict[str, Part]:
         """The parts in the scale that each had when it first moved; units are left to the scale."""

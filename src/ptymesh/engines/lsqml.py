@@ -19,6 +19,7 @@ The object moves by the trimmed mean of its steps over the batch, the probe by t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -29,7 +30,8 @@ from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
-from ptymesh.problem import Batch, CachedChunk, Problem, Sums
+from ptymesh.problem import Batch, CachedChunk, Gradients, Problem
+from ptymesh.unknowns import DECLARED, Unknown
 
 
 class Momentum(Schedule):
@@ -52,6 +54,7 @@ class LSQML(Engine):
     """
 
     name: ClassVar[str] = "lsqml"
+    remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="epoch_start"),)
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     delta: float = Field(0.1, gt=0, le=1)
@@ -89,7 +92,7 @@ class LSQML(Engine):
         problem.add(estimate.object, by_object * d_object)
         problem.add(estimate.probe, by_probe * d_probe)
 
-    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Sums, list[CachedChunk]]:
+    def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Gradients, list[CachedChunk]]:
         accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update"), []
         for chunk in accumulator.chunks(keep=True):
             intermediates = problem.forward(estimate, chunk)
@@ -97,7 +100,7 @@ class LSQML(Engine):
             swept.append(problem.keep(chunk, intermediates, chi))
         return accumulator.total(), swept
 
-    def _directions(self, problem: Problem, sums: Sums, views: int) -> tuple[BlockSparseField, Tensor]:
+    def _directions(self, problem: Problem, sums: Gradients, views: int) -> tuple[BlockSparseField, Tensor]:
         kappa = problem.touched(self.state["kappa"], sums.object)
         floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()

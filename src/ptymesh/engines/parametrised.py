@@ -32,9 +32,9 @@ DECAY, DECAY_SQUARES, TINY = 0.9, 0.99, 1e-300
 INDEPENDENT = 1e-9
 
 
-def due(engine: Engine, problem: Problem, epoch: int) -> list[Parametrisation]:
+def due(engine: Engine, epoch: int) -> list[Parametrisation]:
     """Those that move in this epoch (1-based)."""
-    frozen = problem.probe_frozen
+    frozen = epoch <= engine.probe.frozen
     return [one for one in engine.models.values() if one.active(epoch) and not (frozen and one.of == "probe")]
 
 
@@ -72,7 +72,7 @@ def _step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, on
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
     T = state[f"{key}.combinations"].cpu()
-    along = (_by_probe if one.of == "probe" else _by_positions)(problem, J)
+    along = _by_probe(batch, J) if one.of == "probe" else _by_positions(problem, batch, J)
     slope = -(T * along[:, None]).sum(0)
     first, second = state[f"{key}.memory"].cpu()
     first, second = first.lerp(slope, 1 - DECAY), second.lerp(slope * slope, 1 - DECAY_SQUARES)
@@ -83,16 +83,16 @@ def _step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, on
     return (T * (-rate * mean / square.sqrt().clamp(min=TINY))).sum(1)
 
 
-def _by_probe(problem: Problem, J: Tensor) -> Tensor:
+def _by_probe(batch: Batch, J: Tensor) -> Tensor:
     """J^T s, (n,) on the host."""
-    assert problem.last is not None, "engines that move numbers of the probe sum its adjoints"
-    return over_window(overlap(J, problem.last.probe.to(J.dtype))).sum(1).cpu()
+    assert batch.asked.gradients is not None, "engines that move numbers of the probe sum its adjoints"
+    return over_window(overlap(J, batch.asked.gradients.probe.to(J.dtype))).sum(1).cpu()
 
 
-def _by_positions(problem: Problem, J: Tensor) -> Tensor:
+def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     """J^T s over the views of all ranks, (n,) on the host. Collective."""
     reduction = problem.reduction(len(J))
-    for views, steps in problem.position_steps:
+    for views, steps in batch.asked.positions:
         reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
     return problem.totals(reduction)[0].cpu()
 

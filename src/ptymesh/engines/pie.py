@@ -15,6 +15,7 @@ Numerators and weights are summed over the same views: a batch of one is the pap
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from pydantic import Field, PositiveInt
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
+from ptymesh.unknowns import DECLARED, Unknown
 
 
 class RPIE(Engine):
@@ -66,6 +68,7 @@ class MPIE(RPIE):
     """
 
     name: ClassVar[str] = "mpie"
+    remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="object_start"),)
 
     momentum_every: PositiveInt = 10
     eta_object: float = Field(0.7, ge=0, lt=1)

@@ -18,7 +18,7 @@ from ptymesh.engines.base import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
-from ptymesh.problem import Problem
+from ptymesh.problem import Batch, Problem
 
 #: |f_j| beyond which a view gets a new anchor.
 HYSTERESIS = 1.0
@@ -28,12 +28,12 @@ HYSTERESIS = 1.0
 FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 1.5, 0.5, 0.3, 0.25, 8.0
 
 
-def after_batch(engine: Engine, problem: Problem, estimate: Estimate, start: Tensor) -> None:
+def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor) -> None:
     """p_j += gain x step for the batch's own views, within limit_px of where the epoch started (N, 2)."""
     options = engine.positions
     assert options is not None
     gain = engine.state.get("position_gain", 1.0) if options.gain == "auto" else options.gain
-    for views, steps in problem.position_steps:
+    for views, steps in batch.asked.positions:
         moved = estimate.positions[views] + gain * steps
         low, high = start[views] - options.limit_px, start[views] + options.limit_px
         estimate.positions[views] = torch.minimum(torch.maximum(moved, low), high)
@@ -74,11 +74,16 @@ def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
     return (design[:, :, None] * solution.to(design.device)).sum(1)
 
 
-def reanchor(engine: Engine, problem: Problem, estimate: Estimate, memories: Sequence[dict[str, Tensor]] = ()) -> None:
+def reanchor(
+    engine: Engine,
+    problem: Problem,
+    estimate: Estimate,
+    memories: Sequence[tuple[Engine, dict[str, Tensor]]] = (),
+) -> None:
     """New anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows where windows would leave it.
 
     What follows along: exit waves that the engine keeps, with their windows; tensors of the object's shape that it
-    remembers, or that are in `memories` (with zeros for velocities and sums, with ones for copies of the object);
+    remembers, or that are in the `memories` of others, with what these declare outside of the object (`remembers`);
     whatever is kept of views that go to another rank. Collective.
     """
     far = ((estimate.positions - estimate.anchors).abs() > HYSTERESIS).any(1)
@@ -95,17 +100,17 @@ def settle(
     problem: Problem,
     estimate: Estimate,
     before: tuple[int, int],
-    memories: Sequence[dict[str, Tensor]] = (),
+    memories: Sequence[tuple[Engine, dict[str, Tensor]]] = (),
 ) -> None:
     """Ranks hold the part of the object, and the views, that are theirs now; it has grown by `before` pixels."""
     move = problem.layout.settle(estimate, before)
     if move is None:
         return
     shape = estimate.object.shape
-    for memory in {id(m): m for m in (engine.state, *memories)}.values():
+    for owner, memory in {id(m): (e, m) for e, m in (*memories, (engine, engine.state))}.values():
         for name, tensor in memory.items():
             if tensor.shape == shape:
-                memory[name] = move.carry(tensor, 1.0 if name.endswith("_start") else 0.0)
+                memory[name] = move.carry(tensor, owner.outside(name))
     estimate.object = move.carry(estimate.object, 1.0)
     estimate.corner = move.new.corner
     problem.hand_over(move)

@@ -36,6 +36,12 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.model import Intermediates
 from ptymesh.problem import Batch, Chunk, Problem
+from ptymesh.unknowns import Unknown
+
+#: Exit waves of own views.
+WAVES = tuple(
+    Unknown(name, ("N", "M", "h", "w"), "view", unit="sqrt(counts)", complex=True) for name in ("psi", "fitted")
+)
 
 
 class Projections(Engine):
@@ -43,6 +49,8 @@ class Projections(Engine):
 
     turns: of object and probe in one Pi_O; alpha: regularises weights, as a fraction of the largest.
     """
+
+    remembers: ClassVar[tuple[Unknown, ...]] = WAVES
 
     batch: None = None
     order: Literal["random"] = "random"
@@ -69,7 +77,7 @@ class Projections(Engine):
         """The waves move; then object and probe follow them in turns."""
         if not self.per_view:
             self.begin(problem, estimate, batch)
-        turns = [u for u in ("object", "probe") * self.turns if u == "object" or not problem.probe_frozen]
+        turns = [u for u in ("object", "probe") * self.turns if u == "object" or "probe" not in batch.frozen]
         position_steps = []
         for turn, unknown in enumerate(turns, start=1):
             last = turn == len(turns)
@@ -87,7 +95,7 @@ class Projections(Engine):
                 problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
             else:
                 problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.alpha)
-        problem.position_steps.extend(position_steps)
+        batch.asked.positions.extend(position_steps)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""

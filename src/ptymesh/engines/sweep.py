@@ -22,7 +22,7 @@ from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.model import Intermediates, inner, power
-from ptymesh.problem import Batch, Chunk, Problem, Sums
+from ptymesh.problem import Batch, Chunk, Gradients, Problem
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Sweep:
         self._others = {one.name: one for one in problem.model.unknowns if one.name in wanted}
         looked_at = {"background", "slice_spacing", "tilt", *self._others} & wanted
         self._plain = isinstance(loss, OfFidelity) and not looked_at
-        wide = Batch(batch.views, batch.refine, batch.epoch, vary)
-        self.accumulator = problem.accumulator(estimate, wide, task="loss_gradient" if self._plain else None)
+        self.accumulator = problem.accumulator(
+            estimate, replace(batch, vary=vary), task="loss_gradient" if self._plain else None
+        )
         self.terms = problem.reduction(loss.terms)
         shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
         shapes |= {name: (2, *estimate[name].shape) for name, one in self._others.items() if one.scope != "view"}
@@ -105,20 +106,20 @@ class Sweep:
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions)
 
-    def total(self) -> tuple[Sums, Summary, dict[str, Part]]:
+    def total(self) -> tuple[Gradients, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
 
         What will move positions and beams is brought to the size of Gauss-Newton steps.
         """
-        problem, estimate = self.problem, self.estimate
+        estimate = self.estimate
         sent: dict[str, Reduction | Tensor] = {"loss": self.terms, **self.reductions, **self._rows()}
         sums = self.accumulator.total(*sent.values())
         others = dict(zip(sent, sums.others, strict=True))
         summary = self.loss.summary(others.pop("loss"))
         _, D, c, _ = summary
-        for steps in (problem.position_steps, problem.weight_steps):
-            steps[:] = [(views, step / c) for views, step in steps]
-        problem.last = replace(sums, opr=sums.opr / c)
+        self.batch.asked.positions = [(views, step / c) for views, step in self.batch.asked.positions]
+        self.batch.asked.weights = [(views, step / c) for views, step in self.batch.asked.weights]
+        self.batch.asked.gradients = replace(sums, opr=sums.opr / c)
         parts = {}
         rms = (2 * means(real(estimate.probe).square().flatten())).sqrt()
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
@@ -129,7 +130,7 @@ class Sweep:
     def _rows(self) -> dict[str, Tensor]:
         """What the unknowns of views ask for, this rank's own."""
         problem, rows = self.problem, {}
-        of_views = {"positions": problem.position_steps, "weights": problem.weight_steps}
+        of_views = {"positions": self.batch.asked.positions, "weights": self.batch.asked.weights}
         of_views |= {name: self._steps.get(name, []) for name, one in self._others.items() if one.scope == "view"}
         for name in of_views.keys() & self.wanted:
             width = self.estimate[name][0].numel()

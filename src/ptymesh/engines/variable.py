@@ -19,7 +19,7 @@ from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
-from ptymesh.problem import Problem
+from ptymesh.problem import Batch, Problem
 
 #: Weight of all views, whatever their shares, in the norm of the modes' update: keeps modes that nobody uses still.
 FLOOR = 1e-4
@@ -31,18 +31,19 @@ def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
     return epoch > given.frozen and (modes or (given.intensity is not None and given.intensity.active(epoch)))
 
 
-def after_batch(given: ProbeConstraints, problem: Problem, estimate: Estimate, epoch: int) -> None:
+def after_batch(given: ProbeConstraints, batch: Batch, estimate: Estimate) -> None:
     """w_j += gain x step of the batch's own views; V_k += gain x sum / weight."""
-    for views, steps in problem.weight_steps:
+    epoch, sums = batch.epoch, batch.asked.gradients
+    for views, steps in batch.asked.weights:
         if given.intensity and given.intensity.active(epoch):
             moved = estimate.weights[views, 0] + given.intensity.gain * steps[:, 0]
             estimate.weights[views, 0] = moved.clamp(min=0)
         if given.opr and given.opr.active(epoch):
             estimate.weights[views, 1:] += given.opr.gain * steps[:, 1:]
-    if given.opr and given.opr.active(epoch) and problem.last is not None:
-        weight = problem.last.opr_weight + FLOOR * problem.last.probe_weight
+    if given.opr and given.opr.active(epoch) and sums is not None:
+        weight = sums.opr_weight + FLOOR * sums.probe_weight
         top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
-        estimate.opr += given.opr.gain * problem.last.opr / (0.5 * weight + 0.5 * top)
+        estimate.opr += given.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
 
 
 def after_epoch(problem: Problem, estimate: Estimate) -> None:

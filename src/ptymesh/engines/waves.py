@@ -3,7 +3,7 @@
 n, M, h, w  own views, modes, window pixels
 
 Upkeep that turns object, probe and positions into others with the same intensities turns exit waves into others, too;
-kept ones must not stay behind. Which they are: every complex (n, M, h, w) of `engine.per_view`.
+kept ones must not stay behind. Which they are: those of `engine.per_view` that the engine declares so (`remembers`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
 
 
 def _kept(engine: Engine) -> list[Tensor]:
-    return [rows for rows in engine.per_view.values() if rows.is_complex() and rows.dim() == 4]
+    waves = {one.name for one in engine.remembers if one.axes == ("N", "M", "h", "w")}
+    return [rows for name, rows in engine.per_view.items() if name in waves]
 
 
 def _each(engine: Engine) -> Iterator[Tensor]:

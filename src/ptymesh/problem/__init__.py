@@ -2,7 +2,7 @@
 
 from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator
-from ptymesh.problem.batch import Batch, CachedChunk, Sums
+from ptymesh.problem.batch import Asked, Batch, CachedChunk, Gradients
 from ptymesh.problem.problem import CHUNK_BYTES, Problem
 
-__all__ = ["CHUNK_BYTES", "Accumulator", "Batch", "CachedChunk", "Chunk", "Problem", "Sums"]
+__all__ = ["CHUNK_BYTES", "Accumulator", "Asked", "Batch", "CachedChunk", "Chunk", "Gradients", "Problem"]

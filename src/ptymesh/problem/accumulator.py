@@ -18,7 +18,7 @@ from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates
 from ptymesh.physics.rounding import largest, narrowed, shifts_for, total_of, wide
-from ptymesh.problem.batch import Batch, Sums
+from ptymesh.problem.batch import Batch, Gradients
 
 if TYPE_CHECKING:
     from ptymesh.problem.problem import Problem, WaveUse
@@ -40,9 +40,10 @@ class Accumulator:
         self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
     ) -> None:
         self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
-        self.with_object, self.with_probe = only != "probe", only != "object" and not problem.probe_frozen
+        self.with_object, self.with_probe = only != "probe", only != "object" and "probe" not in batch.frozen
         blocks = problem.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
+        batch.asked.clear()
         problem.reclaim()
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
@@ -78,8 +79,7 @@ class Accumulator:
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
-        problem.position_steps.clear()
-        problem.weight_steps.clear()
+        self.batch.asked.clear()
 
     def _empty(self, name: str, like: Tensor) -> Tensor:
         """Sums of arrays like this (C, h, w), in parts, 0."""
@@ -107,8 +107,8 @@ class Accumulator:
     @property
     def _waves_wanted(self) -> bool:
         """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
-        batch, problem = self.batch, self.problem
-        return batch.refine or batch.vary or problem.probe_frozen or len(self.estimate.opr) > 0
+        batch = self.batch
+        return batch.refine or batch.vary or "probe" in batch.frozen or len(self.estimate.opr) > 0
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
@@ -116,11 +116,13 @@ class Accumulator:
         self._admit(chunk)
         problem.backend.adjoint(problem.model, chunk, intermediates, waves, self.sums)
         if self.batch.refine:
-            problem.position_steps.append(
+            self.batch.asked.positions.append(
                 (chunk.views, problem.position_step(self.estimate, chunk, intermediates, waves))
             )
         if self.batch.vary:
-            problem.weight_steps.append((chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves)))
+            self.batch.asked.weights.append(
+                (chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves))
+            )
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates, keep: bool = False) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
@@ -163,7 +165,7 @@ class Accumulator:
             self.problem.backend.settle(self.sums)
         self._finish = self.problem.layout.begin(fields, self.blocks)
 
-    def total(self, *others: Reduction | Tensor) -> Sums:
+    def total(self, *others: Reduction | Tensor) -> Gradients:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
         problem = self.problem
         problem.collected()
@@ -181,8 +183,8 @@ class Accumulator:
         problem.lend(obj, weight)
         in_real = tuple(value.to(problem.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
-        problem.last = Sums(obj, weight, probe, light, opr, opr_light, in_real)
-        return problem.last
+        found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real)
+        return found
 
     def _reduced(self, parts: list[Tensor]) -> tuple[list[BlockSparseField], list[Tensor], list[Tensor]]:
         """Sums over ranks: of the object's fields; of the other adjoints; of the parts, and last the number of ranks

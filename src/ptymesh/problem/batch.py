@@ -8,7 +8,7 @@ b        side of an object block
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -17,23 +17,51 @@ from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.model import Intermediates
 
+#: Own views (B,), and what they ask for, a row each.
+Rows = list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Asked:
+    """What a batch asks of unknowns that move after the engine's step, whichever engine it is; own views alone.
+
+    positions: steps (B, 2) in pixels; weights: steps (B, 1 + K) of the beam's intensity and shares of OPR modes;
+    gradients: of the whole batch, as last summed.
+    """
+
+    positions: Rows = field(default_factory=list)
+    weights: Rows = field(default_factory=list)
+    gradients: Gradients | None = None
+
+    def clear(self) -> None:
+        """Nothing is asked for."""
+        self.positions, self.weights, self.gradients = [], [], None
+
+    def scaled(self, by: Tensor | float) -> None:
+        """Steps of positions and weights times a number."""
+        self.positions = [(views, by * steps) for views, steps in self.positions]
+        self.weights = [(views, by * steps) for views, steps in self.weights]
+
 
 @dataclass(frozen=True)
 class Batch:
     """Views (B,) of one update, global indices.
 
-    refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1.
+    refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1;
+    frozen: names of unknowns that no engine is to move; asked: what the batch asks of those that the loop moves.
     """
 
     views: np.ndarray
     refine: bool = False
     epoch: int = 1
     vary: bool = False
+    frozen: frozenset[str] = frozenset()
+    asked: Asked = field(default_factory=lambda: Asked())
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Global sums over a batch.
+class Gradients:
+    """Global sums over a batch, by the name of the unknown.
 
     object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
     probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);

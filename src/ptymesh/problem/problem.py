@@ -35,7 +35,7 @@ from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
-from ptymesh.problem.batch import Batch, CachedChunk, Sums
+from ptymesh.problem.batch import Batch, CachedChunk, Gradients
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget, stored
@@ -88,16 +88,8 @@ class Problem:
         self.backend = kernel_backend(self.device, dtype)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
-        #: Steps (B, 2) that the last batch asked of its own views (B,), when it was to refine positions.
-        self.position_steps: list[tuple[Tensor, Tensor]] = []
-        #: Steps (B, 1 + K) of the beam weights of own views (B,), when the last batch was to vary them.
-        self.weight_steps: list[tuple[Tensor, Tensor]] = []
-        #: Sums of the last batch, for variable probes.
-        self.last: Sums | None = None
         #: While set, positions may move from batch to batch, on one rank earlier than on another.
         self.moving = False
-        #: While set, the probe's sums are zero, so that no engine moves it.
-        self.probe_frozen = False
         #: Raised by this rank (a signal); `stop_agreed` is its sum over ranks, as of the last batch.
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
@@ -137,7 +129,7 @@ class Problem:
         self.local_views.begin_epoch(estimate, self.model.reach)
         self._sizes_of = {}
 
-    def gradients(self, estimate: Estimate, batch: Batch) -> Sums:
+    def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
         sums = self.accumulator(estimate, batch, task="exit_wave_update")
         for chunk in sums.chunks():
@@ -415,7 +407,6 @@ class Problem:
 
     def reclaim(self) -> None:
         """Fields that somebody still holds leave the buffers, which are about to be used again."""
-        self.last = None
         for reference in self._lent:
             leaf = reference()
             if leaf is not None:

@@ -162,8 +162,8 @@ class Loop:
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
-        problem.probe_frozen = epoch <= engine.probe.frozen
-        models = parametrised.due(engine, problem, epoch)
+        frozen = frozenset({"probe", "opr"} if epoch <= engine.probe.frozen else ())
+        models = parametrised.due(engine, epoch)
         problem.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
@@ -175,16 +175,16 @@ class Loop:
             before = _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
-            one = Batch(batch, problem.moving, epoch, vary)
+            one = Batch(batch, problem.moving, epoch, vary, frozen)
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
             self._count(before)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if refine:
-                positions.after_batch(engine, problem, state.estimate, state.start)
+                positions.after_batch(engine, one, state.estimate, state.start)
             if vary:
-                variable.after_batch(engine.probe, problem, state.estimate, epoch)
+                variable.after_batch(engine.probe, one, state.estimate)
             state.batch += 1
             stopping.held()  # before a process's first batch it has nothing to lose
             views += len(batch)
@@ -229,7 +229,7 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
-        others = [memory for memory in state.engines.values() if memory is not engine.state]
+        others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
         positions.reanchor(engine, problem, state.estimate, others)
 
     def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
