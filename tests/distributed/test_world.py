@@ -175,7 +175,7 @@ def swapped(world: World, device: str) -> tuple[list[float], bool]:
     before, world.device = world.device, torch.device(device)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(world, "_nearby", None)
+            patch.setattr(world, "_shared", None)
             patch.setattr(dist, "batch_isend_irecv", watched)
             world.post({1 - world.rank: mine}, {1 - world.rank: theirs})()
     finally:

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import judged  # noqa: E402
-from judged import Intermediates  # noqa: E402
+from judged import Scene  # noqa: E402
 from programs import Ended, Programs, compile_shim  # noqa: E402
 
 #: As in shim.c.
@@ -114,7 +114,7 @@ class Counted:
 class Bench:
     """Where points are tried, one at a time: a server of programs with the shim in it, and the small problem."""
 
-    def __init__(self, scene: Intermediates, shim: Path) -> None:
+    def __init__(self, scene: Scene, shim: Path) -> None:
         self.scene, self.programs = scene, Programs(shim)
         self.region = self.programs.home / "region"
 
@@ -191,7 +191,7 @@ def all_series(ranks: tuple[int, ...], kinds: tuple[str, ...]) -> list[Point]:
     ]
 
 
-def sweep(scene: Intermediates, shim: Path, series: list[Point], workers: int, most_s: float) -> list[Outcome]:
+def sweep(scene: Scene, shim: Path, series: list[Point], workers: int, most_s: float) -> list[Outcome]:
     """All points of all series, by several workers; violations are told as they come."""
     waiting, outcomes, lock, end = list(series), [], threading.Lock(), time.monotonic() + most_s
 

@@ -28,7 +28,7 @@ LOCK = re.compile(r"ptymesh-kernels-.*\.lock")
 
 
 @dataclass
-class Intermediates:
+class Scene:
     """A small problem, and what an undisturbed run of it leaves, by number of ranks."""
 
     folder: Path
@@ -56,11 +56,11 @@ class Intermediates:
             shutil.rmtree(folder)
 
 
-def scene(folder: Path, recipe: str, views: int = 10, window: int = 16) -> Intermediates:
+def scene(folder: Path, recipe: str, views: int = 10, window: int = 16) -> Scene:
     """Data and a recipe in a folder."""
     write(checked(kind="xray", views=views, window=window, seed=3), folder / "scan.cxi")
     (folder / "recipe.yaml").write_text(recipe)
-    return Intermediates(folder, recipe)
+    return Scene(folder, recipe)
 
 
 def command(ranks: int, *arguments: str) -> list[str]:
@@ -111,7 +111,7 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name != "history/seconds"}
 
 
-def judge_checkpoint(out: Path, scene: Intermediates, ranks: int) -> list[str]:
+def judge_checkpoint(out: Path, scene: Scene, ranks: int) -> list[str]:
     """What is wrong with the checkpoint, where there is one: all of it is read, and the last one has known bits."""
     folder = out / "checkpoint"
     if not checkpoint.exists(folder):
@@ -140,7 +140,7 @@ def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def judge_result(folder: Path, scene: Intermediates, ranks: int, exact: bool = True, drawn: bool = True) -> list[str]:
+def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True, drawn: bool = True) -> list[str]:
     """Whether the finished run is as an undisturbed one: bits of the result, names of files.
 
     exact: how many files there are of a name as well, and that ranks have said nothing. A checkpoint has shards of the
@@ -183,9 +183,7 @@ def judge_litter(programs: Programs) -> list[str]:
     return [f"left behind outside: {', '.join(litter)}"] if litter else []
 
 
-def go_on(
-    programs: Programs, folder: Path, scene: Intermediates, ranks: int, exact: bool = True
-) -> tuple[str, list[str]]:
+def go_on(programs: Programs, folder: Path, scene: Scene, ranks: int, exact: bool = True) -> tuple[str, list[str]]:
     """After a disturbed run: how it went on (resume, or anew), and what was wrong with that. exact: as judge_result."""
     how, ended = "resumed", run(programs, folder, ranks, "resume", "out")
     if ended.status == 2 and not checkpoint.exists(folder / "out" / "checkpoint"):

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import judged  # noqa: E402
-from judged import Intermediates  # noqa: E402
+from judged import Scene  # noqa: E402
 from numba.core.caching import _CacheLocator  # noqa: E402
 from programs import Programs  # noqa: E402
 
@@ -100,7 +100,7 @@ class Ground:
     """
 
     def __init__(self, folder: Path, compiling: bool = False) -> None:
-        self.scenes: dict[bool, Intermediates] = {}
+        self.scenes: dict[bool, Scene] = {}
         for figures in (False, True):
             (folder / f"{figures}").mkdir()
             recipe = RECIPE.replace("FIGURES", str(figures).lower())
@@ -159,7 +159,7 @@ class Ground:
         arguments, cold = judged.command(kill.ranks, "run", "recipe.yaml"), kill.phase == "import"
         self._pid = programs.start(arguments, folder, spares=0 if cold else judged.spares(kill.ranks), cold=cold)
 
-    def _length(self, kill: Kill, scene: Intermediates) -> float:
+    def _length(self, kill: Kill, scene: Scene) -> float:
         """Seconds that a phase takes, of an undisturbed run; learned once."""
         key = kill.ranks, kill.phase
         if key not in self._lengths:

@@ -56,7 +56,7 @@ def reconstructed(device: Pretended, toy: Toy, backend: GpuBackend, limit: int =
     for name in ("object", "probe"):
         wanted, got = (getattr(state.estimate, name).here for state in states)
         assert relative(got, wanted) < 1e-12
-    torch.testing.assert_close(*(p.seen.values.here for p in problems), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*(p.view_metrics.values.here for p in problems), rtol=1e-9, atol=1e-12)
     return problems[1]
 
 

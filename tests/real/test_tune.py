@@ -32,7 +32,7 @@ def test_the_cryo_set_is_transposed_and_rotated(data_dir: Path) -> None:
     assert abs(found.best.rotation_deg - ROTATION_DEG) <= 10
     assert found.settled == "C10, known to be negative" and found.confidence != "unsure"
     assert found.lines()["probe"] == {"start": {"aberrations_m": {"C10": -11e-6}}}
-    assert abs(found.reference.rotation_deg - (ROTATION_DEG + 180)) <= 10
+    assert abs(found.twin.rotation_deg - (ROTATION_DEG + 180)) <= 10
 
 
 def test_the_defocus_of_the_cryo_set(data_dir: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ptymesh.distributed.world import Solo, World
 from ptymesh.estimate import Estimate
-from ptymesh.problem import Problem, own
+from ptymesh.problem import Problem, local_views
 from ptymesh.problem.local_views import LocalViewIndex
 from toy import make, share
 
@@ -28,7 +28,7 @@ def dealt(world: World, layout: str) -> list[bool]:
         (problem.local_views.of(e, b), problem.local_views.blocks(e, b), problem.local_views.border(e, b))
         for b in batches
     ]
-    with patch.object(own, "TOGETHER", 27):  # on every rank, hence not the caller's monkeypatch
+    with patch.object(local_views, "TOGETHER", 27):  # on every rank, hence not the caller's monkeypatch
         return compared(problem, e, batches, expected)
 
 
@@ -67,7 +67,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_so_many_views_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "TOGETHER", 27)
+    monkeypatch.setattr(local_views, "TOGETHER", 27)
     counts, toy = worked_out(monkeypatch), make(views=60, blocks=5)
     problem, e = toy.problem(), toy.start()
     problem.begin_epoch(e)
