@@ -90,10 +90,10 @@ def test_curve_visits_neighbours() -> None:
     assert (steps == 1).all()
 
 
-def test_every_view_has_one_owner_and_every_region_all_of_them() -> None:
+def test_every_view_has_one_owner_and_of_compact_batches_every_region_all_of_them() -> None:
     rng = np.random.default_rng(0)
     positions = rng.random((1000, 2)) ** 2 * 500
-    layouts = [Replicated(fake(rank, 3), positions) for rank in range(3)]
+    layouts = [Replicated(fake(rank, 3), positions, compact=True) for rank in range(3)]
     owned = np.concatenate([layout.own for layout in layouts])
     assert np.array_equal(np.sort(owned), np.arange(1000))
     corner = (positions < 100).all(1)

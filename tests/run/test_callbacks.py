@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 from ptymesh.run import callbacks, started
-from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, plan, summary, watchers
+from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, opening, plan, summary, watchers
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 
@@ -54,6 +55,15 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_the_balance_of_each_stage_stands_at_the_head_of_a_run() -> None:
+    assert not any("Balance" in line for line in opening(info()))
+    told = opening(replace(info(), layout="replicated (asked for)", balance=[0.984, 1.0]))
+    assert told[2:] == [
+        "Object: replicated (asked for)",
+        "Balance: 0.98; then 1.00 of the speed of equal shares at most",
+    ]
 
 
 def test_summary_and_plan() -> None:

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from ptymesh.cli.plan import counts, quantity
+from ptymesh.distributed.layout import owners
+from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
+from ptymesh.run.batches import balance, draw
 from ptymesh.run.loop import Loop
 from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, scan_of
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
@@ -104,6 +107,18 @@ def link(world: World) -> tuple[float, float]:
 def test_links_are_tried(ranks) -> None:  # type: ignore[no-untyped-def]
     (bandwidth, latency), other = ranks(2, link)
     assert 1e6 < bandwidth < 1e12 and 1e-7 < latency < 1 and other == (bandwidth, latency)
+
+
+def test_balance_is_that_of_a_whole_epoch() -> None:
+    scan = big(1024)
+    drawn = draw(scan.positions, 64, 5, 0)
+    found = costs(scan, ENGINES["rpie"](batch=64), 5, 2, MACHINE)
+    halves, _ = bisect(scan.positions + 64, 2)
+    assert found["replicated"].balance == balance(owners(scan.positions, 2), drawn, 2) > 0.97
+    assert found["tiled"].balance == balance(halves, drawn, 2)
+    compact = costs(scan, ENGINES["rpie"](batch=64, order="compact"), 5, 2, MACHINE)
+    assert compact["replicated"].balance > 0.97 and compact["tiled"].balance < 0.7
+    assert found["replicated"].compute_s == pytest.approx(3000 / 2 / 1e4 / found["replicated"].balance, rel=0.01)
 
 
 def test_quantities() -> None:

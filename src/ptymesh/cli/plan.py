@@ -111,7 +111,8 @@ def _print(rows: list[Cost], machine: Machine) -> None:
 
     from ptymesh.files import size
 
-    table = Table("ranks", "object", "memory", "patterns", "a batch", "messages", "s/epoch", "used", box=SIMPLE)
+    names = ("ranks", "object", "memory", "patterns", "a batch", "messages", "balance", "s/epoch", "used")
+    table = Table(*names, box=SIMPLE, padding=0)
     for column in table.columns[2:]:
         column.justify = "right"
         column.no_wrap = True
@@ -124,10 +125,12 @@ def _print(rows: list[Cost], machine: Machine) -> None:
             size(cost.patterns),
             size(cost.bytes_per_batch),
             f"{cost.messages + cost.reductions:.1f}",
+            f"{cost.balance:.2f}",
             f"{cost.epoch_s:.3g}",
             f"{100 * cost.efficiency:.0f} %",
         )
     Console().print(table)
-    typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over.")
+    typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over;")
+    typer.echo("balance: how much of the speed of equal shares of a batch its owners leave, at most 1.")
     if machine.memory is not None and any(cost.memory > machine.memory for cost in rows):
         typer.echo("! is more than the memory of a device; give --memory-budget to the run, or take more ranks.")

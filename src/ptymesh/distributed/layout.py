@@ -28,6 +28,7 @@ from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
 from ptymesh.physics.rounding import elements, largest, shifts_for
+from ptymesh.storage.patterns import Patterns
 
 #: What several batches cover is noted for so many blocks at once, a byte for each.
 COVERED = 1 << 20
@@ -266,19 +267,18 @@ class Layout:
 
 
 class Replicated(Layout):
-    """Every rank holds the whole object and the views that it owns, interleaved along a space-filling curve.
+    """Every rank holds the whole object and the views that it owns, so that ranks have equal shares of each batch.
 
     Args:
         world: the ranks.
         nominal: (N, 2) positions that decide ownership.
+        compact: whether batches are clusters of neighbours (see `owners`).
     """
 
     name = "replicated"
 
-    def __init__(self, world: World, nominal: np.ndarray) -> None:
-        owner = np.empty(len(nominal), dtype=np.int64)
-        owner[along_curve(nominal)] = np.arange(len(nominal)) % world.size
-        super().__init__(world, owner)
+    def __init__(self, world: World, nominal: np.ndarray, compact: bool = False) -> None:
+        super().__init__(world, owners(nominal, world.size, compact))
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
         """The part of an object of `extent` pixels that this rank holds: all of it."""
@@ -408,11 +408,39 @@ class Migration:
         where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
         return None
 
+    def carry_patterns(self, patterns: Patterns, device: torch.device) -> None:
+        """Patterns go where their views have gone, through tensors of this device."""
+
 
 def product(a: Tensor | BlockSparseField, b: Tensor | BlockSparseField) -> Tensor:
     """Re conj(a) b, pairs of reals kept apart."""
     a, b = (x.values if isinstance(x, BlockSparseField) else x for x in (a, b))
     return torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
+
+
+def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.ndarray | None = None) -> np.ndarray:
+    """Who owns which view (N,) so that ranks have equal shares of each batch, as far as views divide.
+
+    A batch that covers the scan has a view of each run of neighbours along the space-filling curve (run/batches.py):
+    each rank owns one piece of the curve. A compact batch is a piece of the curve: ranks own views in turn along it.
+
+    nominal: (N, 2); among: views that take part (default all); the others make up shares of equal size, which do not
+    depend on `compact`.
+    """
+    views = np.arange(len(nominal)) if among is None else among
+    others = np.setdiff1d(np.arange(len(nominal)), views)
+    owner, part = np.empty(len(nominal), dtype=np.int64), _shares(len(views), ranks)
+    curve = views[along_curve(nominal[views])]
+    owner[curve] = np.arange(len(views)) % ranks if compact else np.repeat(np.arange(ranks), part)
+    if len(others):
+        rest = others[along_curve(nominal[others])]
+        owner[rest] = np.repeat(np.arange(ranks), _shares(len(nominal), ranks) - part)
+    return owner
+
+
+def _shares(views: int, ranks: int) -> np.ndarray:
+    """How many of so many views each rank owns, (R,): with more views, no rank has fewer."""
+    return (views + np.arange(ranks)[::-1]) // ranks
 
 
 def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:

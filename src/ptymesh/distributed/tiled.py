@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import Blocks, BlockSparseField, Boxes, Layout, Migration, product, where
+from ptymesh.distributed.handover import Handover
+from ptymesh.distributed.layout import Blocks, BlockSparseField, Boxes, Layout, product, where
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
@@ -350,7 +351,7 @@ class Tiled(Layout):
         return owner
 
 
-class TiledMigration(Migration):
+class TiledMigration(Handover):
     """From the parts and owners that were to those that are now; every rank takes part."""
 
     def __init__(self, layout: Tiled, before: tuple[int, int]) -> None:
@@ -361,7 +362,7 @@ class TiledMigration(Migration):
         layout = self.layout
         self._old = Tiled.__new__(Tiled)
         self._old.world, self._old.tiles, self._old.parts = layout.world, layout.tiles, layout.parts
-        self._owner, self._rows = layout.owner, layout.own
+        super().__init__(layout.world, layout.owner, owner)
         self.new, self._parts = parts[layout.world.rank], parts
         layout.settled(tiles, parts)
         if not np.array_equal(owner, layout.owner):
@@ -371,33 +372,6 @@ class TiledMigration(Migration):
         """An array (L, h, w) of the old part on the new one, `outside` where the object has grown."""
         out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
         return self._old._copied(field, self._parts, self.new, out, self.before)
-
-    def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
-        where all stay, on all ranks. take: old rows (k,) as a tensor (k, ...) on the device."""
-        owner, me = self.layout.owner, self.layout.world.rank
-        if np.array_equal(owner, self._owner):
-            return None
-        moving = np.flatnonzero(owner != self._owner)
-        leaving = {r: moving[(self._owner[moving] == me) & (owner[moving] == r)] for r in np.unique(owner[moving])}
-        joining = {
-            r: moving[(owner[moving] == me) & (self._owner[moving] == r)] for r in np.unique(self._owner[moving])
-        }
-        sends = {int(r): take(self._places(views)).contiguous() for r, views in leaving.items() if len(views)}
-        like = take(self._places(self._rows[:0]))
-        arrived = {int(r): like.new_empty(len(v), *like.shape[1:]) for r, v in joining.items() if len(v)}
-        self.layout.world.post(sends, arrived)()
-        own = self.layout.own
-        stayed = np.isin(own, self._rows)
-        source = np.full(len(own), -1, dtype=np.int64)
-        source[stayed] = np.searchsorted(self._rows, own[stayed])
-        came = np.concatenate([joining[r] for r in arrived]) if arrived else own[:0]
-        values = torch.cat(list(arrived.values())) if arrived else like
-        order = torch.as_tensor(np.argsort(came, kind="stable"), device=values.device)
-        return torch.as_tensor(source), values.index_select(0, order)
-
-    def _places(self, views: np.ndarray) -> Tensor:
-        return torch.as_tensor(np.searchsorted(self._rows, views))
 
 
 def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:

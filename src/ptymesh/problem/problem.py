@@ -221,11 +221,9 @@ class Problem:
     def hand_over(self, move: Migration) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""
         self.backend.forget()
+        self.local_views.deal(())
         self.view_metrics.values = move.carry_rows(self.view_metrics.values)
-        exchanged = move.exchange_rows(lambda rows: self.patterns.take(rows).to(self.device))
-        if exchanged is not None:
-            source, arrived = exchanged
-            self.patterns.replace(source, [arrived.cpu()])
+        move.carry_patterns(self.patterns, self.device)
 
     def _sample(self) -> np.ndarray:
         """Own ones of SAMPLE views from all over the scan: to know what to expect takes no reading of all."""

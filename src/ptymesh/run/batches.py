@@ -1,11 +1,13 @@
 """Batches: a function of (seed, epoch, nominal positions, batch size, schedule) alone, drawn over all ranks.
 
 N, B    views, views of a batch
+R       ranks
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -59,6 +61,15 @@ def deal(curve: np.ndarray, size: int | None, seed: int, epoch: int, order: Orde
     sorted_ = curve[np.lexsort((curve, batch_of))]
     batches = [sorted_[start:end] for start, end in pairwise((0, *ends))]
     return batches if order == "random" else [batches[b] for b in rng.permutation(count)]
+
+
+def balance(owner: np.ndarray, drawn: Sequence[np.ndarray], ranks: int) -> float:
+    """How much of the speed of equal shares these owners (N,) leave: each batch waits for the rank that has most of it.
+
+    Mean over batches of B/R over the largest share, at most 1.
+    """
+    shares = [len(batch) / ranks / np.bincount(owner[batch], minlength=ranks).max() for batch in drawn]
+    return float(np.mean(shares))
 
 
 def hold_out(nominal: np.ndarray, fraction: float, seed: int) -> np.ndarray:

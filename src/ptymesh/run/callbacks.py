@@ -58,9 +58,12 @@ def summary(run: RunInfo) -> str:
 
 
 def opening(run: RunInfo) -> list[str]:
-    """What a run begins with: its size, its stages, the object's layout, and where the patterns are kept."""
+    """What a run begins with: its size, its stages, the object's layout, how evenly ranks share batches, and where the
+    patterns are kept."""
     layout = [f"Object: {run.layout}"] if run.layout else []
-    return [summary(run), plan(run), *layout, *([run.patterns] if run.patterns else [])]
+    shares = "; then ".join(f"{share:.2f}" for share in run.balance)
+    balance = [f"Balance: {shares} of the speed of equal shares at most"] if shares else []
+    return [summary(run), plan(run), *layout, *balance, *([run.patterns] if run.patterns else [])]
 
 
 def plan(run: RunInfo) -> str:

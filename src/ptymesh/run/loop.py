@@ -18,6 +18,7 @@ import torch
 
 from ptymesh import stopping
 from ptymesh.distributed.devices import Later
+from ptymesh.distributed.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, constraints, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
@@ -80,6 +81,7 @@ class Loop:
             engine.state.update(state.engines.get(state.stage, {}))
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
+            self._share_views(engine)
             self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             self.problem.backend.forget()
@@ -109,6 +111,17 @@ class Loop:
             stage.per_view.clear()
         engine.per_view.update(mine)
         self.state.per_view = {self.state.stage: engine.per_view}
+
+    def _share_views(self, engine: Engine) -> None:
+        """Ranks own equal shares of this stage's batches, and what is kept of views goes with them. Collective."""
+        problem = self.problem
+        move = follow_draw(problem.layout, problem.scan, self.training, engine.order == "compact")
+        if move is None:
+            return
+        with problem.world.heartbeat.doing("read"):
+            problem.hand_over(move)
+            for name, rows in engine.per_view.items():
+                engine.per_view[name] = move.carry_rows(rows)
 
     def run(self) -> None:
         """Runs what is left to the end."""

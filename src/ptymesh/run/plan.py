@@ -38,7 +38,7 @@ from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.problem import CHUNK_BYTES
-from ptymesh.run.batches import draw
+from ptymesh.run.batches import balance, draw
 from ptymesh.run.initial import frame
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 
@@ -98,6 +98,7 @@ class Cost:
     memory, patterns, object: bytes of the fullest rank, all of it, and of patterns and of the object's arrays in it;
     bytes_sent, messages: of the busiest rank, mean over batches; bytes_reduced, reductions: all-reduces per batch.
     compute_s, epoch_s: predicted; efficiency: against one rank.
+    balance: how much of the speed of equal shares the batches of an epoch leave (batches.balance).
     """
 
     layout: LayoutName
@@ -112,6 +113,7 @@ class Cost:
     compute_s: float
     epoch_s: float
     efficiency: float
+    balance: float
 
     @property
     def bytes_per_batch(self) -> float:
@@ -233,11 +235,11 @@ def costs(scan: Scan, engine: Engine, seed: int, ranks: int, machine: Machine) -
     drawn = draw(scan.positions, engine.batch, seed, 0, engine.order)
     some = _spread(len(drawn), BATCHES)
     world = _Rank(0, ranks)
-    batches = [drawn[i] for i in some]
-    whole, tiled = Replicated(world, scan.positions), Tiled(world, scan.positions, scan.window)
+    whole = Replicated(world, scan.positions, engine.order == "compact")
+    tiled = Tiled(world, scan.positions, scan.window)
     return {
-        "replicated": _cost("replicated", whole, world, scan, engine, batches, len(drawn), machine),
-        "tiled": _cost("tiled", tiled, world, scan, engine, batches, len(drawn), machine),
+        "replicated": _cost("replicated", whole, world, scan, engine, drawn, some, machine),
+        "tiled": _cost("tiled", tiled, world, scan, engine, drawn, some, machine),
     }
 
 
@@ -262,9 +264,10 @@ def _cost(
     scan: Scan,
     engine: Engine,
     drawn: list[np.ndarray],
-    batches: int,
+    some: list[int],
     machine: Machine,
 ) -> Cost:
+    """Of all batches that are drawn; what travels is counted for some of them."""
     layout.place(scan.extent, scan.origin, scan.anchors)
     looked_at = _spread(world.size, RANKS) if isinstance(layout, Tiled) else [0]
     traffic, objects = [], []
@@ -273,15 +276,16 @@ def _cost(
         if isinstance(layout, Tiled):
             layout.settled(layout.tiles, layout.parts)
         part = layout.parts[rank] if isinstance(layout, Tiled) else Rect(0, 0, *scan.extent)
-        here = [_blocks(layout, scan, part, batch) for batch in drawn]
-        traffic.append([_traffic(layout, scan, engine, blocks, len(b)) for blocks, b in zip(here, drawn, strict=True)])
+        here = [_blocks(layout, scan, part, drawn[i]) for i in some]
+        sizes = [len(drawn[i]) for i in some]
+        traffic.append([_traffic(layout, scan, engine, blocks, n) for blocks, n in zip(here, sizes, strict=True)])
         objects.append(_object_bytes(scan, engine, part, max(len(blocks.rows) for blocks in here)))
     world.rank = 0
     sent, messages, reduced = np.array(traffic).mean(1).max(0)
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
     patterns, obj = owned * scan.pattern_bytes, max(objects)
-    busiest = np.mean([np.bincount(layout.owner[b], minlength=world.size).max() for b in drawn])
-    compute = batches * busiest * scan.modes / machine.rate
+    busiest = sum(np.bincount(layout.owner[batch], minlength=world.size).max() for batch in drawn)
+    compute = busiest * scan.modes / machine.rate
     alone = len(scan.positions) * scan.modes / machine.rate
     reductions = _reductions(layout, engine) if world.size > 1 else 0
     steps = math.ceil(math.log2(world.size)) if world.size > 1 else 0
@@ -293,7 +297,7 @@ def _cost(
         + reductions * 2 * steps * machine.latency
         + 2 * (1 - 1 / world.size) * reduced / machine.link
     )
-    epoch = compute + batches * talk
+    epoch = compute + len(drawn) * talk
     return Cost(
         name,
         world.size,
@@ -307,6 +311,7 @@ def _cost(
         float(compute),
         float(epoch),
         float(alone / (world.size * epoch)),
+        balance(layout.owner, drawn, world.size),
     )
 
 

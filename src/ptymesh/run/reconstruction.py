@@ -72,7 +72,7 @@ class Reconstruction:
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
-            what fits, and what is expected to be faster, for the engine `planned` (default Adam).
+            what fits, and what is expected to be faster, for the engine `planned` (default Adam), which runs first.
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from; other_data: even if it was made with other data than `scan`.
@@ -150,7 +150,7 @@ class Reconstruction:
         if layout == "auto":
             frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
-        owners = self._layout(layout, saved)
+        owners = self._layout(layout, saved, planned)
         with self.world.heartbeat.doing("read"):
             self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory))
             if saved is not None:
@@ -182,10 +182,10 @@ class Reconstruction:
         if odd and self.world.rank == 0:
             print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
-    def _layout(self, name: str, saved: Checkpoint | None) -> Replicated | Tiled:
+    def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated | Tiled:
         scan = self.scan
-        if name == "replicated":
-            return Replicated(self.world, scan.positions)
+        if name == "replicated":  # owners of the stage that comes: patterns are read where it wants them
+            return Replicated(self.world, scan.positions, planned is not None and planned.order == "compact")
         made = Tiled(self.world, scan.positions, scan.window)
         if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
             made.assign(saved.owner)  # where views had gone to

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,6 +16,7 @@ class RunInfo:
     stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
     out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
     patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why;
+    balance: of each stage on several ranks, how much of the speed of equal shares its batches leave, at most 1;
     note: what was found damaged in the checkpoint, for the log.
     """
 
@@ -33,6 +34,7 @@ class RunInfo:
     patterns: str = ""
     layout: str = ""
     note: str = ""
+    balance: list[float] = field(default_factory=list)
 
     @property
     def total_epochs(self) -> int:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ptymesh.distributed.layout import Replicated, owners
 from ptymesh.distributed.world import World, join
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
-from ptymesh.run.batches import draw
+from ptymesh.run.batches import balance, draw, hold_out
+from ptymesh.run.counters import counters_of
 from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.recipe import Recipe
@@ -210,7 +213,7 @@ def reconstruction(
         seed=recipe.seed,
         device=world,
         layout=recipe.layout,
-        planned=recipe.stages[0],
+        planned=recipe.stages[0 if saved is None else min(counters_of(saved.meta).stage, len(recipe.stages) - 1)],
         memory_budget=recipe.memory_budget,
         scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
@@ -241,9 +244,24 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
+        balance=_balance(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.patterns.where(),
         note=note,
     )
+
+
+def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
+    """Of each stage, see `batches.balance`."""
+    scan, layout, ranks = recon.scan, recon.problem.layout, recon.world.size
+    unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
+    training = np.setdiff1d(np.arange(scan.views), hold_out(unturned, recipe.hold_out, recipe.seed))
+    found = []
+    for stage in recon.stages:
+        drawn = draw(scan.positions, stage.batch, recipe.seed, 0, stage.order, training)
+        whole = isinstance(layout, Replicated)
+        owner = owners(scan.positions, ranks, stage.order == "compact", training) if whole else layout.owner
+        found.append(balance(owner, drawn, ranks))
+    return found
 
 
 class _Clock:

@@ -125,6 +125,9 @@ class Patterns(ABC):
         What leaves may be overwritten: `take` it first.
         """
 
+    def reserve(self, rows: int) -> None:  # noqa: B027 - those that keep no slots need nothing
+        """Makes room for so many rows, for `replace` to make it once."""
+
     def close(self) -> None:  # noqa: B027 - memory needs nothing
         """Lets go of threads and files; may be called again."""
 
@@ -145,6 +148,12 @@ class Slotted(Patterns):
         """See `Patterns.take`."""
         return self._read(self._slot(rows.cpu()))
 
+    def reserve(self, rows: int) -> None:
+        """See `Patterns.reserve`."""
+        if rows > self._capacity:
+            self._grow(rows)
+            self._capacity = rows
+
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
         """See `Patterns.replace`."""
         source = source.cpu()
@@ -155,8 +164,7 @@ class Slotted(Patterns):
         if wanted > len(free):
             grown = self._capacity + wanted - len(free)
             free = np.concatenate((free, np.arange(self._capacity, grown)))
-            self._grow(grown)
-            self._capacity = grown
+            self.reserve(grown)
         slots[~kept] = torch.from_numpy(free[:wanted])
         self._slots, self.shape = slots, (len(source), *self.shape[1:])
         self._forget()
@@ -228,8 +236,11 @@ class Resident(Slotted):
         return self.rows(rows.to(self.indexed_on)).cpu()
 
     def _grow(self, capacity: int) -> None:
-        grown = self.tensor.new_empty((capacity, *self.shape[1:]))
-        grown[: len(self.tensor)] = self.tensor
+        # a device may have no room for both, its host has
+        kept = self.tensor.cpu()
+        self.tensor = kept
+        grown = kept.new_empty((capacity, *self.shape[1:]), device=self.indexed_on)
+        grown[: len(kept)] = kept
         self.tensor = grown
 
     def _read(self, slots: Tensor) -> Tensor:
