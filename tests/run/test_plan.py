@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from ptymesh.cli.plan import counts, quantity
+from ptymesh.cli.plan import counts, kind_of, quantity
 from ptymesh.distributed.layout import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
+from ptymesh.run import plan
 from ptymesh.run.batches import balance, draw
 from ptymesh.run.loop import Loop
 from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, scan_of
@@ -90,6 +92,42 @@ def test_choice() -> None:
     name, why = choose(costs(big(2048), engine("rpie"), 0, 8, small), small)
     assert name == "tiled" and "per rank" in why
     assert choose(costs(big(2048), engine("rpie"), 0, 1, MACHINE), MACHINE)[0] == "replicated"
+
+
+def test_waves_that_engines_keep_and_chunks_of_gpus_count() -> None:
+    """On a GPU chunks are larger, but never than a batch; DM keeps a wave of each view, RAAR two, LSQML a batch's."""
+    scan, wave = big(1024), 8 * 128 * 128
+
+    def memory(name: str, device: str = "cpu", **options: int) -> int:
+        machine = replace(MACHINE, device=device)
+        return costs(scan, ENGINES[name](epochs=1, **options), 0, 4, machine)["replicated"].memory
+
+    assert memory("rpie", "cuda", batch=3000) - memory("rpie", batch=3000) == 10 * (750 * wave - (4 << 20))
+    assert memory("rpie", "cuda", batch=40) == memory("rpie", batch=40), "ten views of each rank fit into any chunk"
+    assert memory("rpie", "xpu", batch=3000) == memory("rpie", "cuda", batch=3000)
+    assert memory("raar") - memory("dm") == 750 * wave
+    assert memory("lsqml", batch=3000) > memory("lsqml", batch=40) + 2 * 740 * wave
+
+
+def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured, and the chunk, are those of the world's device."""
+    found: list[object] = []
+    monkeypatch.setattr(plan, "measured_rate", lambda window, device: found.append(device) or 1e4)
+    monkeypatch.setattr(plan, "measured_link", lambda world: (1e9, 1e-5))
+    monkeypatch.setattr(plan, "memory_of", lambda device: 80e9)
+    monkeypatch.setattr(plan, "choose", lambda costs, machine: found.append(machine.device))
+    world = World("meta")
+    world.size, world.max = 2, lambda tensor: [torch.tensor([-1e4, -80e9])]  # type: ignore[method-assign]
+    plan.decide(world, big(512), engine("rpie"), 0)
+    assert found == [torch.device("meta"), "meta"]
+
+
+def test_kinds_of_devices_to_plan_for() -> None:
+    assert kind_of("cuda", 1e6) == ("cuda", "cpu") and kind_of("cpu", None) == ("cpu", "cpu")
+    with pytest.raises(BadInput, match="--device is 'tpu'; give auto, cpu, cuda or xpu"):
+        kind_of("tpu", None)
+    with pytest.raises(BadInput, match="none is here to measure on; give its --rate as well"):
+        kind_of("xpu", None)
 
 
 def test_slower_links_and_larger_latencies_cost_time() -> None:

@@ -32,6 +32,9 @@ def command(
         float | None,
         typer.Option(metavar="N", help="View-modes a second of one rank; else from this machine's Fourier transforms."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="KIND", help="What a rank computes on: auto (as here), cpu, cuda, xpu.")
+    ] = "auto",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -47,13 +50,15 @@ def command(
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
     if rate is not None and not rate > 0:
         raise BadInput(f"--rate is {rate}; give view-modes a second, above 0.")
+    kind, measure_on = kind_of(device, rate)
     measurement = load_measurement(loaded.data, loaded.positions)
     scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
     machine = Machine(
         quantity("--link", link.removesuffix("/s")),
         quantity("--latency", latency),
-        measured_rate(scan.window) if rate is None else rate,
+        measured_rate(scan.window, measure_on) if rate is None else rate,
         None if device_memory is None else quantity("--device-memory", device_memory),
+        kind,
     )
     engine = loaded.stages[stage - 1]
     found = [costs(scan, engine, loaded.seed, count, machine) for count in counts(ranks)]
@@ -73,6 +78,22 @@ def command(
     for both in found:
         name, why = choose(both, machine)
         typer.echo(f"{both['tiled'].ranks} ranks: {name}; {why}.")
+
+
+def kind_of(device: str, rate: float | None) -> tuple[str, str]:
+    """The kind of device to plan for, and the one here to measure a rate on. Raises BadInput where there is none."""
+    from ptymesh.distributed.devices import device_for
+    from ptymesh.errors import BadInput
+
+    if device not in ("auto", "cpu", "cuda", "xpu"):
+        raise BadInput(f"--device is {device!r}; give auto, cpu, cuda or xpu.")
+    if device != "auto" and rate is not None:
+        return device, "cpu"
+    try:
+        here = device_for(device, 0)
+    except BadInput as error:
+        raise BadInput(f"--device is {device}, and none is here to measure on; give its --rate as well.") from error
+    return here.type, str(here)
 
 
 def counts(ranks: str) -> list[int]:

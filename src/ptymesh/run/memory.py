@@ -148,7 +148,7 @@ def needed(problem: Problem, estimate: Estimate) -> str:
     parts = {
         f"the patterns of its {views} views": patterns,
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
-        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, 0), wave * views)),
+        "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, CHUNK_BYTES["cuda"]), wave * views)),
     }
     said = ", ".join(f"{size(bytes_)} for {what}" for what, bytes_ in parts.items())
     return (

@@ -24,6 +24,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.devices import KINDS
 from ptymesh.distributed.exact import HIGHEST, LOWEST
 from ptymesh.distributed.layout import Blocks, Replicated
 from ptymesh.distributed.tiled import Tiled
@@ -83,12 +84,13 @@ class Scan:
 @dataclass(frozen=True)
 class Machine:
     """Bandwidth (B/s) and latency (s) between ranks, view-modes that one rank works through per second, bytes of its
-    memory (None: unknown)."""
+    memory (None: unknown), and its kind of device (cpu, cuda, xpu), on which the size of chunks depends."""
 
     link: float
     latency: float
     rate: float
     memory: float | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class _Traits:
     sweeps: sums over the batch; objects, probes: how many of them have the object's, the probe's; parts: that sums have
     in single precision; maxima: of touched fields, over tiles; dots: inner products over tiles, asked: so many
     times, in two messages; numbers, later: further sums of numbers, with the others and after them; per_view: doubles
-    for each view; arrays: of the object's size and precision that it keeps or needs on the way.
+    for each view; arrays: of the object's size and precision that it keeps or needs on the way; waves: for each own
+    view, of all modes, that it keeps; swept: for each own view of a batch.
     """
 
     sweeps: int = 1
@@ -142,6 +145,8 @@ class _Traits:
     later: int = 0
     per_view: int = 0
     arrays: float = 0.0
+    waves: int = 0
+    swept: int = 0
 
 
 #: Of a number that is summed exactly (distributed/exact.py), in its limbs.
@@ -150,10 +155,10 @@ _DESCENT = _Traits(parts=2, numbers=3, later=len(LADDER) + 1, dots=3, asked=3, a
 #: By name; a user's own engine is taken for one like rPIE, another torch optimiser for one like Adam.
 _TRAITS = {
     "mpie": _Traits(arrays=2),
-    "lsqml": _Traits(maxima=0, per_view=5, arrays=1.5),
-    "dm": _Traits(sweeps=2, parts=2),
-    "raar": _Traits(sweeps=2, parts=2),
-    "ap": _Traits(sweeps=2, parts=2),
+    "lsqml": _Traits(maxima=0, per_view=5, arrays=1.5, swept=2),
+    "dm": _Traits(sweeps=2, parts=2, waves=1),
+    "raar": _Traits(sweeps=2, parts=2, waves=2),
+    "ap": _Traits(sweeps=2, parts=2, waves=1),
     "cg": _DESCENT,
     "bh": replace(_DESCENT, later=6, dots=0, asked=0),
     "lbfgs": _Traits(sweeps=2, objects=2, probes=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
@@ -217,16 +222,16 @@ def decide(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutN
     if world.size == 1:
         return ALONE
     link, latency = measured_link(world)
-    here = torch.tensor([-measured_rate(scan.window), -memory_of(world.device)], dtype=torch.float64)
+    here = torch.tensor([-measured_rate(scan.window, world.device), -memory_of(world.device)], dtype=torch.float64)
     slowest, least = (-world.max(here.to(world.device))[0]).tolist()
-    machine = Machine(link, latency, slowest, least)
+    machine = Machine(link, latency, slowest, least, world.device.type)
     return choose(costs(scan, engine, seed, world.size, machine), machine)
 
 
 def memory_of(device: torch.device) -> float:
     """Bytes that a rank may count on: its device's, or its share of what is free on this host."""
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
+    if device.type in KINDS:
+        return float(torch.get_device_module(device).get_device_properties(device).total_memory)
     return psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -301,7 +306,7 @@ def _cost(
     return Cost(
         name,
         world.size,
-        patterns + obj + _workspace(scan) + VIEW_BYTES * len(scan.positions),
+        patterns + obj + _waves(scan, engine, owned, max(shares), machine.device) + VIEW_BYTES * len(scan.positions),
         patterns,
         obj,
         float(sent),
@@ -365,9 +370,12 @@ def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
     return int(scan.slices * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
 
 
-def _workspace(scan: Scan) -> int:
+def _waves(scan: Scan, engine: Engine, owned: int, share: int, device: str) -> int:
+    """Bytes of waves: of a chunk, and those that the engine keeps of its `owned` views and of `share` in a batch."""
     wave = 2 * scan.real_bytes * scan.modes * scan.window[0] * scan.window[1]
-    return CHUNK_ARRAYS * max(CHUNK_BYTES["cpu"], wave) + 12 * wave
+    chunk = max(wave, min(wave * share, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"])))
+    traits = _traits(engine)
+    return CHUNK_ARRAYS * chunk + (12 + traits.waves * owned + traits.swept * share) * wave
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -397,7 +405,9 @@ def measured_link(world: World) -> tuple[float, float]:
 
 def measured_rate(window: tuple[int, int], device: torch.device | str = "cpu") -> float:
     """View-modes per second that one rank can be expected to work through: a fraction of its Fourier transforms."""
-    waves = torch.zeros(max(1, (1 << 20) // (8 * window[0] * window[1])), *window, dtype=torch.complex64, device=device)
+    kind = torch.device(device).type
+    bytes_ = 1 << 20 if kind == "cpu" else CHUNK_BYTES.get(kind, CHUNK_BYTES["cuda"])  # a GPU is slow with few
+    waves = torch.zeros(max(1, bytes_ // (8 * window[0] * window[1])), *window, dtype=torch.complex64, device=device)
     best = math.inf
     for _ in range(6):
         began = time.perf_counter()
