@@ -41,6 +41,13 @@ TICK_S, GRACE_S, SILENT_S, LOOK_S, LAST_S = 0.5, 3.0, 4.0, 5.0, 10.0
 #: Seconds of silence, at least, after which a rank is at fault whose process cannot be asked for.
 ELSEWHERE_S = 120.0
 
+#: Why all may stand still, anywhere and while they join.
+HANGS = "the network, the backend or a device hangs; `ptymesh doctor` tries them."
+JOINING = (
+    "they find no way to each other; where they compute on GPUs, name the network between machines in "
+    "NCCL_SOCKET_IFNAME (NCCL_DEBUG=INFO says which one is taken). `ptymesh doctor` tries it."
+)
+
 VERDICT, AGREED, CHECKPOINT = "ptymesh/verdict", "ptymesh/agreed", "ptymesh/checkpoint"
 
 
@@ -143,7 +150,7 @@ def judge(
         return None  # all are at work
     if not behind and all(idle[rank] > post.budget_s for rank, post in known.items()):
         stand = f"All {len(known)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
-        return None, f"{stand}: the network, the backend or a device hangs; `ptymesh doctor` tries them."
+        return None, f"{stand}: {JOINING if _joining(known) else HANGS}"
     if not behind or any(idle[r] <= post.budget_s and silent_s[r] <= patience_s for r, post in behind.items()):
         return None
     rank = min(behind, key=lambda r: (behind[r].entered, -idle[r]))
@@ -152,6 +159,10 @@ def judge(
     if silent_s[rank] > SILENT_S:
         did = f"has answered nothing for {silent_s[rank]:.0f} s, last heard of in"
     return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did} {post.place}; the others wait for it."
+
+
+def _joining(posts: dict[int, HeartbeatReport]) -> bool:
+    return all(post.phase == "join" for post in posts.values())
 
 
 def stilled(
