@@ -1,18 +1,30 @@
-"""A device that is none: finds where the host would wait for a GPU, on a machine that has no GPU.
+"""A device that is none: finds what would go wrong on a GPU, or be waited for, on a machine that has no GPU.
 
-    with Pretended() as device: ...      # torch.device("meta") stands for it; `device.waits` are the places
+    with Pretended() as device: ...      # DEVICE stands for it, torch's type for devices that others add (privateuse1)
 
 A `Far` tensor says that it lives on the device, and has its values in a tensor of the host. Every operation of torch on
-one is done there at once and looked at first, as on a real device: it waits where values come to the host (`item`,
-`bool`, `tolist`, `cpu`), where a size follows from values (boolean masks, `nonzero`), and where something is copied to
-or from memory of the host that is not page-locked or without `non_blocking`. Operations of tensors here and there are
-refused. That kernels of torch itself wait (in linear algebra, say) is not seen.
+one is looked at first. As on a real device,
+
+- it waits where values come to the host (`item`, `bool`, `tolist`, `cpu`), where a size follows from values (boolean
+  masks, `nonzero`), and where something is copied to or from memory of the host that is not page-locked or without
+  `non_blocking`; `waits` are the places;
+- operations of tensors here and there are refused;
+- with `late`, nothing is done before somebody waits for it: page-locked memory that is written again too early, or read
+  too early, shows as wrong numbers, and memory that nothing has been written to is not a number;
+- sums of few rows, and Fourier transforms of few waves, round otherwise than those of many, as CUDA's do, which take
+  another way through memory for them;
+- `launched` counts what would be launched, by name.
+
+Operations are looked at by a dispatch mode and not registered for the device one by one (torch.library), as the mode
+also sees those that torch makes up of others, and those of the host alone. That kernels of torch itself wait (in linear
+algebra, say) is not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -21,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,18 +41,24 @@ import ptymesh
 from ptymesh.distributed import devices
 
 PACKAGE = Path(ptymesh.__file__).parent
-DEVICE, HOST = torch.device("meta"), torch.device("cpu")
+backend_registration._setup_privateuseone_for_python_backend("pretended")
+DEVICE, HOST = torch.device("pretended", 0), torch.device("cpu")
 aten = torch.ops.aten
 #: What looks at values to find a size, or hands a value to the host.
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "equal", "is_nonzero"}
 AT_ONCE = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+#: What launches nothing, beside views; what takes memory that holds nothing yet.
+MEMORY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
+UNLAUNCHED = MEMORY | {"_unsafe_view", "_reshape_alias", "lift_fresh"}
+#: Sums and waves, fewer than which round otherwise than many.
+FEW_SUMS, FEW_WAVES = 16, 4
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
 class Far(Tensor):
-    """A tensor of the device; `here` (its values) is of the host."""
+    """A tensor of the device; `memory` is that of the host which stands for it."""
 
-    here: Tensor
+    memory: Tensor
     device_used: Pretended
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -53,8 +72,14 @@ class Far(Tensor):
             dtype=here.dtype,
             device=DEVICE,
         )
-        made.here, made.device_used = here, used
+        made.memory, made.device_used = here, used
         return made
+
+    @property
+    def here(self) -> Tensor:
+        """Its values, once all has been done; no wait."""
+        self.device_used.finish()
+        return self.memory
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +94,8 @@ class Far(Tensor):
     def tolist(self) -> Any:
         """As torch's."""
         self.device_used.wait("tolist")
-        return self.here.tolist()
+        with _disable_current_modes():
+            return self.here.tolist()
 
     def numpy(self, **_: Any) -> Any:
         """As of a GPU's."""
@@ -79,8 +105,11 @@ class Far(Tensor):
 class Pretended(TorchDispatchMode):
     """The device, while it is entered; `waits`: what waited, with the functions of ptymesh that led there."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: bool = False) -> None:
         super().__init__()
+        self.late = late
+        self._queue: list[Callable[[], Any]] = []  # what has not been done yet
+        self.launched: Counter[str] = Counter()
         self.waits: list[tuple[str, tuple[str, ...]]] = []
         #: Operations so far, and of each event that was waited for, how many had been queued since it was recorded.
         self.operations = 0
@@ -96,7 +125,9 @@ class Pretended(TorchDispatchMode):
         self._patch(devices, "QUEUED", [DEVICE.type])
         torch.get_device_module.cache_clear()
         self._undo.callback(torch.get_device_module.cache_clear)
-        self._patch(torch, DEVICE.type, SimpleNamespace(Event=self._event, current_stream=lambda device: None))
+        module = backend_registration._DummyBackendModule()
+        module.Event, module.current_stream = self._event, lambda device: None
+        self._patch(torch, DEVICE.type, module)
         self._patch(Tensor, "pin_memory", _pinned)
         return super().__enter__()  # type: ignore[return-value]
 
@@ -118,11 +149,24 @@ class Pretended(TorchDispatchMode):
     def wait(self, what: str) -> None:
         """Notes a wait."""
         self.waits.append((what, tuple(_stack())))
+        self.finish()
+
+    def finish(self) -> None:
+        """Does what has been queued."""
+        queue, self._queue = self._queue, []
+        with _disable_current_modes():
+            for work in queue:
+                work()
 
     def _event(self) -> Any:
         event = SimpleNamespace()
+
+        def synchronize() -> None:
+            self.awaited.append(self.operations - event.at)
+            self.finish()
+
         event.record = lambda stream: setattr(event, "at", self.operations)
-        event.synchronize = lambda: self.awaited.append(self.operations - event.at)
+        event.synchronize = synchronize
         return event
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,16 +176,26 @@ class Pretended(TorchDispatchMode):
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         there = [x for x in given if isinstance(x, Far)]
         self.operations += 1
+        waits = len(self.waits)
         self._look(function, args, kwargs, target, given, there)
+        waited = len(self.waits) > waits
         if target is not None:
             kwargs["device"] = HOST
-        own = {id(x.here): x for x in there}
+        own = {id(x.memory): x for x in there}
         # in here nobody would see to a conjugate that is only noted
         function = AT_ONCE.get(function, function)
+        to_host = bool(there) and target == HOST.type
         result_is_far = target == DEVICE.type or (bool(there) and target is None)
-        out = self.launch(lambda: function(*tree_map(_here, args), **tree_map(_here, kwargs)), result_is_far, there)
         if function is aten.copy_.default:
-            result_is_far = isinstance(args[0], Far)
+            result_is_far, to_host = isinstance(args[0], Far), not isinstance(args[0], Far) and bool(there)
+        written = [_writes(a) for a in function._schema.arguments]
+        values = tuple(tree_map(_here if w else _host_value, x) for x, w in zip(args, written, strict=False))
+        named = {name: tree_map(_here, x) for name, x in kwargs.items()}
+        work = _rounding_otherwise(function, values, named)
+        if result_is_far or to_host:
+            self._count(function, args)
+        far = result_is_far or to_host
+        out = self.launch(work, far, there) if waited else self._done(function, work, args, kwargs, far, there)
 
         def dressed(x: Any) -> Any:
             if not isinstance(x, Tensor) or (id(x) not in own and not result_is_far):
@@ -152,12 +206,55 @@ class Pretended(TorchDispatchMode):
             out.page_locked = True
         return tree_map(dressed, out)
 
-    def launch(self, work: Callable[[], Any], far: bool, given: list[Far]) -> Any:
-        """What the device does with these tensors; far: whether it is of the device at all."""
+    def _count(self, function: Any, args: Any) -> None:
+        """What a GPU would launch; a transform that is to be scaled takes a second pass over its waves."""
+        name = function._opname
+        if self._launches is None and not function.is_view and name not in UNLAUNCHED:
+            self.launched[name] += 1 + (name.startswith("_fft") and args[2] != 0)
+
+    def _done(self, function: Any, work: Callable[[], Any], args: Any, kwargs: Any, far: bool, there: list) -> Any:
+        """What `work` returns, now or, where that is the device's affair, when somebody waits for it."""
+        if not far or not self.late or self._launches is not None or function.is_view:
+            return self.launch(work, far, there)
+        name = function._opname
+        if name in READS or name in UNLAUNCHED:
+            out = self.launch(work, far, there)
+            if name in MEMORY and out.dtype.is_floating_point | out.dtype.is_complex:
+                out.fill_(float("nan"))
+            return out
+        mutated = [_writes(a) for a in function._schema.arguments]
+        if any(mutated):
+            self._queue.append(work)
+            given = [*args, *(kwargs.get(a.name) for a in function._schema.arguments[len(args) :])]
+            found = tuple(_here(g) for g, m in zip(given, mutated, strict=True) if m)
+            return found[0] if len(found) == 1 else found
+        try:
+            shapes = function(*tree_map(_shape_of, args), **{**tree_map(_shape_of, kwargs), **_on_meta(kwargs)})
+        except (NotImplementedError, RuntimeError):  # the size follows from values, or torch does not tell it
+            self.finish()
+            return self.launch(work, far, there)
+        out = tree_map(_unwritten, shapes)
+
+        def later() -> None:
+            for made, into in zip(tree_leaves(work()), tree_leaves(out), strict=True):
+                if isinstance(into, Tensor):
+                    into.copy_(made)
+
+        self._queue.append(later)
+        return out
+
+    def launch(self, work: Callable[[], Any], far: bool, given: list[Far], kernel: str = "") -> Any:
+        """What the device does with these tensors; far: whether it is of the device at all. kernel: its name, where it
+        writes into what is given, and nothing else."""
+        if kernel and self._launches is None:
+            self.launched[kernel] += 1
+            if self.late:
+                self._queue.append(work)
+                return None
         if self._launches is None or not far:
             return work()
         for x in given:
-            storage = _storage(x.here)
+            storage = _storage(x.memory)
             self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
         out = work()
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
@@ -177,6 +274,7 @@ class Pretended(TorchDispatchMode):
 
         Numbers of the host stay what they are now; where something would wait, it is refused.
         """
+        self.finish()
         self._launches, self._before, waits = [], {}, len(self.waits)
         try:
             result, launches = work(), self._launches
@@ -190,9 +288,12 @@ class Pretended(TorchDispatchMode):
 
         def replay() -> None:
             self.operations += 1
+            self.launched["graph"] += 1
             with _disable_current_modes():
                 for again in launches:
-                    again()
+                    self._queue.append(again)
+                if not self.late:
+                    self.finish()
 
         return replay, result, pool or (0, 1)
 
@@ -247,7 +348,59 @@ def _made_here(make: Any) -> Any:
 
 
 def _here(x: Any) -> Any:
-    return x.here if isinstance(x, Far) else x
+    return x.memory if isinstance(x, Far) else x
+
+
+def _host_value(x: Any) -> Any:
+    """What an operation is given: numbers of the host (0-d) as they are now, memory of the host as it will be."""
+    if isinstance(x, Tensor) and not isinstance(x, Far) and x.dim() == 0:
+        return x.clone()
+    return _here(x)
+
+
+def _writes(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _shape_of(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return (
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if x.dim() or isinstance(x, Far) else x
+    )
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def _unwritten(shape: Any) -> Any:
+    """Memory of the host that holds nothing yet."""
+    if not isinstance(shape, Tensor):
+        return shape
+    made = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
+    return made.fill_(float("nan")) if made.dtype.is_floating_point or made.dtype.is_complex else made.fill_(1)
+
+
+def _rounding_otherwise(function: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
+    """The operation; sums of few rows and transforms of few waves in another order."""
+    name = function._opname
+    if name == "sum" and len(args) > 1 and args[1] and args[0].dtype.is_floating_point:
+        axes = [axis % args[0].dim() for axis in args[1]]
+        if args[0].numel() and args[0].numel() // max(1, _product(args[0].shape[a] for a in axes)) < FEW_SUMS:
+            return lambda: function(args[0].flip(axes), *args[1:], **kwargs)
+    if name == "_fft_c2c" and len(args[1]) == 2:
+        y, x = (axis % args[0].dim() for axis in args[1])
+        if args[0].numel() // max(1, args[0].shape[y] * args[0].shape[x]) < FEW_WAVES:
+            return lambda: function(function(args[0], [y], *args[2:]), [x], *args[2:])
+    return lambda: function(*args, **kwargs)
+
+
+def _product(sides: Any) -> int:
+    count = 1
+    for side in sides:
+        count *= int(side)
+    return count
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -53,6 +53,10 @@ def test_no_batch_waits_for_a_gpu() -> None:
     checks("cpu", "wait_checks.py")
 
 
+def test_late_devices_that_round_otherwise_give_the_same() -> None:
+    checks("cpu", "device_checks.py")
+
+
 def test_captured_sweeps_are_right() -> None:
     checks("cpu", "graph_checks.py")
 

@@ -39,9 +39,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
 
     def launched(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
         assert all(isinstance(g, Far) for g in given if isinstance(g, Tensor)), "a kernel got a tensor of the host"
-        values = [g.here if isinstance(g, Far) else g for g in given]
+        values = [g.memory if isinstance(g, Far) else g for g in given]
         used = [g for g in given if isinstance(g, Far)]
-        device.launch(lambda: launch(kernel, programs, *values, **flags), True, used)
+        device.launch(lambda: launch(kernel, programs, *values, **flags), True, used, kernel.__name__)
 
     monkeypatch.setattr(triton_backend, "_launch", launched)
     monkeypatch.setattr(kernels, "_launches", lambda device: True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ptymesh.kernels import kernel_backend
 from ptymesh.physics.backend import Adjoints
-from ptymesh.physics.elementwise import over_window, overlap
+from ptymesh.physics.elementwise import over_few, over_window, overlap
 from ptymesh.physics.model import Model, power
 from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
 from ptymesh.problem import Chunk
@@ -113,7 +113,7 @@ class _Intensities(torch.autograd.Function):
             found["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
         if by_fractions:
             moved = [model.position_derivative(obj, chunk.anchors, fractions, intermediates, axis) for axis in (0, 1)]
-            found["fractions"] = torch.stack([over_window(overlap(d, waves)).sum(1) for d in moved], dim=1).to(
+            found["fractions"] = torch.stack([over_few(over_window(overlap(d, waves))) for d in moved], dim=1).to(
                 fractions.dtype
             )
         if by_weights:

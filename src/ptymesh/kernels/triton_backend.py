@@ -105,7 +105,7 @@ class GpuBackend(FusedBackend):
             alpha = torch.full_like(S[:, 0, 0], 0.5)
             _launch(kernels.step_lengths, B, S, *given, alpha, h * w, KIND=kind)
             _by_view(kernels.step, detected, detected, S, *given, alpha, M, h * w, KIND=kind)
-        return parts.sum(1)
+        return _summed(parts)
 
     # --- adjoints ---
 
@@ -173,7 +173,7 @@ class GpuBackend(FusedBackend):
         )
         sizes = _sizes(chi, intermediates.object)
         _by_view(kernels.along_positions, chi, *given, parts, *sizes, SHARED=intermediates.beams.shared)
-        return parts.sum(1)
+        return _summed(parts)
 
     def step_systems(
         self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
@@ -184,7 +184,7 @@ class GpuBackend(FusedBackend):
         flags = {"SHARED": intermediates.beams.shared, "D_SHARED": d_beams.shared}
         changes = (d_beams.waves, d_beams.amplitudes)
         _by_view(kernels.step_systems, chi, *given, *changes, parts, *_sizes(chi, intermediates.object), **flags)
-        return parts.sum(1)
+        return _summed(parts)
 
 
 def _to_probe(
@@ -251,12 +251,20 @@ def _least(waves: Tensor, counts: Tensor, chunk: Chunk) -> Tensor:
     """Power below which a pixel of each view has no light (fidelity.Data.lit), (B,) of the waves' precision."""
     sums, area = _parts(waves, 1), waves.shape[-2] * waves.shape[-1]
     _by_view(kernels.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
-    return (sums.sum((1, 2)) * (UNLIT / area)).to(chunk.background.dtype)
+    return (_summed(sums)[:, 0] * (UNLIT / area)).to(chunk.background.dtype)
 
 
 def _parts(waves: Tensor, columns: int) -> Tensor:
     """(B, tiles, columns) float64."""
     return torch.empty((len(waves), _tiles(waves), columns), dtype=torch.float64, device=waves.device)
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """(B, columns) float64 of (B, tiles, columns)."""
+    views, tiles, columns = parts.shape
+    out = parts.new_empty((views, columns))
+    _launch(kernels.summed, views * columns, parts, out, tiles, columns=columns)
+    return out
 
 
 def _sizes(waves: Tensor, obj: Tensor) -> tuple[int, int, int, int]:

@@ -7,9 +7,9 @@ beams        (1 or B, M, h, w) probes, one for all views (SHARED) or one each;  
 chi          (B, M, h, w) waves at the exit
 
 Complex arrays are pairs of reals. A program works on TILE pixels of one view; programs of a view follow each other.
-Offsets are 64-bit: objects may have more than 2^31 pixels. Sums over a view's pixels are left in parts that torch adds
-up, so that they do not depend on which program comes first. Sums over views have rounded terms (physics/rounding.py),
-which are added atomically, in any order to the same bits. Nothing here is CUDA's alone.
+Offsets are 64-bit: objects may have more than 2^31 pixels. Sums over a view's pixels are left in parts that `summed`
+adds up, so that they do not depend on which program comes first. Sums over views have rounded terms
+(physics/rounding.py), which are added atomically, in any order to the same bits. Nothing here is CUDA's alone.
 
 shifts       (6, 2) float64, by kind of sum and part;  PARTS  how many there are
 reached      (programs, 2) float64: the largest terms that a program has met, of a sum and of its weight
@@ -72,6 +72,19 @@ def _under(n, j, pixels, w, W):
 def _part(parts, j, tile, area, column, columns: tl.constexpr, value, TILE: tl.constexpr):
     """One of a program's sums, in double precision; parts (B, tiles, columns)."""
     tl.store(parts + (j * tl.cdiv(area, TILE) + tile) * columns + column, tl.sum(value).to(tl.float64))
+
+
+@triton.jit
+def summed(parts, out, tiles, columns: tl.constexpr, TILE: tl.constexpr):
+    """out (B, columns) = sums of parts (B, tiles, columns), in an order that does not depend on how many views there
+    are; torch's does."""
+    program = tl.program_id(0).to(tl.int64)
+    j, column = program // columns, program % columns
+    total = tl.zeros([TILE], tl.float64)
+    for start in range(0, tiles, TILE):
+        tile = start + tl.arange(0, TILE)
+        total += tl.load(parts + (j * tiles + tile) * columns + column, mask=tile < tiles, other=0.0)
+    tl.store(out + program, tl.sum(total))
 
 
 # --- exit waves and probes ---
@@ -496,6 +509,7 @@ def step_systems(
 #: Kernels and the types of their arguments, to compile them ahead of time: c pointer to reals (complex as pairs), d to
 #: float64, n to int64, u to counts, b to bool, i integer, 0 ... constants.
 SIGNATURES = {
+    summed: "d d i 6 512",
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
     detector: "c u b c c c d i i 0 1 512",

@@ -31,6 +31,7 @@ from ptymesh.physics.blocks import (
     put_blocks,
     top_of,
 )
+from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
@@ -298,7 +299,7 @@ def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     """Loss, the four sums of the residual, and sum y^2 of each view, (B, 6) float64."""
     residual = fidelity.residual_terms(S, chunk.data)
     loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)
-    squares = chunk.data.y.square().sum(-1).sum(-1, dtype=torch.float64)
+    squares = over_window(chunk.data.y.square())
     return torch.cat((loss[:, None], residual, squares[:, None]), dim=1)
 
 

@@ -52,10 +52,32 @@ def raised(x: Tensor, power: float) -> Tensor:
     return torch.sqrt(x) if power == 0.5 else torch.exp(power * torch.log(x))
 
 
+#: Sums that a GPU always takes in the same order, if there are so many at least.
+MANY = 16
+
+
 def over_window(x: Tensor) -> Tensor:
     """Sums (...) float64 over the windows of real x (..., h, w): of rows in x's own precision, then of all rows. Torch
-    shares the terms of a single large sum between threads, but not those of one among many."""
-    return x.sum(-1).sum(-1, dtype=torch.float64)
+    shares the terms of a single large sum between threads, but not those of one among many. A GPU adds in another order
+    where there are few sums: of views that are few, too."""
+    if x.device.type == "cpu":
+        return x.sum(-1).sum(-1, dtype=torch.float64)
+    rows = x.sum(-1) if x.shape[-2] >= MANY else in_pairs(x)
+    return in_pairs(rows.to(torch.float64))
+
+
+def over_few(x: Tensor) -> Tensor:
+    """Sums (B,) over what each view has of few, (B, n): of modes, say."""
+    return x.sum(1) if x.device.type == "cpu" else in_pairs(x)
+
+
+def in_pairs(x: Tensor) -> Tensor:
+    """Sums over the last axis in an order that depends on its length alone, not on how many sums there are."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        pairs = x[..., :half] + x[..., half : 2 * half]
+        x = torch.cat((pairs, x[..., 2 * half :]), dim=-1) if x.shape[-1] % 2 else pairs
+    return x[..., 0]
 
 
 def means(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.elementwise import over_window, overlap, times
+from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Fidelity
 from ptymesh.physics.operators import NOTHING, Placed, Values, WaveOperator, back_through, slopes, through
 from ptymesh.physics.propagate import (
@@ -258,7 +258,7 @@ class Model:
     def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
         """<dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first."""
         ones = fractions.new_ones((len(fractions), 1))
-        parts = [over_window(overlap(self.probes(probe, fractions, ones), to_probes)).sum(1)]
+        parts = [over_few(over_window(overlap(self.probes(probe, fractions, ones), to_probes)))]
         for mode in opr if opr is not None else ():
             parts.append(over_window(overlap(self.probes(mode[None], fractions, ones)[:, 0], to_probes[:, 0])))
         return torch.stack(parts, dim=1).to(fractions.dtype)
@@ -368,7 +368,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     """Re <a_j, b_j> of each view: two stacks of waves (B, ..., h, w) -> (B,) float64."""
     # not by a matrix product, which rounds a view's sum differently when the view is alone
     a, b = (torch.view_as_real(t.resolve_conj()).flatten(-2) for t in (a, b))
-    return over_window(a * b).flatten(1).sum(1)
+    return over_few(over_window(a * b).flatten(1))
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ the Fresnel transfer function needs z <= n d^2 / lambda (Goodman, Introduction t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,12 +24,49 @@ Pair = tuple[float, float]
 
 def fft(x: Tensor) -> Tensor:
     """F x, orthonormal, over the last two axes."""
-    return torch.fft.fft2(x, norm="ortho")
+    return torch.fft.fft2(x, norm="ortho") if _even(x) else _in_groups(torch.fft.fft2, x)
 
 
 def ifft(x: Tensor) -> Tensor:
     """F^H x, orthonormal, over the last two axes."""
-    return torch.fft.ifft2(x, norm="ortho")
+    return torch.fft.ifft2(x, norm="ortho") if _even(x) else _in_groups(torch.fft.ifft2, x)
+
+
+#: So many waves are transformed together where a wave's bits would depend on how many there are.
+GROUP = 16
+_uneven: set[tuple[torch.device, torch.dtype, tuple[int, int]]] = set()
+
+
+def try_transforms(device: torch.device, dtype: torch.dtype, window: tuple[int, int]) -> bool:
+    """Whether a wave's transform has the same bits however many are transformed together, tried once; where not, they
+    are from here on transformed in groups of one size. Libraries of GPUs may take another way for few waves."""
+    key = device, dtype, window
+    if key in _uneven:
+        return False
+    real = torch.float64 if dtype == torch.complex128 else torch.float32
+    places = torch.arange(2 * GROUP * window[0] * window[1] * 2, dtype=real, device=device)
+    waves = torch.view_as_complex((places * 0.7548776662466927 % 1).view(2 * GROUP, *window, 2))
+    for transform in (torch.fft.fft2, torch.fft.ifft2):
+        whole = transform(waves)
+        for count in (1, 2, 3, GROUP // 2, GROUP + 1):
+            if not bool((torch.view_as_real(transform(waves[:count])) == torch.view_as_real(whole[:count])).all()):
+                _uneven.add(key)
+                return False
+    return True
+
+
+def _even(x: Tensor) -> bool:
+    return not _uneven or (x.device, x.dtype, (x.shape[-2], x.shape[-1])) not in _uneven
+
+
+def _in_groups(transform: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """The orthonormal transform of waves (..., h, w), GROUP at a time, of which the last may be empty."""
+    waves = x.reshape(-1, *x.shape[-2:])
+    lacking = -len(waves) % GROUP
+    if lacking:
+        waves = torch.cat((waves, waves.new_zeros(lacking, *waves.shape[1:])))
+    found = torch.cat([transform(some, norm="ortho") for some in waves.split(GROUP)])
+    return found[: len(found) - lacking].view(x.shape)
 
 
 #: Far field: Psi = F psi (DC at the corner); its adjoint is its inverse.

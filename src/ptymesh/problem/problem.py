@@ -33,6 +33,7 @@ from ptymesh.physics.blocks import Leaf, Quotient
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, inner, power
+from ptymesh.physics.propagate import try_transforms
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, CachedChunk, Gradients
@@ -86,6 +87,8 @@ class Problem:
         self.mask = torch.as_tensor(measurement.mask, device=self.device)
         #: What is done to a chunk of views: the kernels of this device, or torch's reference.
         self.backend = kernel_backend(self.device, dtype)
+        if self.device.type != "cpu":
+            try_transforms(self.device, dtype, measurement.window)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
         #: While set, positions may move from batch to batch, on one rank earlier than on another.
