@@ -15,6 +15,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_backend
 from ptymesh.kernels.triton_backend import GpuBackend
 from ptymesh.physics.backend import Backend
+from ptymesh.physics.modes import orthogonalise
 from toy import make, relative, share
 
 __all__ = ["device"]
@@ -82,3 +83,15 @@ def test_what_is_late_is_noticed() -> None:
         assert back.tolist() == [7, 7, 7]
         assert bool(torch.empty(2, device=DEVICE).isnan().all())
         assert device.launched["_to_copy"] == 1 == device.launched["copy_"] and "empty" not in device.launched
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_modes_are_told_apart_by_their_inner_products(dtype: torch.dtype) -> None:
+    probe = torch.randn(4, 12, 10, dtype=dtype, generator=torch.Generator().manual_seed(5))
+    probe *= torch.tensor([1, 0.3, 0.1, 1e-4])[:, None, None]
+    wanted = orthogonalise(probe)
+    with Pretended() as device:
+        found = orthogonalise(device.far(probe)).here
+        assert not any("svd" in name for name in device.launched), "of so many pixels"
+    for got, mode in zip(found, wanted, strict=True):
+        assert relative(got, mode) < (1e-4 if dtype == torch.complex64 else 1e-9)

@@ -27,9 +27,20 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
     flat = probe.reshape(len(probe), -1).to(torch.complex128)
     if not bool(torch.view_as_real(flat).isfinite().all()):
         return torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
-    left = torch.linalg.svd(flat, full_matrices=False)[0].contiguous()
+    left = torch.linalg.svd(flat, full_matrices=False)[0].contiguous() if flat.device.type == "cpu" else _left(probe)
     largest = left.gather(0, left.abs().argmax(0, keepdim=True))
     return times(left, largest.conj() / largest.abs()).mH.resolve_conj().contiguous()
+
+
+def _left(probe: Probe) -> torch.Tensor:
+    """U of a device's modes, from their inner products P P^H = U S^2 U^H: a decomposition of (M, h w) would take a GPU
+    long. Modes below 1e-8 of the strongest mix, which are rounding in single precision."""
+    planes, rows = probe.to(torch.complex128), []
+    for plane in planes:
+        product = torch.view_as_real(times(plane, planes.conj()).resolve_conj())
+        rows.append(torch.stack([over_window(part) for part in product.unbind(-1)], dim=-1))
+    gram = torch.view_as_complex(torch.stack(rows).cpu())
+    return torch.linalg.eigh(gram)[1].flip(1).contiguous().to(probe.device)
 
 
 def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
