@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pretended import DEVICE, Pretended
@@ -16,6 +17,7 @@ from ptymesh.kernels import triton_backend
 from ptymesh.kernels.triton_backend import GpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.modes import orthogonalise
+from ptymesh.problem import Batch
 from toy import make, relative, share
 
 __all__ = ["device"]
@@ -95,3 +97,16 @@ def test_modes_are_told_apart_by_their_inner_products(dtype: torch.dtype) -> Non
         assert not any("svd" in name for name in device.launched), "of so many pixels"
     for got, mode in zip(found, wanted, strict=True):
         assert relative(got, mode) < (1e-4 if dtype == torch.complex64 else 1e-9)
+
+
+def test_no_transform_takes_a_second_pass_over_the_waves(device: Pretended) -> None:
+    """Which is what it would take to scale it; the probe alone is transformed that way, once for all chunks."""
+    toy, found = make(views=4, window=(8, 12)), []
+    for limit in (2, 1):
+        problem = problem_on(device, toy, GpuBackend(capture=False))
+        problem.chunk_limit = limit
+        estimate, before = moved(toy.start(), device), device.launched["_fft_c2c"]
+        problem.begin_epoch(estimate)
+        problem.gradients(estimate, Batch(np.arange(4)))
+        found.append(device.launched["_fft_c2c"] - before)
+    assert found[1] - found[0] == 2 * 4, "two more chunks: probes, detector, back, and to the probe"

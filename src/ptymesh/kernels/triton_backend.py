@@ -30,6 +30,7 @@ TILE = 512
 PROGRAMS = 4096
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
 EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = 0, 1, 2
+TASKS = {"evaluate": EVALUATE, "exit_wave_update": EXIT_WAVE_UPDATE, "loss_gradient": LOSS_GRADIENT}
 
 
 class GpuBackend(FusedBackend):
@@ -75,10 +76,19 @@ class GpuBackend(FusedBackend):
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
         """See the base."""
         out = spectrum.new_empty((len(amplitudes), *spectrum.shape))
-        _by_view(kernels.ramped, out, spectrum, fractions, amplitudes, out, *out.shape[1:], AXIS=axis)
-        return ifft(out)
+        scale = (out.shape[-2] * out.shape[-1]) ** -0.5
+        _by_view(kernels.ramped, out, spectrum, fractions, amplitudes * scale, out, *out.shape[1:], AXIS=axis)
+        return ifft(out, "forward")
 
     # --- the detector ---
+
+    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+        """As `Backend.there_and_back`; to a far detector what makes transforms orthonormal is done on the way."""
+        if model.kernel is not None:
+            return super().there_and_back(model, chunk, waves, task)
+        detected = fft(waves, "backward")
+        found = self._detector(model, chunk, detected, TASKS[task], scaled=True)
+        return (detected if task == "evaluate" else ifft(detected, "forward")), found
 
     def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
         """As `Backend.exit_wave_update`, in one pass over the detector, or three where the step has a length."""
@@ -92,7 +102,8 @@ class GpuBackend(FusedBackend):
         """As `Backend.evaluate`, in one pass over the detector."""
         return self._detector(model, chunk, detected, EVALUATE)
 
-    def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int) -> Tensor:
+    def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int, scaled: bool = False) -> Tensor:
+        """scaled: Psi is sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that."""
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == EXIT_WAVE_UPDATE and kind != KINDS["amplitude"]
         counts = chunk.patterns.contiguous()
@@ -100,11 +111,11 @@ class GpuBackend(FusedBackend):
         least = parts if task == EVALUATE else _least(detected, counts, chunk)
         given = (counts, chunk.mask, chunk.background, least)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
-        _by_view(kernels.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task)
+        _by_view(kernels.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task, SCALED=scaled)
         if stepped:
             alpha = torch.full_like(S[:, 0, 0], 0.5)
             _launch(kernels.step_lengths, B, S, *given, alpha, h * w, KIND=kind)
-            _by_view(kernels.step, detected, detected, S, *given, alpha, M, h * w, KIND=kind)
+            _by_view(kernels.step, detected, detected, S, *given, alpha, M, h * w, KIND=kind, SCALED=scaled)
         return _summed(parts)
 
     # --- adjoints ---
@@ -138,11 +149,11 @@ class GpuBackend(FusedBackend):
         """See the base."""
         _to_probe(intermediates.chunk, intermediates, waves, amplitudes, into)
 
-    def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
-        """See the base."""
+    def to_probes(self, intermediates: FusedIntermediates, waves: Tensor, scaled: bool = False) -> Tensor:
+        """See the base; scaled: by 1 / sqrt(h w)."""
         out = torch.empty_like(waves)
         given = (waves, intermediates.object, intermediates.corners, out)
-        _by_view(kernels.to_probes, out, *given, *_sizes(waves, intermediates.object))
+        _by_view(kernels.to_probes, out, *given, *_sizes(waves, intermediates.object), SCALED=scaled)
         return out
 
     def to_spectrum(
@@ -155,7 +166,14 @@ class GpuBackend(FusedBackend):
         into: Adjoints,
     ) -> None:
         """See the base."""
-        _to_probe(chunk, intermediates, fft(self.to_probes(intermediates, chi)), amplitudes, into, shifted=True)
+        _to_probe(
+            chunk,
+            intermediates,
+            fft(self.to_probes(intermediates, chi, scaled=True), "backward"),
+            amplitudes,
+            into,
+            shifted=True,
+        )
 
     # --- sums of single views ---
 

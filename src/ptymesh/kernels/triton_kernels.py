@@ -153,9 +153,12 @@ def detector(
     area,
     KIND: tl.constexpr,
     TASK: tl.constexpr,
+    SCALED: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
+
+    SCALED: Psi is sqrt(area) times what it should be, and its change is to be divided by that.
 
     least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Backend.exit_wave_update. TASK
     EXIT_WAVE_UPDATE makes Psi' - Psi, LOSS_GRADIENT -dL/dI Psi. Where the revision has a step length (Poisson,
@@ -167,6 +170,8 @@ def detector(
     for m in range(1, M):
         re, im = _load(waves, (j * M + m) * area + pixels, inside)
         S += re * re + im * im
+    if SCALED:
+        S *= _unit(waves, area)
     y, good = _counts(counts, mask, j, pixels, area, S, inside)
     b = tl.load(background + pixels, mask=inside, other=0.0)
     I = S + b
@@ -195,7 +200,7 @@ def detector(
             change = y / tl.maximum(I, DARK) - 1
         else:
             change = 2 * (y - I)
-        _scale(waves, tl.where(good & (tl.load(least + j) <= S), change, 0.0), j, pixels, M, area, inside)
+        _scale(waves, tl.where(good & (tl.load(least + j) <= S), change, 0.0), j, pixels, M, area, inside, SCALED)
 
 
 @triton.jit
@@ -207,7 +212,15 @@ def brightness(counts, mask, parts, like, area, TILE: tl.constexpr):
 
 
 @triton.jit
-def _scale(waves, change, j, pixels, M, area, inside):
+def _unit(waves, area):
+    """1 / area, in the precision of the waves."""
+    return 1.0 / area.to(waves.dtype.element_ty)
+
+
+@triton.jit
+def _scale(waves, change, j, pixels, M, area, inside, SCALED: tl.constexpr):
+    if SCALED:
+        change *= _unit(waves, area)
     for m in range(M):
         at = (j * M + m) * area + pixels
         re, im = _load(waves, at, inside)
@@ -257,14 +270,27 @@ def step_lengths(S_in, counts, mask, background, least, alpha, area, KIND: tl.co
 
 
 @triton.jit
-def step(waves, S_in, counts, mask, background, least, alpha, M, area, KIND: tl.constexpr, TILE: tl.constexpr):
-    """Psi becomes Psi' - Psi = -alpha xi Psi, in place."""
+def step(
+    waves,
+    S_in,
+    counts,
+    mask,
+    background,
+    least,
+    alpha,
+    M,
+    area,
+    KIND: tl.constexpr,
+    SCALED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Psi becomes Psi' - Psi = -alpha xi Psi, in place; SCALED as in `detector`."""
     j, _, pixels, inside = _place(area, TILE)
     S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
     b = tl.load(background + pixels, mask=inside, other=0.0)
     y, good = _counts(counts, mask, j, pixels, area, S, inside)
     xi = _direction(S, y, good, b, tl.load(least + j), KIND)
-    _scale(waves, -tl.load(alpha + j) * xi, j, pixels, M, area, inside)
+    _scale(waves, -tl.load(alpha + j) * xi, j, pixels, M, area, inside, SCALED)
 
 
 # --- adjoints ---
@@ -414,10 +440,13 @@ def to_probe(
 
 
 @triton.jit
-def to_probes(chi, obj, n, out, M, area, w, W, TILE: tl.constexpr):
-    """out_jm = conj(S_j O) chi_jm."""
+def to_probes(chi, obj, n, out, M, area, w, W, SCALED: tl.constexpr, TILE: tl.constexpr):
+    """out_jm = conj(S_j O) chi_jm; SCALED: divided by sqrt(area)."""
     j, _, pixels, inside = _place(area, TILE)
     o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
+    if SCALED:
+        unit = tl.sqrt(_unit(chi, area))
+        o_re, o_im = unit * o_re, unit * o_im
     for m in range(M):
         at = (j * M + m) * area + pixels
         re, im = _load(chi, at, inside)
@@ -512,13 +541,13 @@ SIGNATURES = {
     summed: "d d i 6 512",
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
-    detector: "c u b c c c d i i 0 1 512",
+    detector: "c u b c c c d i i 0 1 1 512",
     brightness: "u b d c i 512",
     step_lengths: "c u b c c c i 1 512",
-    step: "c c u b c c c i i 1 512",
+    step: "c c u b c c c i i 1 1 512",
     to_object: "c n c c c d d d d i i i i i 0 1 2 512",
     to_probe: "c c n c c d d d d i i i i i i 1 2 512",
-    to_probes: "c c n c i i i i 512",
+    to_probes: "c c n c i i i i 1 512",
     along_positions: "c c n c c c c d i i i i 0 512",
     step_systems: "c c c n c c c c d i i i i 0 0 512",
 }

@@ -289,8 +289,8 @@ def _cost(
     sent, messages, reduced = np.array(traffic).mean(1).max(0)
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
     patterns, obj = owned * scan.pattern_bytes, max(objects)
-    busiest = sum(np.bincount(layout.owner[batch], minlength=world.size).max() for batch in drawn)
-    compute = busiest * scan.modes / machine.rate
+    shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in drawn]
+    compute = sum(shares) * scan.modes / machine.rate
     alone = len(scan.positions) * scan.modes / machine.rate
     reductions = _reductions(layout, engine) if world.size > 1 else 0
     steps = math.ceil(math.log2(world.size)) if world.size > 1 else 0
