@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy import constants
 
+from ptymesh import constants
 from ptymesh.errors import BadInput
 
 Propagation = Literal["far_field", "angular_spectrum", "fresnel"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from scipy import constants
 
+from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import LENGTHS_M, Pair, Propagation, Radiation
 from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement

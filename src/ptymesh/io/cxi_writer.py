@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import h5py
 import numpy as np
-from scipy import constants
 
 import ptymesh
+from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
 from ptymesh.geometry import Geometry

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy import ndimage
 
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
@@ -203,6 +202,8 @@ def _resampled(
         there = tuple(slice(h.start - s, h.stop - s) for h, s in zip(here, shift, strict=True))
         out[:, here[0], here[1]] = array[:, there[0], there[1]]
         return out
+    from scipy import ndimage
+
     sigma = np.where(ratio < 1, 0.5 * np.sqrt(np.maximum(1 / ratio**2 - 1, 0)), 0)
     made = [
         ndimage.affine_transform(
@@ -331,6 +332,8 @@ def _from_data(measurement: Measurement, mean_pattern: np.ndarray, defocus_m: fl
 
 def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
     """The image with bad pixels replaced by a mean of good ones near by (of any, where none is near)."""
+    from scipy import ndimage
+
     out = np.where(good, image, image[good].mean())
     todo = ~good
     mode = "wrap" if periodic else "nearest"
