@@ -17,7 +17,8 @@ h, w    window pixels
     /unknowns/*             real arrays          of the model's operators (`optics`), in their units
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
-    /history/*              (epochs,)            epoch, stage, loss, residual, seconds, ...
+    /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, and change_* of each
+                                                 unknown that was moved, per epoch (run/changes.py)
     /recipe                 string               the YAML that reproduces the run
     attributes of the file                       final_residual, ptymesh_version, engine, ...
     attribute xxh3_128 of file and datasets      digests (digests.py), which are checked when the file is read; a file
@@ -59,6 +60,8 @@ REAL = "fiu"
 
 #: Columns of the history that are numbers; others may be text.
 NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out")
+#: Columns that begin so are how far an unknown has moved in an epoch.
+CHANGE = "change_"
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ class Result:
                 pixel_size_m=_pair(about["pixel_size_m"], "pixel_size_m", path) if "pixel_size_m" in about else None,
                 slice_spacing_m=spacing,
                 tilt_rad=_pair(about.get("tilt_rad", (0.0, 0.0)), "tilt_rad", path),
-                history={key: _array(history, key, REAL if key in NUMBERS else REAL + "U") for key in history},
+                history={key: _array(history, key, REAL if _is_number(key) else REAL + "U") for key in history},
                 recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
                 attrs=_attributes(file),
                 parameters=_parameters(file, path),
@@ -286,6 +289,10 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         raise BadInput(f"{path} is not an HDF5 file; give the result.h5 of a run.")
     with reading(str(path), "run again or take an older copy"), h5py.File(path, "r", locking="best-effort") as file:
         yield file
+
+
+def _is_number(column: str) -> bool:
+    return column in NUMBERS or column.startswith(CHANGE)
 
 
 def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:

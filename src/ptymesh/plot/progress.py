@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ptymesh.plot.style import BLUE, GREY, ORANGE, legend, logarithmic, new_figure, plain_axes
+from ptymesh.plot.style import BLUE, GREEN, GREY, ORANGE, PURPLE, legend, logarithmic, new_figure, plain_axes
+
+#: Lines of several unknowns.
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
 
 
 def history_figure(
@@ -17,18 +21,30 @@ def history_figure(
     final_residual: float | None = None,
     stage_names: Sequence[str] | None = None,
     title: str | None = None,
+    noise_floor: float | None = None,
+    verdict: str | None = None,
 ) -> Figure:
-    """Residual and loss of every epoch, stage by stage.
+    """Residual and loss of every epoch, stage by stage, and how far each unknown has moved in it.
 
     Args:
-        history: columns `epoch`, `stage` (from 0), `loss`, `residual`, one value per epoch (those that there are).
+        history: columns `epoch`, `stage` (from 0), `loss`, `residual`, `held_out`, `change_*`, one value per epoch
+            (those that there are).
         final_residual: of the finished estimate, frozen: drawn beside the running one, which is gathered on the way.
         stage_names: what the stages are called; None: stage 1, stage 2 ...
+        noise_floor: the residual that counting alone leaves.  verdict: whether it has converged, in words.
     """
     columns = [name for name in ("residual", "loss") if name in history]
-    figure = new_figure(7.0, 3.0 * max(len(columns), 1), title)
-    for axes, name in zip(np.atleast_1d(figure.subplots(max(len(columns), 1), 1)), columns, strict=False):
-        curve_panel(axes, history, name, final_residual if name == "residual" else None, stage_names)
+    moved = [name for name in history if name.startswith("change_") and np.nanmax([0, *history[name]]) > 0]
+    rows = max(len(columns) + bool(moved), 1)
+    figure = new_figure(7.0, 3.0 * rows, title)
+    panels = np.atleast_1d(figure.subplots(rows, 1))
+    for axes, name in zip(panels, columns, strict=False):
+        of_residual = (final_residual, noise_floor) if name == "residual" else (None, None)
+        curve_panel(axes, history, name, of_residual[0], stage_names, of_residual[1])
+        if verdict and name == columns[0]:
+            axes.set_title(verdict, fontsize=9, color=GREY, loc="left")
+    if moved:
+        _changes_panel(panels[-1], history, moved, stage_names)
     return figure
 
 
@@ -38,15 +54,19 @@ def curve_panel(
     name: str,
     final_residual: float | None = None,
     stage_names: Sequence[str] | None = None,
+    noise_floor: float | None = None,
 ) -> None:
-    """One column of the history against the epoch, with the stages marked."""
+    """One column of the history against the epoch, with the stages marked; the residual with that of held-out views."""
     values = np.asarray(history[name], dtype=float)
-    # Epochs may be counted anew in every stage: then they are counted through.
-    given = np.asarray(history.get("epoch", ()))
-    epochs = given if len(given) == len(values) and (np.diff(given) > 0).all() else np.arange(1, len(values) + 1)
+    epochs = _epochs(history, len(values))
     plain_axes(axes, "epoch", name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.plot(epochs, values, "-", color=BLUE, marker="o" if len(values) < 40 else "", markersize=3, label="running")
+    held = np.asarray(history.get("held_out", ()), dtype=float)
+    if name == "residual" and len(held) == len(values) and np.isfinite(held).any():
+        axes.plot(epochs, held, "-", color=GREEN, linewidth=1, label="held-out views, frozen")
+    if noise_floor is not None:
+        axes.axhline(noise_floor, color=GREY, linewidth=0.8, linestyle=":", label=f"noise floor: {noise_floor:.4g}")
     finite = values[np.isfinite(values)]
     if finite.size and finite.min() > 0 and finite.max() > 5 * finite.min():
         logarithmic(axes)
@@ -54,8 +74,31 @@ def curve_panel(
         axes.plot(
             epochs[-1:], [final_residual], "D", color=ORANGE, markersize=5, label=f"final, frozen: {final_residual:.4g}"
         )
+    if len(axes.get_lines()) > 1:
         legend(axes, loc="upper right")
     _mark_stages(axes, epochs, np.asarray(history.get("stage", ())), stage_names)
+
+
+def _changes_panel(
+    axes: Axes, history: Mapping[str, np.ndarray], columns: Sequence[str], stage_names: Sequence[str] | None
+) -> None:
+    """How far unknowns have moved in each epoch, on one logarithmic axis."""
+    epochs = _epochs(history, len(history[columns[0]]))
+    plain_axes(axes, "epoch", "change per epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for name, colour in zip(columns, cycle(COLOURS), strict=False):
+        values = np.asarray(history[name], dtype=float)
+        label = name.removeprefix("change_").replace("_px", " (px)")
+        axes.plot(epochs, np.where(values > 0, values, np.nan), "-", color=colour, linewidth=1.2, label=label)
+    axes.set_yscale("log")
+    legend(axes, loc="upper right")
+    _mark_stages(axes, epochs, np.asarray(history.get("stage", ())), stage_names)
+
+
+def _epochs(history: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """Epochs may be counted anew in every stage: then they are counted through."""
+    given = np.asarray(history.get("epoch", ()))
+    return given if len(given) == count and (np.diff(given) > 0).all() else np.arange(1, count + 1)
 
 
 def _mark_stages(axes: Axes, epochs: np.ndarray, stages: np.ndarray, names: Sequence[str] | None) -> None:

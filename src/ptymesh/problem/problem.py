@@ -109,7 +109,7 @@ class Problem:
         #: The sums that are being added up: told when the last border view of a sweep has been added.
         self._collecting: Accumulator | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
-        self.brightest = brightest(self._counted(self._sample()), self.mask, self.world)
+        self.brightest = brightest(self.sampled(), self.mask, self.world)
 
     def _stored(self, measurement: Measurement, memory: MemoryBudget) -> Patterns:
         most = int(np.bincount(self.layout.owner, minlength=self.world.size).max())
@@ -228,10 +228,11 @@ class Problem:
         self.view_metrics.values = move.carry_rows(self.view_metrics.values)
         move.carry_patterns(self.patterns, self.device)
 
-    def _sample(self) -> np.ndarray:
-        """Own ones of SAMPLE views from all over the scan: to know what to expect takes no reading of all."""
+    def sampled(self) -> Iterator[Tensor]:
+        """Own patterns among those of SAMPLE views from all over the scan, a few at a time: to know what to expect
+        takes no reading of all."""
         views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
-        return self.layout.local(self.layout.mine(views))
+        return self._counted(self.layout.local(self.layout.mine(views)))
 
     def _counted(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Own patterns of these rows, a few at a time."""

@@ -29,6 +29,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.run import started
+from ptymesh.run.convergence import Curve
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -133,6 +134,16 @@ class Clock:
         return (time.monotonic() - self._began) / fresh * (self.total - self.done)
 
 
+def moved(report: EpochReport) -> list[str]:
+    """The residual of views that no update sees, and how far object and positions have moved, where that is known."""
+    words = [] if report.held_out is None else [f"held out {report.held_out:.6f}"]
+    if change := report.changes.get("change_object"):
+        words.append(f"object moved {100 * change:.2g} %")
+    if change := report.changes.get("change_positions_px"):
+        words.append(f"positions {change:.2g} px")
+    return words
+
+
 class Display(Watcher):
     """Live progress on a terminal; plain lines otherwise, one per epoch, fewer in long runs.
 
@@ -148,7 +159,7 @@ class Display(Watcher):
         stream = self._stream or sys.stdout
         self._console = Console(file=stream)
         self._run, self._clock = run, Clock(run)
-        self._last_line = -math.inf
+        self._last_line, self._curve = -math.inf, Curve()
         self._print(*opening(run))
         if stream.isatty() and not self._console.is_dumb_terminal:
             self._live = _Bars(self._console)
@@ -167,8 +178,11 @@ class Display(Watcher):
         """Show loss, residual and pace, or print a line."""
         self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
         numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
+        self._curve.add(report)
+        numbers = "  ".join((numbers, *moved(report)))
         if self._live:
-            self._live.numbers = numbers
+            floor = f"noise floor {report.noise_floor:.4g}; " if report.noise_floor else ""
+            self._live.numbers = f"{numbers}\n{floor}{self._curve.verdict(report.noise_floor)}"
             return
         now = time.monotonic()
         ends = report.epoch in (1, report.epochs)
@@ -284,7 +298,8 @@ def environment(run: RunInfo) -> list[str]:
 class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
-    Keys: stage, engine, epoch, loss, residual, seconds, views_per_s. Numbers that are not finite are null.
+    Keys: stage, engine, epoch, loss, residual, seconds, views_per_s, held_out and noise_floor where there are such, and
+    change_* of each unknown that has moved (changes.py). Numbers that are not finite are null.
     A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
     """
 
@@ -301,7 +316,10 @@ class MetricsFile(Watcher):
         row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
-            row[name] = value if math.isfinite(value) else None
+            row[name] = _finite(value)
+        known = {"held_out": report.held_out, "noise_floor": report.noise_floor}
+        row |= {name: _finite(value) for name, value in known.items() if value is not None}
+        row |= {name: _finite(change) for name, change in report.changes.items() if change}
         if self._lines:
             self._lines.add(json.dumps(row))
 
@@ -388,6 +406,10 @@ def _cut_back(path: Path, epochs: int) -> None:
     for _ in range(epochs):
         place = whole.find(b"\n", place) + 1 or place
     os.truncate(path, place)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _left(clock: Clock) -> str:

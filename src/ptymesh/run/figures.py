@@ -98,7 +98,8 @@ def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> It
     yield "coverage", plot.coverage_figure(light, centres, pixel)
     yield "positions", plot.positions_figure(result.positions_px, result.nominal_px, pixel)
     if {"loss", "residual"} & result.history.keys():
-        yield "history", plot.history_figure(result.history, final, stages)
+        floor, said = result.attrs.get("noise_floor"), result.attrs.get("verdict")
+        yield "history", plot.history_figure(result.history, final, stages, None, floor, said)
     if patterns is not None:
         yield "patterns", plot.patterns_figure(patterns.pairs, patterns.mask, patterns.far_field)
 

@@ -24,6 +24,7 @@ from ptymesh.engines import Engine, constraints, parametrised, positions, variab
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
+from ptymesh.run.changes import Snapshot, changes, snapshot
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
 from ptymesh.unknowns import LARGEST
@@ -44,6 +45,7 @@ class Loop:
         stop: asked before each batch whether to stop; any rank's yes stops all.
         save: writes a checkpoint of the state and `self.problem` (collective), or None.
         due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
+        noise_floor: of the residual, told to the watchers.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Loop:
         stop: Callable[[], bool] = lambda: False,
         save: Callable[[], None] | None = None,
         due: Callable[[int], bool] = lambda done: False,
+        noise_floor: float | None = None,
     ) -> None:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
@@ -66,9 +69,10 @@ class Loop:
         if not len(self.training):
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
-        self.traffic = Traffic()
+        self.traffic, self.noise_floor = Traffic(), noise_floor
         self._fine = problem
         self._warm: Engine | None = None
+        self._after: Snapshot | None = None
         self._along: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
@@ -140,15 +144,16 @@ class Loop:
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
+            self._look_back()
             engine.before_epoch(problem, state.estimate)
         self._batches(engine, began)
-        self._constrain(engine)
+        moved = self._constrain(engine)
         problem.moving = False
         loss, residual, _ = problem.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
         held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
-        self._note(loss, residual, seconds, held_out)
+        self._note(loss, residual, seconds, held_out, moved)
         report = EpochReport(
             state.stage,
             engine.name,
@@ -161,6 +166,8 @@ class Loop:
             state.done_epochs,
             self.total_epochs,
             held_out,
+            moved,
+            self.noise_floor,
         )
         with heartbeat.doing("report"):
             for callback in self.callbacks:
@@ -233,7 +240,8 @@ class Loop:
         traffic.messages += now[2] - before[2]
         traffic.bytes_sent += now[3] - before[3]
 
-    def _constrain(self, engine: Engine) -> None:
+    def _constrain(self, engine: Engine) -> dict[str, float]:
+        """Returns how far each unknown has moved in this epoch."""
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
@@ -242,13 +250,26 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         constraints.after_epoch(engine, problem, state.estimate, epoch)
+        self._after = snapshot(problem, state.estimate)
+        moved = changes(state.before, self._after)
+        extent = state.estimate.extent
         others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
         positions.reanchor(engine, problem, state.estimate, others)
+        if extent != state.estimate.extent or epoch == engine.epochs:
+            self._after = None  # other pixels are looked at from here on, by all ranks
+        return moved
 
-    def _note(self, loss: float, residual: float, seconds: float, held_out: float | None) -> None:
-        row = (self.state.epoch, self.state.stage, loss, residual, seconds, math.nan if held_out is None else held_out)
-        for column, value in zip(self.state.history.values(), row, strict=True):
-            column.append(value)
+    def _look_back(self) -> None:
+        """Keeps the unknowns as they are when an epoch begins, which is how the one before has left them."""
+        self.state.before = self._after or snapshot(self.problem, self.state.estimate)
+
+    def _note(
+        self, loss: float, residual: float, seconds: float, held_out: float | None, moved: dict[str, float]
+    ) -> None:
+        row = {"epoch": self.state.epoch, "stage": self.state.stage, "loss": loss, "residual": residual}
+        row |= {"seconds": seconds, "held_out": math.nan if held_out is None else held_out, **moved}
+        for name, column in self.state.history.items():
+            column.append(row[name])
 
     def _check(self, engine: Engine) -> None:
         """Diverged where the loss is no number any more, or the residual rises above that of an empty model."""

@@ -38,7 +38,10 @@ from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
+from ptymesh.problem.floor import noise_floor
 from ptymesh.run import alike
+from ptymesh.run.changes import COLUMNS
+from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
@@ -126,6 +129,7 @@ class Reconstruction:
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
+        self._noise_floor: tuple[float | None] | None = None
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = torch.complex64 if precision == "single" else torch.complex128
@@ -197,6 +201,14 @@ class Reconstruction:
             self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
         return self._identity
 
+    @property
+    def noise_floor(self) -> float | None:
+        """Residual that counting alone leaves, estimated from the counts; None where patterns are no counts.
+        Collective at first."""
+        if self._noise_floor is None:
+            self._noise_floor = (self._everywhere(lambda: noise_floor(self.problem)),)
+        return self._noise_floor[0]
+
     def close(self) -> None:
         """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
         self.problem.patterns.close()
@@ -213,7 +225,7 @@ class Reconstruction:
 
     def loop(self, **watch: Any) -> Loop:
         """The loop over what is left of `stages`; `evaluate` as in `Loop`."""
-        return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
+        return Loop(self.problem, self.state, self.stages, seed=self.seed, noise_floor=self.noise_floor, **watch)
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
         """Runs one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
@@ -285,6 +297,7 @@ class Reconstruction:
         residual, r = self.problem.residual(estimate)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
+        history = self._history()
         return Result(
             object=obj,
             probe=self.probe,
@@ -295,11 +308,13 @@ class Reconstruction:
             tilt_rad=estimate.tilt_rad,
             parameters=estimate.parameters,
             unknowns={name: values.cpu().numpy() for name, values in estimate.others.items()},
-            history={name: np.asarray(column) for name, column in self.state.history.items()},
+            history=history,
             recipe=recipe,
             attrs={
                 "final_residual": residual,
                 "final_r": r,
+                "noise_floor": self.noise_floor,
+                "verdict": str(verdict(history, self.noise_floor)) if len(history["epoch"]) else None,
                 "subpixel": self.subpixel,
                 "propagation": scan.geometry.propagation,
                 "fidelity": stages[-1].fidelity if stages else self.problem.model.fidelity,
@@ -321,6 +336,11 @@ class Reconstruction:
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
         )
+
+    def _history(self) -> dict[str, np.ndarray]:
+        """Without changes of what was never moved."""
+        columns = {name: np.asarray(column) for name, column in self.state.history.items()}
+        return {name: column for name, column in columns.items() if name not in COLUMNS or column.any()}
 
     def _traffic(self) -> dict[str, float]:
         """Bytes and messages per batch of the busiest rank, where there are several. Collective."""

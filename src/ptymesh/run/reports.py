@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +71,8 @@ class EpochReport:
     """An epoch is done; loss and residual are running values, each view as it was seen in its batch.
 
     done_epochs and total_epochs count over all stages; held_out is the frozen residual of the views that no update
-    sees, None where there are none.
+    sees, None where there are none; changes: how far each unknown has moved (changes.py); noise_floor: the residual
+    that counting alone leaves, None where that is not known.
     """
 
     stage: int
@@ -84,6 +86,8 @@ class EpochReport:
     done_epochs: int
     total_epochs: int
     held_out: float | None = None
+    changes: Mapping[str, float] = field(default_factory=dict)
+    noise_floor: float | None = None
 
     def __str__(self) -> str:
         return (

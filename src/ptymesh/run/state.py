@@ -18,11 +18,12 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
+from ptymesh.run.changes import CHANGES, COLUMNS
 from ptymesh.run.counters import Counters, counters_of
 from ptymesh.unknowns import BUILT_IN, of_scope
 
 #: Columns of the history, one entry per epoch.
-HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out")
+HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", *COLUMNS)
 
 #: Arrays of the estimate in a checkpoint, by how they are held; anchors and nominal positions are no unknowns.
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
@@ -39,6 +40,7 @@ class RunState:
         estimate: as it is now.
         stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
         start: (N, 2) positions at the start of the running epoch.
+        before: the unknowns at the start of the running epoch, thinned out (changes.py), for checkpoints within it.
         engines: by stage, what its engine remembers.
         per_view: of the running stage (its number), what its engine remembers of this rank's views.
         history: one list per column of HISTORY, over all stages.
@@ -54,6 +56,7 @@ class RunState:
     history: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in HISTORY})
     epoch_seconds: float = 0.0
     per_view: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    before: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.start is None:
@@ -78,6 +81,8 @@ class RunState:
                 else:
                     shared[f"engine/{stage}/{name}"] = _numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
+        if self.batch:
+            shared |= {f"before/{name}": _numpy(tensor) for name, tensor in self.before.items()}
         per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         for one in problem.model.unknowns:
             held = _numpy(estimate[one.name])
@@ -155,9 +160,10 @@ class RunState:
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
             _memories({**saved.shared, **of_object}, device),
-            {name: saved.shared[f"history/{name}"].tolist() for name in HISTORY},
+            _history(saved),
             run.epoch_seconds,
             _memories(of_views, device),
+            _before(saved),
         )
 
 
@@ -166,7 +172,8 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
-    expected = {*_SHARED, *declared, *(f"history/{name}" for name in HISTORY)} - saved.shared.keys()
+    known = (f"history/{name}" for name in HISTORY if name not in COLUMNS)
+    expected = {*_SHARED, *declared, *known} - saved.shared.keys()
     if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
     views = saved.per_view.views
@@ -195,7 +202,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "background": (height, width),
         "anchors": (views, 2),
         "nominal": (views, 2),
-        **{f"history/{name}": shared["history/epoch"].shape[:1] for name in HISTORY},
+        **{f"history/{name}": shared["history/epoch"].shape[:1] for name in HISTORY if f"history/{name}" in shared},
     }
     rows = {
         "positions": (views, 2),
@@ -245,6 +252,21 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
                 raise BadInput(f"The checkpoint holds {key}, which no engine has remembered; copy the folder again.")
             memories.setdefault(int(stage), {})[name] = torch.as_tensor(array, device=device)
     return memories
+
+
+def _history(saved: checkpoint.Checkpoint) -> dict[str, list[float]]:
+    """Columns of the history; those that older versions did not have hold NaN."""
+    unknown = np.full(len(saved.shared["history/epoch"]), np.nan)
+    return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in HISTORY}
+
+
+def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
+    """The unknowns as they were when the epoch began, within which the checkpoint was written."""
+    found = {name: saved.shared[f"before/{name}"] for name in CHANGES if f"before/{name}" in saved.shared}
+    for name, array in found.items():
+        if array.dtype.kind not in "fc" or array.ndim > 2:
+            raise BadInput(f"The checkpoint's before/{name} is {array.dtype} {array.shape}; copy the folder again.")
+    return {name: torch.as_tensor(array) for name, array in found.items()}
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

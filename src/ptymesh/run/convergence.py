@@ -1,0 +1,155 @@
+"""Whether a run has converged: from its history alone.
+
+e       epoch of the last stage
+r(e)    residual of the epoch, or the held-out residual where views were held out
+
+What more epochs would bring is foretold by a power law: -d log r / de = s (e0 / e)^p, its exponent from two stretches
+of the curve; a fall that slows down by p > 1 ends somewhere, one with p < 1 goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ptymesh.run.reports import EpochReport
+
+Kind = Literal["converged", "falling", "diverging", "over-fitting", "unclear"]
+
+#: Epochs of a stage below which its curve says nothing.
+FEWEST = 5
+#: Rise above its minimum, for so many epochs, that is a divergence.
+RISE, RISING = 0.03, 3
+#: Fall per epoch that is not worth an epoch, and the fall altogether that makes more of them worth while.
+SLOW, WORTH = 0.001, 0.01
+#: Residual, relative to the noise floor, below which only noise is left to be fitted.
+AT_FLOOR = 1.02
+#: Longest stretch of the curve over which a slope is taken.
+STRETCH = 15
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a history says.
+
+    sentence: in words; per_epoch: fraction by which the curve falls an epoch (negative: rises), now; more_epochs: that
+    would pay, 0 where none would; since: epoch of the last stage from which on it has got worse, or None.
+    """
+
+    kind: Kind
+    sentence: str
+    per_epoch: float = 0.0
+    more_epochs: int = 0
+    since: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def verdict(history: Mapping[str, np.ndarray], noise_floor: float | None = None) -> Verdict:
+    """How the last stage ends. history: columns stage, residual and, where views were held out, held_out."""
+    residual, held = _last_stage(history)
+    if len(residual) < FEWEST:
+        word = f"{len(residual)} epoch{'s' * (len(residual) != 1)}"
+        return Verdict("unclear", f"too early to tell: the last stage has {word}")
+    known = len(held) == len(residual) and bool(np.isfinite(held).all() and (held > 0).all())
+    curve, name = (held, "held-out residual") if known else (residual, "residual")
+    if not (np.isfinite(curve).all() and (curve > 0).all()):
+        return Verdict("unclear", "unclear: the residual is not a positive number in every epoch")
+    return _worse(curve, residual, name) or _better(curve, name, noise_floor)
+
+
+class Curve:
+    """A history that grows epoch by epoch, as watchers are told of it."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[float]] = {"stage": [], "residual": [], "held_out": []}
+
+    def add(self, report: EpochReport) -> None:
+        """One more epoch."""
+        held = math.nan if report.held_out is None else report.held_out
+        for column, value in zip(self.columns.values(), (report.stage, report.residual, held), strict=True):
+            column.append(value)
+
+    def verdict(self, noise_floor: float | None) -> Verdict:
+        """As far as the run has come."""
+        return verdict({name: np.asarray(column) for name, column in self.columns.items()}, noise_floor)
+
+
+def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    residual = np.asarray(history.get("residual", ()), dtype=float)
+    stage = np.asarray(history.get("stage", np.zeros(len(residual))))
+    held = np.asarray(history.get("held_out", ()), dtype=float)
+    last = stage == stage[-1] if len(stage) == len(residual) and len(stage) else np.ones(len(residual), dtype=bool)
+    return residual[last], held[last] if len(held) == len(residual) else held
+
+
+def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None:
+    """Diverging or over-fitting: the end lies above the minimum, all the way and by more than the curve jumps."""
+    best = int(curve.argmin())
+    after = curve[best + 1 :]
+    if len(after) < RISING or after[-RISING:].min() < (1 + RISE) * curve[best]:
+        return None
+    slope, error = _slope(np.log(curve[best:]))
+    if slope <= 2 * error:
+        return None
+    since, rise = best + 1, f"from {curve[best]:.3g} to {curve[-1]:.3g}"
+    per_epoch = 1 - math.exp(slope)
+    if residual is not curve and residual[-1] < residual[best]:
+        sentence = f"over-fitting since epoch {since}: the held-out residual rose {rise} while the residual fell"
+        return Verdict("over-fitting", sentence, per_epoch, 0, since)
+    return Verdict("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
+
+
+def _better(curve: np.ndarray, name: str, noise_floor: float | None) -> Verdict:
+    """Converged or still falling."""
+    n, logs = len(curve), np.log(curve)
+    stretch = int(np.clip(n // 3, 3, STRETCH))
+    slope, error = _slope(logs[-stretch:])
+    now = max(0.0, -slope)
+    per_epoch = 1 - math.exp(slope)
+    if noise_floor is not None and name == "residual" and curve[-1] <= AT_FLOOR * noise_floor:
+        at = f"the residual {curve[-1]:.3g} has reached the noise floor {noise_floor:.3g}"
+        return Verdict("converged", f"converged: {at}", per_epoch)
+    if now <= 2 * error or now < SLOW / 2:
+        return Verdict("converged", f"converged: the {name} falls by {100 * now:.2g} % an epoch", per_epoch)
+    before = max(now, -_slope(logs[-2 * stretch : -stretch])[0]) if n >= 2 * stretch else now
+    middle, earlier = n - stretch / 2, n - 1.5 * stretch
+    power = float(np.clip(math.log(before / now) / math.log(middle / earlier), 0, 4))
+    end = now * (middle / n) ** power  # the slope at the last epoch
+    more = _until_slow(end, power, n)
+    gain = _gain(end, power, n, more)
+    if gain < WORTH:
+        return Verdict("converged", f"converged: the {name} falls by {100 * end:.2g} % an epoch", per_epoch)
+    said = f"still falling by {100 * (1 - math.exp(-end)):.2g} % an epoch: {more} more epochs would pay"
+    return Verdict("falling", said, per_epoch, more)
+
+
+def _until_slow(slope: float, power: float, n: int) -> int:
+    """Epochs until the fall is slow, at most as many again as there were; in round numbers."""
+    most = max(20, n)
+    if slope <= SLOW:
+        wanted = float(most)
+    else:
+        wanted = min(float(most), n * ((slope / SLOW) ** (1 / power) - 1)) if power > 0 else float(most)
+    step = 5 if wanted < 50 else 10
+    return max(5, step * round(wanted / step))
+
+
+def _gain(slope: float, power: float, n: int, more: int) -> float:
+    """Fall of log r in so many more epochs."""
+    grown = 1 + more / n
+    return slope * n * (math.log(grown) if abs(power - 1) < 1e-6 else (grown ** (1 - power) - 1) / (1 - power))
+
+
+def _slope(values: np.ndarray) -> tuple[float, float]:
+    """Of a straight line, and its standard error."""
+    x = np.arange(len(values)) - (len(values) - 1) / 2
+    spread = float((x**2).sum())
+    slope = float((x * values).sum()) / spread
+    rest = values - values.mean() - slope * x
+    return slope, math.sqrt(float((rest**2).sum()) / max(1, len(values) - 2) / spread)
