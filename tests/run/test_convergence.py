@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptymesh.run.convergence import verdict
+from ptymesh.run.convergence import Verdict, verdict
 
 
 def curve(values: np.ndarray, held: np.ndarray | None = None, stage: int = 0) -> dict[str, np.ndarray]:
@@ -85,3 +85,33 @@ def test_too_few_epochs_say_nothing(values: np.ndarray) -> None:
 
 def test_odd_numbers_say_nothing() -> None:
     assert verdict(curve(np.where(E60 == 50, np.nan, 0.1))).kind == "unclear"
+
+
+# fmt: off
+#: The Siemens star with rPIE in batches of 64, one mode, 5 % of the views held out: millionths, epochs 1 to 40.
+STAR = 1e-6 * np.array([
+    61257, 32029, 28588, 25689, 23573, 21689, 20187, 18984, 17861, 17099, 16401, 15705, 15263, 14841, 14498, 14214, 13902, 13674, 13452, 13319,
+    13157, 13026, 12855, 12777, 12668, 12605, 12544, 12488, 12428, 12367, 12338, 12291, 12283, 12259, 12247, 12215, 12205, 12163, 12152, 12157,
+])
+STAR_HELD_OUT = 1e-6 * np.array([
+    34822, 31620, 28286, 25994, 23631, 21968, 20701, 19526, 18671, 17630, 17105, 16415, 15968, 15559, 15247, 14855, 14611, 14418, 14119, 13964,
+    13768, 13640, 13582, 13376, 13293, 13221, 13178, 13108, 13015, 13058, 13007, 12964, 12932, 12961, 12945, 12917, 12888, 12887, 12838, 12909,
+])
+# fmt: on
+
+
+@pytest.mark.parametrize("held", [None, STAR_HELD_OUT])
+def test_the_star(held: np.ndarray | None) -> None:
+    """What was foretold at 20 epochs came: the next 20 took off 9 %; then it was done."""
+
+    def after(epochs: int) -> Verdict:
+        return verdict(curve(STAR[:epochs], None if held is None else held[:epochs]), 0.00796)
+
+    assert after(12).kind == "falling" and 0.03 < after(12).per_epoch < 0.06
+    assert str(after(20)) == "still falling by 1.3 % an epoch: 20 more epochs would pay"
+    assert after(40).kind == "converged"
+
+
+def test_the_star_gone_wrong() -> None:
+    """The same run whose last epochs come in reverse order."""
+    assert verdict(curve(np.concatenate([STAR, STAR[:10:-1]]))).kind == "diverging"

@@ -215,11 +215,9 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
 def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     """Say what came of it, and draw."""
     attributes = outcome.result.attrs
-    floor = attributes.get("noise_floor")
+    final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g})" if floor else ""
-    typer.echo(
-        f"Final residual {attributes['final_residual']:.6f}{noise}, R {attributes['final_r']:.4f}: {outcome.path}"
-    )
+    typer.echo(f"Final residual {final:.6f}{noise}, R {attributes['final_r']:.4f}: {outcome.path}")
     typer.echo(f"Convergence: {attributes['verdict']}.")
     for name, numbers in outcome.result.parameters.items():
         if any(name in stage.models for stage in recipe.stages):
