@@ -23,8 +23,8 @@ class Options(BaseModel):
     """Unknown keys are refused; so are truth values and infinities where a number belongs. numpy's numbers are numbers.
 
     Making them and setting one raise BadInput with one sentence; only pydantic's own functions, such as
-    `model_validate`, raise its ValidationError. A subclass may override the configuration. What checks the values is built
-    when a class is first used: a run uses few of the eighty there are.
+    `model_validate`, raise its ValidationError. A subclass may override the configuration. What checks the values is
+    built when a class is first used: a run uses few of the eighty there are.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True, defer_build=True)
