@@ -11,10 +11,11 @@ Far-field patterns have DC at the corner (index 0, 0), near-field images are as 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from ptymesh.displayed import Displayed
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 
@@ -57,7 +58,7 @@ class ArraySource:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Displayed):
     """A scan, ready to be reconstructed.
 
     Fields:
@@ -72,6 +73,8 @@ class Measurement:
         notes: what a reader had to assume, one sentence each.
         stored_positions: (N, 2) as they were before the recipe turned and scaled them, or None where nothing did.
     """
+
+    displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
 
     patterns: PatternSource
     positions: np.ndarray
@@ -134,6 +137,12 @@ class Measurement:
                 what = "truth values" if kinds == "b" else "real numbers"
                 raise BadInput(f"The {name} of {self.name} holds {array.dtype}; it must be an array of {what}.")
             object.__setattr__(self, name, array)
+
+    def __repr__(self) -> str:
+        h, w = self.window
+        radiation = f", {self.geometry.radiation}" if self.geometry.radiation else ""
+        where = self.geometry.propagation.replace("_", " ")
+        return f"<Measurement {self.name}: {self.views} views of {h} x {w} pixels, {where}{radiation}>"
 
     @property
     def views(self) -> int:

@@ -30,13 +30,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
 
+from ptymesh.displayed import Displayed
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
@@ -73,7 +75,7 @@ class ObjectTiles:
 
 
 @dataclass
-class Result:
+class Result(Displayed):
     """What a reconstruction found, as numpy arrays.
 
     Fields:
@@ -96,6 +98,8 @@ class Result:
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
+
+    displayed_by: ClassVar[str] = "ptymesh.notebook.results"
 
     object: np.ndarray
     probe: np.ndarray
@@ -146,6 +150,38 @@ class Result:
             positions = getattr(self, name)
             if positions is not None and positions.shape != (views, 2):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
+
+    def __repr__(self) -> str:
+        slices, height, width = self.object.shape
+        engine, residual = self.attrs.get("engine"), self.attrs.get("final_residual")
+        return (
+            f"<Result: object {slices} x {height} x {width}, {len(self.probe)} mode{'s' * (len(self.probe) != 1)}, "
+            f"{len(self.positions_px)} views"
+            + (f", {engine}" if engine else "")
+            + (f", final residual {residual:.4g}" if isinstance(residual, int | float) else "")
+            + ">"
+        )
+
+    @property
+    def amplitude(self) -> np.ndarray:
+        """|object|, (L, H, W)."""
+        return np.abs(self.object)
+
+    @property
+    def phase(self) -> np.ndarray:
+        """Phase of the object (rad) between -pi and pi, (L, H, W); `ptymesh.plot.unwrapped_phase` unwraps it."""
+        return np.angle(self.object)
+
+    def plot(self) -> Any:
+        """Figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
+        return self._figure()
+
+    def to_xarray(self) -> Any:
+        """The result as an xarray.Dataset, with coordinates in metres (`ptymesh.io.labelled`).
+
+        Raises BadInput where xarray is not installed.
+        """
+        return import_module("ptymesh.io.labelled").dataset(self)
 
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.

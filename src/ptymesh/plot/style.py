@@ -5,6 +5,7 @@ Figures are made through matplotlib's object interface: nothing is registered, n
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +26,26 @@ BLANK = "#d9d9d9"
 #: Images with a longer side are averaged in blocks before they are drawn: a panel has fewer pixels anyway.
 LARGEST_SIDE = 1200
 
+#: Dots per inch in a notebook.
+NOTEBOOK_DPI = 80
+
 UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
 
 Pixel = tuple[float, float] | None
 
 
+class Drawing(Figure):
+    """A figure that notebooks show by themselves, whether or not pyplot has been imported."""
+
+    def _repr_png_(self) -> bytes:
+        stream = io.BytesIO()
+        self.savefig(stream, format="png", dpi=NOTEBOOK_DPI)
+        return stream.getvalue()
+
+
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """A figure of that size in inches, laid out so that nothing overlaps."""
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    figure = Drawing(figsize=(width, height), layout="constrained", dpi=150)
     if title:
         figure.suptitle(title, fontsize=12)
     return figure

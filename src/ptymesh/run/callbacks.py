@@ -30,6 +30,7 @@ from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.run import started
 from ptymesh.run.convergence import Curve
+from ptymesh.run.progress import runs_in_notebook
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -157,11 +158,11 @@ class Display(Watcher):
     def start(self, run: RunInfo) -> None:
         """Say what is going to be done."""
         stream = self._stream or sys.stdout
-        self._console = Console(file=stream)
+        self._console = Console(file=stream, force_jupyter=False)
         self._run, self._clock = run, Clock(run)
         self._last_line, self._curve = -math.inf, Curve()
         self._print(*opening(run))
-        if stream.isatty() and not self._console.is_dumb_terminal:
+        if stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ):
             self._live = _Bars(self._console)
             self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
             self._live.start()

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from ptymesh.displayed import Displayed
 from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.program import on_first_rank
@@ -47,8 +48,9 @@ from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object
 from ptymesh.run.plan import ALONE, decide, scan_of
+from ptymesh.run.progress import watcher
 from ptymesh.run.recipe import engine_of
-from ptymesh.run.reports import EpochReport, Traffic
+from ptymesh.run.reports import Callback, EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.sentences import shown
@@ -62,7 +64,7 @@ Stage = Engine | dict[str, Any]
 Reports = Iterator[EpochReport]
 
 
-class Reconstruction:
+class Reconstruction(Displayed):
     """A scan, what is being solved for, and the engines' memories between calls of `run`.
 
     Args:
@@ -82,6 +84,8 @@ class Reconstruction:
 
     Raises BadInput where options and scan do not fit, or the scan is not that of the checkpoint.
     """
+
+    displayed_by: ClassVar[str] = "ptymesh.notebook.reconstructions"
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Reconstruction:
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
+        self._watchers: Sequence[Callback] = ()
         self.layout_why = "asked for"
         #: What this rank has handed over within the batches of the last loop that was noted here.
         self.traffic = Traffic()
@@ -177,6 +182,14 @@ class Reconstruction:
                     )
                 )
         self.state = RunState(estimate)
+
+    def __repr__(self) -> str:
+        history, done = self.state.history, self.state.done_epochs
+        residual = f", residual {history['residual'][-1]:.4g}" if done else ""
+        return (
+            f"<Reconstruction of {self.scan.name}: {self.scan.views} views, "
+            f"{done} epoch{'s' * (done != 1)} done{residual}>"
+        )
 
     def _compare_ranks(self, dtype: torch.dtype) -> None:
         if self.world.size == 1:
@@ -249,7 +262,7 @@ class Reconstruction:
             self.state.per_view[len(self.stages)] = self.state.per_view.get(len(self.stages) - 1, {})
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
-        yield from self.loop().epochs()
+        yield from self.loop(callbacks=self._watchers).epochs()
 
     @property
     def object(self) -> np.ndarray:
@@ -435,11 +448,27 @@ def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any)
 
 
 def reconstruct(
-    scan: Measurement | str | Path, stages: Sequence[Stage] | Stage | None = None, **options: Any
+    scan: Measurement | str | Path,
+    stages: Sequence[Stage] | Stage | None = None,
+    progress: bool | None = None,
+    **options: Any,
 ) -> Result:
-    """Runs all stages (default: Adam, 75 epochs) and returns the result; options as in `Reconstruction`."""
+    """Runs all stages (default: Adam, 75 epochs) and returns the result; options as in `Reconstruction`.
+
+    progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
+    """
+    if not isinstance(progress, bool | None):
+        raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
     engines = [Adam(epochs=75)] if stages is None else stages_of(stages)
     recon = Reconstruction(scan, **options)
-    for _ in recon.run(engines):
-        pass
+    watching = watcher(engines, progress) if recon.world.rank == 0 else None
+    recon._watchers = () if watching is None else (watching,)
+    outcome = "stopped"
+    try:
+        for _ in recon.run(engines):
+            pass
+        outcome = "done"
+    finally:
+        if watching is not None:
+            watching.finish(outcome)
     return recon.result()

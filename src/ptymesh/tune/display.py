@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ptymesh.run.progress import runs_in_notebook
 from ptymesh.tune.options import label
 from ptymesh.tune.records import Record
 
@@ -28,7 +30,9 @@ class Display:
 
     def __init__(self, total: int, objective: str, *, minimize: bool, stream: TextIO | None = None) -> None:
         self.total, self.objective, self.sign = total, objective, 1 if minimize else -1
-        self._console = Console(file=stream or sys.stdout)
+        stream = stream or sys.stdout
+        self._console = Console(file=stream, force_jupyter=False)
+        self._lives = stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ)
         self._told: set[int] = set()
         self._live: Live | None = None
 
@@ -38,7 +42,7 @@ class Display:
         done = sum(one.state != "released" for one in found if one.state in ENDED)
         before = f", {done} of them done before" if done else ""
         self._console.out(f"{self.total} trials by {self.objective}{before}", highlight=False)
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._lives:
             self._live = Live(self.table(found), console=self._console, auto_refresh=False)
             self._live.start()
 

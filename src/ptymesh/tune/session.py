@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from optuna import Study
 
+from ptymesh.displayed import Displayed
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
@@ -20,7 +21,7 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import objectives, storage
-from ptymesh.tune.display import Display
+from ptymesh.tune.display import Display, said
 from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Function, Tuning
 from ptymesh.tune.queue import Queue
@@ -36,7 +37,7 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Displayed):
     """What came of a study.
 
     Fields:
@@ -46,12 +47,24 @@ class Outcome:
         notes: what the user should know, one sentence each.
     """
 
+    displayed_by: ClassVar[str] = "ptymesh.notebook.studies"
+
     folder: Path
     best: Record
     trials: list[Record]
     recipe: Recipe
     path: Path | None
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Outcome of {self.folder}: {len(self.trials)} trials, the best is {self.best.number} "
+            f"with {self.best.value:.6g}: {said(self.best.settings)}>"
+        )
+
+    def plot(self) -> Any:
+        """Figure of the value of every trial, which a notebook shows."""
+        return self._figure()
 
 
 def run_study(

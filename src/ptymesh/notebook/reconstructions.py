@@ -1,0 +1,46 @@
+"""A reconstruction in a notebook, as it stands between two epochs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptymesh.compare import illumination
+from ptymesh.notebook.fragment import fragment, pixels
+from ptymesh.notebook.results import modes, strip
+from ptymesh.run.reconstruction import Reconstruction
+
+
+def html(recon: Reconstruction) -> str:
+    """What has been done so far, and object and probe as they are now; with tiles, this rank's part."""
+    history = {name: np.asarray(column) for name, column in recon.state.history.items()}
+    obj, probe, pixel = recon.object, recon.probe, recon.scan.geometry.object_pixel_m
+    slices, height, width = obj.shape
+    layout = recon.problem.layout.name
+    facts = {
+        "scan": recon.scan.name,
+        "object": (f"{slices} slices of " if slices > 1 else "") + f"{height} x {width} pixels",
+        "object pixel": pixels(pixel),
+        "probe": modes(probe),
+        "views": str(recon.scan.views),
+        "epochs": epochs(recon),
+        "residual": f"{history['residual'][-1]:.4g}" if len(history["residual"]) else "",
+        "runs on": f"{recon.world.size} rank{'s' * (recon.world.size > 1)}, {recon.world.device.type}, "
+        f"{recon.precision}" + (f", {layout}" if recon.world.size > 1 else ""),
+    }
+    return fragment("Reconstruction", facts, strip(obj, probe, history, pixel, _light(recon)))
+
+
+def _light(recon: Reconstruction) -> np.ndarray | None:
+    """Counts on each object pixel (H, W); None where this rank holds a part of the object."""
+    estimate = recon.state.estimate
+    if tuple(estimate.object.shape[-2:]) != tuple(estimate.extent):
+        return None
+    positions, weights = estimate.positions.cpu().numpy(), estimate.weights.cpu().numpy()
+    return illumination(estimate.extent, recon.probe, positions, weights)
+
+
+def epochs(recon: Reconstruction) -> str:
+    """Epochs of each stage so far."""
+    done = np.asarray(recon.state.history["stage"], dtype=int)
+    counts = [f"{(done == stage).sum()} of {engine.name}" for stage, engine in enumerate(recon.stages)]
+    return ", ".join(counts) if counts else "none yet"

@@ -1,0 +1,59 @@
+"""A study in a notebook: its best trials, and the value of every one."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ptymesh.notebook.fragment import HEIGHT, fragment, table
+from ptymesh.plot.style import BLUE, ORANGE, legend, new_figure, plain_axes
+from ptymesh.tune.display import said
+from ptymesh.tune.records import Record
+from ptymesh.tune.session import Outcome
+
+#: Trials that are listed, the best ones.
+SHOWN = 5
+
+
+def html(outcome: Outcome) -> str:
+    """The study."""
+    done = ranked(outcome)
+    states = dict.fromkeys(one.state for one in outcome.trials)
+    facts = {
+        "folder": str(outcome.folder),
+        "trials": ", ".join(f"{sum(one.state == state for one in outcome.trials)} {state}" for state in states),
+        "best": f"trial {outcome.best.number}, {outcome.best.value:.6g}",
+        "with": said(outcome.best.settings),
+        "result": "" if outcome.path is None else str(outcome.path),
+        "notes": " ".join(outcome.notes),
+    }
+    rows = [(str(one.number), f"{one.value:.6g}", said(one.settings)) for one in done[:SHOWN]]
+    return fragment("Study", facts, figure(outcome), table(("trial", "value", "settings"), rows))
+
+
+def ranked(outcome: Outcome) -> list[Record]:
+    """Trials that were done to their end, the best first; whether small values are good, the best one tells."""
+    done = finished(outcome)
+    values = [one.value for one in done if one.value is not None]
+    sign = 1 if outcome.best.value == min(values) else -1
+    return sorted(done, key=lambda one: sign * (one.value or 0.0))
+
+
+def finished(outcome: Outcome) -> list[Record]:
+    """Trials with a value of the whole recipe."""
+    return [one for one in outcome.trials if one.state == "done" and one.value is not None]
+
+
+def figure(outcome: Outcome) -> Figure:
+    """Value of each trial that was done, and which is the best."""
+    done = finished(outcome)
+    drawn = new_figure(1.9 * HEIGHT, HEIGHT)
+    axes = drawn.subplots()
+    values = np.array([one.value for one in done], dtype=float)
+    plain_axes(axes, "trial", "value")
+    axes.plot([one.number for one in done], values, "o", color=BLUE, markersize=3)
+    axes.plot([outcome.best.number], [outcome.best.value or 0.0], "D", color=ORANGE, markersize=5, label="best")
+    if values.min() > 0 and values.max() > 5 * values.min():
+        axes.set_yscale("log")
+    legend(axes)
+    return drawn
