@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -9,10 +10,12 @@ from importlib import import_module
 from typing import Annotated
 
 import typer
+import typer.completion
 
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
 from ptymesh.cli.checking import Command
+from ptymesh.cli.completion import ASKED
 from ptymesh.distributed.rank_info import share_cores
 from ptymesh.errors import Interrupted, PtymeshError, ran_out_of_memory
 
@@ -35,12 +38,13 @@ COMMANDS = {
     "orient": "How does the detector lie to the scan?",
     "bench": "How fast is it here, against the floor?",
     "plugins": "What can be plugged in, and what is?",
+    "completion": "Let the shell complete commands and options.",
 }
 
 #: What helps where memory ran out unforeseen.
 MORE_MEMORY = "free some or take a larger machine; of a run, use more ranks, fewer pixels or precision: single"
 #: Commands of which nothing remains but what they print: losing that is a failure.
-SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "plugins", "--version")
+SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "plugins", "completion", "--version")
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"
@@ -88,8 +92,12 @@ def main() -> None:
     if "--debug" in arguments[:own]:  # wherever it stands
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
+    else:  # where matplotlib keeps its list of fonts, and that it makes one, is no matter of ours (plot/fonts.py)
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         try:
+            if ASKED in os.environ:
+                typer.completion.completion_init()
             share_cores()
             app(arguments, prog_name="ptymesh")
         finally:

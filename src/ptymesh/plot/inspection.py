@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from ptymesh.plot.style import Drawing
+
 #: What a kind of odd pixel is marked with.
 MARKS = {"hot": ("tab:red", "o"), "dead": ("tab:blue", "s"), "stuck": ("tab:orange", "D")}
 
@@ -37,7 +39,7 @@ def inspection_figure(
         odd: y x of hot, dead and stuck pixels. pixel_m: object pixel (y, x), for axes in micrometres.
         probe_diameter_px: drawn to scale on the scan. window: (h, w), drawn to scale on the scan.
     """
-    figure = Figure(figsize=(12, 7.2), layout="constrained")
+    figure = Drawing(figsize=(12, 7.2), layout="constrained")
     axes = figure.subplots(2, 3)
     figure.suptitle(title)
     _pattern(axes[0, 0], mean_pattern, "mean pattern (counts)")

@@ -19,6 +19,8 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 
+from ptymesh.plot.fonts import OwnFont
+
 #: Lines: Okabe & Ito's palette, told apart by every common colour vision.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 #: Where there is nothing to show.
@@ -34,7 +36,7 @@ UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
 Pixel = tuple[float, float] | None
 
 
-class Drawing(Figure):
+class Drawing(OwnFont):
     """A figure that notebooks show by themselves, whether or not pyplot has been imported."""
 
     def _repr_png_(self) -> bytes:

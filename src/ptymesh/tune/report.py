@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of, writing
 from ptymesh.plot import save_figure
+from ptymesh.plot.fonts import own_font
 from ptymesh.tune import storage
 from ptymesh.tune.display import said
 from ptymesh.tune.offered import quiet
@@ -113,7 +114,7 @@ def _drawn(study: Study, name: str, draw: Callable[..., Any], target: Path, obje
     from matplotlib import pyplot
 
     html, png = target / f"{name}.html", target / f"{name}.png"
-    with quiet():
+    with quiet(), own_font():
         drawn = draw(optuna.visualization, study, objective)
         with writing(html):
             target_of(html)
@@ -121,6 +122,7 @@ def _drawn(study: Study, name: str, draw: Callable[..., Any], target: Path, obje
         axes = draw(optuna.visualization.matplotlib, study, objective)
     figure = axes.figure if hasattr(axes, "figure") else axes[0].figure
     figure.set_size_inches(10, 6)
-    save_figure(figure, png, dpi=120, bbox_inches="tight")
+    with own_font():
+        save_figure(figure, png, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     return [html, png]
