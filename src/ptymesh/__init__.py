@@ -15,7 +15,8 @@ __version__ = version("ptymesh")
 prepare()
 
 _PUBLIC: dict[str, str] = {
-    **dict.fromkeys(("Reconstruction", "load", "reconstruct"), "ptymesh.run.reconstruction"),
+    **dict.fromkeys(("Reconstruction", "load"), "ptymesh.run.reconstruction"),
+    "reconstruct": "ptymesh.auto",
     **dict.fromkeys(
         ("AP", "BH", "CG", "DM", "EPIE", "LBFGS", "LSQML", "MPIE", "RAAR", "RPIE", "SGD", "Adam", "AdamW", "Engine"),
         "ptymesh.engines",

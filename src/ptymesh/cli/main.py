@@ -23,7 +23,7 @@ from ptymesh.errors import Interrupted, PtymeshError, ran_out_of_memory
 COMMANDS = {
     "demo": "Simulate, reconstruct, show.",
     "inspect": "What is in a data set, and is it sound?",
-    "run": "Reconstruct what a recipe says.",
+    "run": "Reconstruct a data set, or what a recipe says.",
     "resume": "Go on with a run that was stopped.",
     "launch": "Run a Python program on several ranks.",
     "slurm": "Print a job script for a recipe.",

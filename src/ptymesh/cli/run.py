@@ -12,24 +12,44 @@ from ptymesh.cli.launching import Holding, Launching, Settings, folder, spread
 
 @spread
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to do with which data.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE|DATA", help="A recipe (YAML), or a data set, for which one is found.")
+    ],
     how: Launching,
     room: Holding,
     set_: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder, instead of the recipe's.")
     ] = None,
+    time: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Seconds for finding stages and for the run, where stages are to be found."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
 ) -> None:
-    """Reconstruct what a recipe says, on any number of ranks."""
-    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
+    """Reconstruct a data set, or what a recipe says, on any number of ranks."""
+    from ptymesh.auto import described, is_data
+    from ptymesh.cli.running import Open, check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
+    from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.run import started
-    from ptymesh.run.recipe import load_recipe
+    from ptymesh.run.recipe import Recipe, load_recipe
 
-    settings = [*(set_ or ()), *room.settings]
-    loaded = load_recipe(recipe, settings, out)
+    settings, found = [*(set_ or ()), *room.settings], Open(time_s=time)
+    if is_data(recipe):
+        raw, found.reasons = described(recipe, settings, out)
+        loaded = Recipe.parse(raw)
+    else:
+        loaded = load_recipe(recipe, settings, out)
+    if time is not None and not 0 < time < float("inf"):
+        raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")
+    if time is not None and (loaded.auto is None or loaded.auto.sweeps is not None):
+        raise BadInput(
+            "--time is for a run whose stages are to be found; set stages to auto and leave auto.sweeps out."
+        )
+    if loaded.auto is not None and recipe.absolute() == (loaded.output.dir / "recipe.yaml").absolute():
+        raise BadInput(f"The recipe that is found would replace {recipe}; choose another folder with --out.")
     again = restarted()
     folder = loaded.output.dir
     check_folder(folder)
@@ -38,5 +58,6 @@ def command(
             refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
+        arguments += [] if time is None else ["--time", str(time)]
         resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None
-        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume)
+        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, found=found)

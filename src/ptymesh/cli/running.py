@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,15 @@ from ptymesh.cli.launching import Launching, environment_of
 from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
+    from ptymesh.distributed.world import World
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
 #: What a run writes into its folder.
-FILES, FOLDERS = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new"), ("checkpoint", "ranks")
+FILES = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new", "recipe.yaml")
+FOLDERS = ("checkpoint", "ranks")
 #: ... and draws there, by suffix.
 FIGURES = {
     ".png": ["overview", "object", "slices", "probe", "coverage", "positions", "history", "patterns", "comparison"],
@@ -116,11 +119,35 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
+@dataclass
+class Open:
+    """How stages that a recipe leaves open are found.
+
+    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key.
+    """
+
+    time_s: float | None = None
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+
+    def decide(self, recipe: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
+        """The recipe with stages, which is written into the output folder. Collective."""
+        from ptymesh.auto import decide
+
+        return decide(recipe, world, stop, time_s=self.time_s, reasons=self.reasons, say=typer.echo).recipe
+
+
 def execute(
-    recipe: Recipe, arguments: Sequence[str], how: Launching, *, resume: bool, other_data: bool = False
+    recipe: Recipe,
+    arguments: Sequence[str],
+    how: Launching,
+    *,
+    resume: bool,
+    other_data: bool = False,
+    found: Open | None = None,
 ) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
 
+    found: how stages that it leaves open are found.
     Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
     """
     from ptymesh.errors import BadInput
@@ -139,7 +166,7 @@ def execute(
     with _begun(recipe, resume):
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
-                _here(recipe, how.device, resume, other_data)
+                _here(recipe, how.device, resume, other_data, found or Open())
             if place.size == 1 and (out / "ranks").is_dir():  # of an earlier run on several
                 from ptymesh.launcher.launch import tidy
 
@@ -183,7 +210,7 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
         yield
 
 
-def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
+def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> None:
     from ptymesh.errors import Interrupted
     from ptymesh.run.callbacks import watchers
     from ptymesh.run.session import run_recipe
@@ -201,7 +228,13 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
                 stack.callback(callback.close)
             try:
                 outcome = run_recipe(
-                    recipe, device=device, resume=resume, other_data=other_data, callbacks=watching, held=held
+                    recipe,
+                    device=device,
+                    resume=resume,
+                    other_data=other_data,
+                    callbacks=watching,
+                    held=held,
+                    decide=found.decide,
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:
@@ -209,7 +242,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool) -> None:
                 goes_on = f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on."
                 raise Interrupted(goes_on) from stopped
         if world().rank == 0:
-            _conclude(recipe, outcome)
+            _conclude(outcome.recipe, outcome)
 
 
 def _conclude(recipe: Recipe, outcome: Outcome) -> None:

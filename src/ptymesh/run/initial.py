@@ -116,7 +116,7 @@ def initial_estimate(
         slice_spacing_m=object.slice_spacing_m or 0.0,
         origin=zero,
         tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
-        opr=_opr(first, probe.opr_modes, seed),
+        opr=opr_modes(first, probe.opr_modes, seed),
         parameters=_parameters(probe.start),
         corner=part.corner,
         extent=sides,
@@ -133,7 +133,7 @@ def _parameters(start: Any) -> dict[str, dict[str, float]]:
     return {"aberrations": probes.aberration_parts(_aberrations(start))}
 
 
-def _opr(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
+def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     """Hermite-like modes (K, h, w) of the first probe mode, each of its norm."""
     if not modes:
         return probe[:0].clone()

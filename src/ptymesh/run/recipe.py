@@ -49,6 +49,9 @@ from ptymesh.sentences import shown, shown_key, unknown_word
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
 
+#: What a recipe says in place of a list of stages that are to be found.
+AUTO = "auto"
+
 #: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
 MOST_STAGES = 200
 
@@ -82,8 +85,21 @@ class OutputOptions(Options):
         return self
 
 
+class AutoOptions(Options):
+    """Recipe key `auto`, of a recipe whose stages are to be found: `stages: auto` (ptymesh.auto).
+
+    Fields:
+        sweeps: what finding them may cost, in passes of one probe mode over all views; None: automatic.
+    """
+
+    sweeps: int | None = Field(None, ge=1, le=10**6)
+
+
 class Recipe(Options):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
+
+    auto: how stages are found, where the recipe says `stages: auto`; `stages` are then the default ones until that is
+    done, and nothing but `ptymesh.auto` runs such a recipe.
 
     fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
@@ -103,6 +119,7 @@ class Recipe(Options):
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
     optics: dict[str, SerializeAsAny[WaveOperator]] = Field(default_factory=dict)
+    auto: AutoOptions | None = None
     stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()
 
@@ -121,6 +138,22 @@ class Recipe(Options):
     @classmethod
     def _operators(cls, given: Any) -> Any:
         return named(given, OPTICS, "optics")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _to_be_found(cls, values: Any) -> Any:
+        """`stages: auto` is a recipe with the group `auto`."""
+        if not isinstance(values, dict):
+            return values
+        if isinstance(stages := values.get("stages"), str):
+            if stages != AUTO:
+                raise BadInput(f"stages is {shown(stages)}; give a list, such as [{{engine: rpie}}], or {AUTO}.")
+            options = values.get("auto")
+            rest = {name: value for name, value in values.items() if name != "stages"}
+            return {**rest, "auto": {} if options is None else options}
+        if isinstance(values.get("auto"), dict):
+            raise BadInput(f"auto says how stages are found; set stages to {AUTO}, or remove auto.")
+        return values
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -148,7 +181,8 @@ class Recipe(Options):
         """YAML that reproduces the run: every key, defaults included, so that later defaults do not change it."""
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
-        ordered = {name: stages if name == "stages" else groups[name] for name in type(self).model_fields}
+        found: Any = stages if self.auto is None else AUTO
+        ordered = {name: found if name == "stages" else groups[name] for name in type(self).model_fields}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
     def with_output(self, folder: Path) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,16 @@ from ptymesh.run.signals import StopSignal
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: the result (its object as far as this rank holds it) and where it was written."""
+    """What came of a run: the result (its object as far as this rank holds it), where it was written, and the recipe
+    that was run."""
 
     result: Result
     path: Path
+    recipe: Recipe
+
+
+#: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
+Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
 
 def run_recipe(
@@ -45,16 +51,19 @@ def run_recipe(
     other_data: bool = False,
     callbacks: Sequence[Callback] = (),
     held: ExitStack | None = None,
+    decide: Decide | None = None,
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
     other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
-    is to be written there after the run. Raises BadInput, Diverged (the last good checkpoint stays) and Interrupted
-    (after a checkpoint).
+    is to be written there after the run. decide: what becomes of a recipe with `stages: auto`. Raises BadInput,
+    Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
     """
     # a signal while the data are read stops the run after a batch
     with ExitStack() as own, StopSignal() as stop, join(device) as world:
         fence = _hold(world, recipe.output.dir, own if held is None else held)
+        if decide is not None and recipe.auto is not None:
+            recipe = decide(recipe, world, lambda: stop.requested)
         return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
 
 
@@ -147,7 +156,7 @@ def _carry_out(
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")
-    return Outcome(result, path)
+    return Outcome(result, path, recipe)
 
 
 def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
@@ -198,6 +207,10 @@ def reconstruction(
     taken from there; it must be of the same data unless others are allowed. Collective."""
     failure, scan = None, None
     try:
+        if recipe.auto is not None:
+            raise BadInput(
+                "stages is auto, and nothing here finds them: use `ptymesh run`, or the recipe that it has written."
+            )
         scan = load_measurement(recipe.data, recipe.positions)
     except Exception as error:
         failure = error

@@ -1,0 +1,116 @@
+"""The residual of views that no update has seen, and whether one estimate explains them better than another.
+
+N, n     all views, held-out ones
+y, I     counts, intensities
+
+What is shared (object, probe, background) cannot have adapted to views that were left out. What each view has for
+itself can only be known by looking at it: it is fitted on one half of the view's detector, a checkerboard of squares,
+and judged on the other half; then the other way round. Object and probe stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ptymesh.estimate import Estimate
+from ptymesh.physics.backend import MISFIT
+from ptymesh.problem import Problem
+
+#: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
+SQUARE = 8
+#: Fits of a view's own unknowns: so many steps, twice as long as usual for half of the pixels ask for them, and the
+#: most that a position moves in one of them (pixels).
+STEPS, GAIN, LIMIT_PX = 8, 2.0, 0.5
+#: An intensity is never fitted below this.
+LEAST_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Misfit sum (sqrt I - sqrt y)^2 and counts sum y of each held-out view, (n,) each, on every rank."""
+
+    misfit: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def residual(self) -> float:
+        """Of all of them."""
+        total = float(self.counts.sum())
+        return float(self.misfit.sum()) / total if total else math.nan
+
+    def gain_over(self, other: Judged) -> tuple[float, float]:
+        """By which share of the other's residual this one is lower, and how many standard errors that is."""
+        difference = other.misfit - self.misfit
+        total = float(other.misfit.sum())
+        if not math.isfinite(float(difference.sum())) or total <= 0:
+            return (-math.inf, -math.inf) if not math.isfinite(float(self.misfit.sum())) else (0.0, 0.0)
+        spread = float(difference.std(ddof=1)) * math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+        mean = float(difference.sum())
+        return mean / total, mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:
+    """How well an estimate explains these views, after what they have for themselves was fitted. Collective.
+
+    own: of positions, intensity and opr, what each view has for itself.
+    """
+    if not own:
+        return _misfits(problem, estimate, views, problem.mask)
+    y, x = (torch.arange(side, device=problem.device) // SQUARE for side in problem.window)
+    black = (y[:, None] + x) % 2 == 0
+    halves = [problem.mask & black, problem.mask & ~black]
+    found = []
+    for fitted, judged in (halves, halves[::-1]):
+        found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged, moving=True))
+    first, second = found
+    return Judged(first.misfit + second.misfit, first.counts + second.counts)
+
+
+def _seeing(problem: Problem, mask: torch.Tensor, moving: bool) -> Problem:
+    """The problem with other pixels masked."""
+    made = copy(problem)
+    made.mask, made.moving = mask, moving
+    return made
+
+
+def _misfits(
+    problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, moving: bool = False
+) -> Judged:
+    seeing = _seeing(problem, mask, moving)
+    table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
+    for chunk in seeing.chunks(estimate, views):
+        found = seeing.backend.expose(seeing.model, chunk, seeing.scene(estimate, chunk), "watch")[1]
+        table[chunk.views] = found[:, MISFIT : MISFIT + 2]
+    rows = problem.layout.merge(table)[torch.as_tensor(views, device=problem.device)].cpu().numpy()
+    return Judged(rows[:, 0], rows[:, 1])
+
+
+def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, own: frozenset[str]) -> Estimate:
+    """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own."""
+    seeing = _seeing(problem, mask, moving=True)
+    fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone())
+    reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
+    for _ in range(STEPS):
+        asked = []
+        for chunk in seeing.chunks(fitted, views):
+            scene = seeing.scene(fitted, chunk)
+            chi = seeing.backend.expose(seeing.model, chunk, scene, "revise")[0]
+            move = seeing.position_step(fitted, chunk, scene, chi) if "positions" in own else None
+            weigh = seeing.weight_step(fitted, chunk, scene, chi) if own & {"intensity", "opr"} else None
+            asked.append((chunk.views, move, weigh))
+        for some, move, weigh in asked:
+            if move is not None:
+                moved = fitted.positions[some] + (GAIN * move).clamp(-LIMIT_PX, LIMIT_PX)
+                anchors = fitted.anchors[some]
+                fitted.positions[some] = torch.minimum(torch.maximum(moved, anchors - reach), anchors + reach)
+            if weigh is not None and "intensity" in own:
+                weight = fitted.weights[some, 0] + 0.5 * GAIN * weigh[:, 0]
+                fitted.weights[some, 0] = weight.clamp(min=LEAST_WEIGHT)
+            if weigh is not None and "opr" in own:
+                fitted.weights[some, 1:] += 0.5 * GAIN * weigh[:, 1:]
+    return fitted

@@ -1,0 +1,66 @@
+"""Names of the datasets in an HDF5 or npz file of no known format, guessed where there is one guess to make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from ptymesh.io.hdf5 import is_hdf5, open_hdf5
+from ptymesh.io.load import READERS
+from ptymesh.io.options import DataOptions
+from ptymesh.io.staging import is_npz, npz_members, unpacked
+
+#: A pattern has at least so many pixels on a side.
+SMALLEST = 8
+
+
+def guessed_keys(path: Path) -> tuple[dict[str, Any], str] | None:
+    """`data.keys` and why; None where a reader knows the format, where the file is no such file, or where datasets do
+    not tell which of them holds the patterns."""
+    options = DataOptions(path=path)
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    file = unpacked(path)
+    if any(READERS[name].recognises(file, options) for name in READERS.names()):
+        return None
+    shapes = _shapes(file)
+    stacks = {name: shape for name, shape in shapes.items() if len(shape) in (3, 4) and min(shape[-2:]) >= SMALLEST}
+    if not stacks:
+        return None
+    patterns = max(stacks, key=lambda name: _size(stacks[name]))
+    if sum(_size(shape) == _size(stacks[patterns]) for shape in stacks.values()) > 1:
+        return None
+    shape = stacks[patterns]
+    views = _size(shape[:-2])
+    keys: dict[str, Any] = {"patterns": patterns}
+    pairs = [n for n, s in shapes.items() if s in ((views, 2), (2, views)) and n != patterns]
+    said = f"{patterns} is the largest array"
+    if len(pairs) == 1:
+        keys["positions"] = pairs[0]
+        said += f", and {pairs[0]} alone has a pair of numbers for each of its {views} patterns"
+    return keys, f"{said}."
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays of numbers in a file, by name."""
+    if is_npz(path):
+        return {name: shape for name, (shape, dtype) in npz_members(path).items() if dtype.kind in "buif"}
+    found: dict[str, tuple[int, ...]] = {}
+    if is_hdf5(path):
+
+        def note(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset) and item.dtype.kind in "buif":
+                found[f"/{name}"] = tuple(item.shape)
+
+        with open_hdf5(path) as file:
+            file.visititems(note)
+    return found
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size

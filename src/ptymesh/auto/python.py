@@ -1,0 +1,52 @@
+"""From Python: a path is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ptymesh.auto.data import described
+from ptymesh.auto.decide import decide
+from ptymesh.auto.written import written
+from ptymesh.distributed.world import World, join
+from ptymesh.errors import BadInput
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
+from ptymesh.run import reconstruction as by_stages
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.reconstruction import Stage
+from ptymesh.run.session import reconstruction
+from ptymesh.sentences import shown
+
+#: Options of a reconstruction that a recipe has at its top, and how stages are found.
+_TOP = ("object", "probe", "precision", "seed", "layout", "memory_budget", "scratch", "auto")
+
+
+def reconstruct(
+    scan: Measurement | str | Path, stages: Sequence[Stage] | Stage | None = None, **options: Any
+) -> Result:
+    """Runs all stages and returns the result; options as in `Reconstruction`, and `auto` as in a recipe.
+
+    Without stages, those that suit are found first where `scan` is a path, and the result's `recipe` says which, and
+    why; of a scan that is loaded already, 75 epochs of Adam are run. Raises BadInput, Diverged.
+    """
+    if stages is not None or not isinstance(scan, str | Path):
+        return by_stages.reconstruct(scan, stages, **options)
+    raw, reasons = described(Path(scan))
+    device = options.pop("device", "auto")
+    if not isinstance(device, str | World):
+        raise BadInput(f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
+    if (modes := options.pop("probe_modes", None)) is not None:
+        options["probe"] = {**dict(options.get("probe") or {}), "modes": modes}
+    if (subpixel := options.pop("subpixel", None)) is not None:
+        raw["positions"] = {"subpixel": subpixel}
+    if unknown := sorted(options.keys() - set(_TOP)):
+        raise BadInput(f"reconstruct has no option {unknown[0]}; it has {', '.join(_TOP)}, probe_modes and subpixel.")
+    recipe = Recipe.parse({**raw, **{name: value for name, value in options.items() if value is not None}})
+    with nullcontext(device) if isinstance(device, World) else join(device) as world:
+        found = decide(recipe, world, reasons=reasons, write=False)
+        with closing(reconstruction(found.recipe, world)) as recon:
+            recon.loop(hold_out=found.recipe.hold_out).run()
+            return recon.result(written(found.recipe, found.reasons))

@@ -1,0 +1,196 @@
+"""Ways to go on from the same estimate, held against each other by views that none of them has seen.
+
+Every number on which something is decided is a sum over all ranks, and nothing looks at a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptymesh.auto.judging import Judged, judge
+from ptymesh.distributed.world import World
+from ptymesh.errors import Diverged, Interrupted
+from ptymesh.estimate import Estimate
+from ptymesh.measurement import Measurement
+from ptymesh.physics import probes
+from ptymesh.run.batches import hold_out
+from ptymesh.run.initial import opr_modes
+from ptymesh.run.loop import Loop
+from ptymesh.run.recipe import Recipe, engine_of
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run.state import HISTORY, RunState
+
+#: So many views are held out: enough to tell a difference, and never too large a share of the scan.
+HELD_VIEWS, MOST_HELD = 40, 0.2
+#: What is kept has to lower the held-out residual by this share, and by so many standard errors.
+LEAST_GAIN, SURE = 0.004, 2.0
+
+Stop = Callable[[], bool]
+
+
+class Undecided(Interrupted):
+    """Stopped before the stages were found: there is nothing to go on from but the start."""
+
+
+class OverBudget(Exception):
+    """What was asked for would cost more sweeps than there are."""
+
+
+@dataclass
+class Budget:
+    """Sweeps: passes of one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
+
+    sweeps: float
+    spent: float = 0.0
+
+    def pay(self, cost: float, until: float = 1.0) -> None:
+        """Raises OverBudget where the share `until` of all sweeps does not hold that."""
+        if self.spent + cost > until * self.sweeps:
+            raise OverBudget
+        self.spent += cost
+
+
+@dataclass
+class Track:
+    """An estimate, how it was come by, and how well it explains the held-out views.
+
+    engine: that goes on, with its own options; shared: those that any engine takes; own: of positions, intensity and
+    opr, what each view has for itself.
+    """
+
+    estimate: Estimate
+    engine: dict[str, Any]
+    shared: dict[str, Any] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    history: dict[str, list[float]] = field(default_factory=dict)
+    judged: Judged | None = None
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """As a recipe has it."""
+        return {**self.engine, **self.shared}
+
+    @property
+    def modes(self) -> int:
+        """M."""
+        return len(self.estimate.probe)
+
+    @property
+    def cost(self) -> float:
+        """Of an epoch over all views, in sweeps."""
+        return (self.modes + len(self.estimate.opr)) * (1.5 if self.own else 1.0)
+
+    @property
+    def value(self) -> float:
+        """Residual of the held-out views; infinite where it diverged."""
+        return math.inf if self.judged is None else self.judged.residual
+
+    def using(self, engine: dict[str, Any]) -> Track:
+        """With another engine."""
+        return replace(self, engine=engine)
+
+    def sharing(self, change: dict[str, Any], own: str = "") -> Track:
+        """With other options, and something more that views have for themselves."""
+        return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
+
+
+class Arena:
+    """A scan, or a part of it, on which tracks run."""
+
+    def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
+        self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
+        self.share = scan.views / whole
+        self.recon = Reconstruction(
+            scan,
+            object=recipe.object,
+            probe=recipe.probe,
+            subpixel=recipe.positions.subpixel,
+            precision=recipe.precision,
+            seed=recipe.seed,
+            device=world,
+            layout="replicated",
+            memory_budget=recipe.memory_budget,
+            scratch=recipe.scratch,
+        )
+        share = min(MOST_HELD, HELD_VIEWS / scan.views)
+        #: Views that no update sees.
+        self.held = hold_out(self.recon.problem.unturned, share, recipe.seed)
+
+    @property
+    def views(self) -> int:
+        """Of the scan, or the part."""
+        return self.scan.views
+
+    def start(self, engine: dict[str, Any]) -> Track:
+        """Where the recipe starts; at first this is judged by nothing."""
+        return Track(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
+
+    def run(self, track: Track, epochs: int, until: float = 1.0) -> Track:
+        """Goes on from a track, which stays as it is. Raises OverBudget, Undecided.
+
+        until: share of the budget that may be spent by then.
+        """
+        self.budget.pay(epochs * track.cost * self.share, until)
+        return list(self.follow(track, epochs, epochs, 1.0, paid=True))[-1]
+
+    def follow(self, track: Track, epochs: int, every: int, until: float, paid: bool = False) -> Iterator[Track]:
+        """The track after every so many epochs, with one engine, whose memory goes on; ends where the budget does, or
+        where it diverges. Raises Undecided."""
+        engine = engine_of("stages.0", {**track.stage, "epochs": epochs})
+        state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
+        problem = self.recon.problem
+        loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.stop)
+        loop.training = np.setdiff1d(loop.training, self.held)
+        try:
+            for report in loop.epochs():
+                if (report.epoch - 1) % every == 0 and not paid:
+                    self.budget.pay(every * track.cost * self.share, until)
+                if report.epoch % every == 0:
+                    judged = judge(problem, state.estimate, self.held, track.own)
+                    history = {name: list(row) for name, row in state.history.items()}
+                    yield replace(track, estimate=_copy(state.estimate), history=history, judged=judged)
+        except Diverged:
+            yield replace(track, judged=None)
+        except Interrupted as error:
+            raise Undecided("Stopped before the stages were found; `ptymesh resume` starts anew.") from error
+
+    def with_modes(self, track: Track, modes: int) -> Track:
+        """The same with so many incoherent modes, of which the new ones are made as at a start."""
+        probe = track.estimate.probe
+        made = probes.extra_modes(probe.to("cpu", torch.complex128), modes, None, self.recipe.seed)
+        estimate = replace(_copy(track.estimate), probe=made.to(probe.device, probe.dtype))
+        return replace(track, estimate=estimate)
+
+    def with_opr(self, track: Track, count: int) -> Track:
+        """The same with so many variable-probe modes, which no view has a share of yet."""
+        estimate = _copy(track.estimate)
+        shares = estimate.weights.new_zeros(len(estimate.weights), count)
+        weights = torch.cat((estimate.weights[:, :1], shares), dim=1)
+        opr = opr_modes(estimate.probe.cpu(), count, self.recipe.seed).to(estimate.probe.device)
+        return replace(track, estimate=replace(estimate, opr=opr, weights=weights), own=track.own | {"opr"})
+
+    def close(self) -> None:
+        """Lets go of patterns that were staged."""
+        self.recon.close()
+
+
+def better(new: Track, old: Track) -> bool:
+    """Whether the new track explains what neither has seen better, and that is no chance."""
+    if new.judged is None or old.judged is None:
+        return new.judged is not None
+    gain, sure = new.judged.gain_over(old.judged)
+    return gain > LEAST_GAIN and sure > SURE
+
+
+def _copy(estimate: Estimate) -> Estimate:
+    copied: dict[str, Any] = {
+        name: value.clone() for name, value in vars(estimate).items() if isinstance(value, torch.Tensor)
+    }
+    parameters = {name: dict(numbers) for name, numbers in estimate.parameters.items()}
+    return replace(estimate, **copied, parameters=parameters)

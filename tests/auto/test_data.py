@@ -1,0 +1,116 @@
+"""A file alone becomes a recipe, or is asked about in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ptymesh.auto import described, is_data, named_after
+from ptymesh.errors import BadInput
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("auto") / "scan.cxi"
+    write(checked(kind="xray", views=16, window=32, seed=3), path)
+    return path
+
+
+def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("data: {path: scan.cxi}\n" + "# größer\n" * 1000, encoding="utf-8")
+    assert is_data(scan) and is_data(Path("sample:siemens-star"))
+    assert not is_data(tmp_path / "recipe.yaml") and not is_data(tmp_path / "nothing") and not is_data(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, folder",
+    [("a/scan_01.cxi", "scan_01"), ("star.npz.bz2", "star"), ("sample:siemens-star", "siemens-star"), ("s.5", "s.5")],
+)
+def test_results_are_named_after_the_file(name: str, folder: str) -> None:
+    assert named_after(Path(name)) == Path(folder)
+
+
+def test_what_is_set_stays(scan: Path) -> None:
+    raw, reasons = described(scan, ["data.crop=16", "stages=[{engine: epie}]", "output.figures=false"], Path("there"))
+    recipe = Recipe.parse(raw)
+    assert recipe.data.path == scan and recipe.data.crop == (16, 16) and not reasons
+    assert [stage.name for stage in recipe.stages] == ["epie"] and recipe.auto is None
+    assert recipe.output.dir == Path("there") and not recipe.output.figures
+
+
+def test_stages_are_open_unless_given(scan: Path) -> None:
+    recipe = Recipe.parse(described(scan)[0])
+    assert recipe.auto is not None and recipe.auto.sweeps is None and recipe.output.dir == Path("scan")
+    again = Recipe.from_yaml(recipe.to_yaml())
+    assert again == recipe and "stages: auto" in recipe.to_yaml()
+    assert Recipe.parse(described(scan, ["auto.sweeps=7"])[0]).auto.sweeps == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"stages": "often"}, r"stages is 'often'; give a list.*or auto\."),
+        ({"auto": {"sweeps": 5}}, "auto says how stages are found; set stages to auto"),
+        ({"stages": "auto", "auto": {"sweeps": 0}}, r"auto\.sweeps"),
+    ],
+)
+def test_open_stages_that_cannot_be(scan: Path, wrong: dict, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Recipe.parse({"data": {"path": str(scan)}, **wrong})
+
+
+def test_what_the_patterns_show_is_set_and_said(scan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "clipped.cxi"
+    path.write_bytes(scan.read_bytes())
+    with h5py.File(path, "r+") as file:
+        name = next(n for n in ("entry_1/data_1/data", "entry_1/instrument_1/detector_1/data") if n in file)
+        data = file[name]
+        data[...] = np.minimum(data[...], 50)
+    raw, reasons = described(path)
+    assert raw["data"]["saturation"] == 50.0
+    assert "saturated" in reasons["data.saturation"][0]
+
+
+def generic(path: Path, views: int = 9, **more: np.ndarray) -> Path:
+    rng = np.random.default_rng(2)
+    arrays = {"counts": rng.poisson(5.0, (views, 16, 16)).astype(np.uint16), **more}
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def test_datasets_of_no_known_format_are_guessed(tmp_path: Path) -> None:
+    places = np.random.default_rng(3).uniform(0, 20, (9, 2))
+    path = generic(tmp_path / "any.h5", where=places, other=np.zeros(3))
+    raw, reasons = described(path, ["positions.unit=px"])
+    assert raw["data"]["keys"] == {"patterns": "/counts", "positions": "/where"}
+    assert "/counts is the largest array, and /where alone" in reasons["data.keys"][0]
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ([], r"9 patterns and no positions; name them \(data\.keys\.positions\), or set positions\.raster"),
+        (["positions.raster.step_m=1e-6"], r"set positions\.raster\.shape"),
+        (
+            ["positions.raster={shape: 3, step_m: 1e-6}"],
+            r"object pixel is unknown; set data\.object_pixel_m, or the energy, data\.distance_m and data\.detector_p",
+        ),
+    ],
+)
+def test_what_the_file_does_not_say_is_asked_for(tmp_path: Path, settings: list[str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        described(generic(tmp_path / "any.h5"), settings)
+
+
+def test_arrays_of_one_size_are_not_guessed_between(tmp_path: Path) -> None:
+    twice = np.ones((9, 16, 16), np.uint16)
+    with pytest.raises(BadInput, match=r"name its datasets in data\.keys"):
+        described(generic(tmp_path / "any.h5", others=twice))
