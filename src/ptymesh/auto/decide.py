@@ -25,7 +25,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, engine_of
 
-#: Sweeps where nobody says; so much of them may be spent when the questions end, and when the number of epochs is known.
+#: Sweeps where nobody says; shares of them that may be spent when the questions end, and when the epochs are known.
 SWEEPS, QUESTIONS, LENGTH = 1200, 0.4, 0.7
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320

@@ -1,4 +1,4 @@
-"""ptymesh resume: go on from a checkpoint, or start anew what was stopped before the first one."""
+"""ptymesh resume: go on from a checkpoint, if need be for longer; or start anew what was stopped before the first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, spread
+from ptymesh.cli.launching import Holding, Launching, Settings, spread
 
 
 @spread
@@ -15,16 +15,19 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
     how: Launching,
     room: Holding,
+    set_: Settings = None,
     other_data: Annotated[
         bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
     ] = False,
 ) -> None:
-    """Go on with a run that was stopped, on any number of ranks."""
+    """Go on with a run that was stopped, or for longer (--set stages...), on any number of ranks."""
     from ptymesh.cli.running import check_folder, execute, owned
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.paths import usable
     from ptymesh.run import started
+    from ptymesh.run.continued import continued
+    from ptymesh.run.counters import counters_of
     from ptymesh.run.recipe import Recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
@@ -33,13 +36,19 @@ def command(
         raise BadInput(f"{folder} is no folder and holds no checkpoint; give the folder of a run that was stopped.")
     check_folder(folder, "mend its permissions, so that the run can go on there")
     with owned(folder):
-        text = started.pending(folder)
+        text, meta = started.pending(folder), {}
         anew = text is not None
         if text is None:
-            text = checkpoint.read_meta(folder / "checkpoint").get("recipe")
+            meta = checkpoint.read_meta(folder / "checkpoint")
+            text = meta.get("recipe")
         if not isinstance(text, str):
             raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
-        recipe = Recipe.from_yaml(text, room.settings).with_output(folder)
+        settings = [*(set_ or ()), *room.settings]
+        if anew:
+            recipe = Recipe.from_yaml(text, settings).with_output(folder)
+        else:
+            recipe = continued(text, settings, counters_of(meta)).with_output(folder)
         arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+        arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []
         execute(recipe, arguments, how, resume=not anew, other_data=other_data)

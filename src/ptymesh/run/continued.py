@@ -1,0 +1,90 @@
+"""What may change where a run goes on from its checkpoint: how long its stages are, and what follows them.
+
+Stages that are done stay what they were. The one in which the checkpoint lies stays so but for its number of epochs;
+to go on in another way, end it where it is, and add a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ptymesh.engines import Engine
+from ptymesh.errors import BadInput
+from ptymesh.run.counters import Counters
+from ptymesh.run.recipe import Recipe
+
+#: Keys of a recipe besides stages that say nothing about the estimate: `data.path`, too, for files move.
+FREE = ("output", "layout", "memory_budget", "scratch")
+
+
+def continued(text: str, settings: Sequence[str], at: Counters) -> Recipe:
+    """The recipe of a checkpoint with key=VALUE settings, where the checkpoint still fits it.
+
+    Args:
+        text: the recipe that the checkpoint holds.
+        at: where the checkpoint stands.
+
+    Raises BadInput, which says what cannot be changed any more.
+    """
+    before, after = Recipe.from_yaml(text), Recipe.from_yaml(text, settings)
+    if after.auto is not None:
+        raise BadInput("stages is auto, and the run that goes on has found its stages; name those that are to follow.")
+    for name, old, new in _differences(before, after):
+        raise BadInput(
+            f"{name} was {old} when the run began and cannot become {new}; resume takes stages that follow, and more "
+            "epochs: begin a new run for other changes."
+        )
+    if len(after.stages) <= at.stage:
+        raise BadInput(
+            f"The checkpoint is in stage {at.stage + 1} (stages.{at.stage}), and there would be {len(after.stages)}; "
+            "keep the stages up to there."
+        )
+    for index, (was, now) in enumerate(zip(before.stages[: at.stage + 1], after.stages, strict=False)):
+        done = None if index < at.stage else at.epoch + (at.batch > 0)
+        _check_stage(index, was, now, done)
+    return after
+
+
+def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
+    """Keys that differ and must not, by name, with both values."""
+    found = []
+    for group in Recipe.model_fields:
+        if group in FREE or group == "stages":
+            continue
+        old, new = getattr(before, group), getattr(after, group)
+        for key in getattr(type(old), "model_fields", ()):
+            if (group, key) != ("data", "path") and getattr(old, key) != getattr(new, key):
+                found.append((f"{group}.{key}", _said(getattr(old, key)), _said(getattr(new, key))))
+        if not hasattr(type(old), "model_fields") and old != new:
+            found.append((group, _said(old), _said(new)))
+    return found
+
+
+def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> None:
+    """Raises BadInput where a stage that is done (begun: None), or in whose epoch `begun` the run is, would change."""
+    name = f"stages.{index}"
+    old, new = ({"engine": stage.name, **stage.model_dump(mode="json")} for stage in (was, now))
+    changed = [key for key in old | new if old.get(key) != new.get(key)]
+    if begun is None and changed:
+        raise BadInput(
+            f"{name} is done, and its {changed[0]} cannot become {_said(new.get(changed[0]))}; add a stage instead, as "
+            f"stages.N behind the last one."
+        )
+    if begun is None:
+        return
+    others = [key for key in changed if key != "epochs"]
+    if others:
+        raise BadInput(
+            f"The checkpoint lies within {name}, whose {others[0]} cannot become {_said(new.get(others[0]))}; set "
+            f"{name}.epochs={max(begun, 1)} to end it there, and stages.{index + 1} to what follows."
+        )
+    if now.epochs < begun:
+        raise BadInput(
+            f"{name}.epochs would be {now.epochs}, and the checkpoint lies in epoch {begun}; give {begun} or more."
+        )
+
+
+def _said(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
