@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo test lint types contract pytest conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make docs    the documentation as a site for a browser: site/index.html"
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
 	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
@@ -23,6 +24,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/ptymesh demo --ranks 2 --out demo
+
+# Warnings are errors; then every link within the site is followed, and nothing may be fetched from a network.
+docs: setup $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
+	$(BIN)/python docs/check_site.py site
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 test: lint types contract pytest
 
@@ -83,4 +93,4 @@ gpu-check:
 	else echo "No Siemens star, so no peers: give STAR=path/to/siemens-star-small.npz.bz2."; fi
 
 clean:
-	rm -rf $(VENV) demo $(FUZZ_OUT)
+	rm -rf $(VENV) demo site build/doctrees $(FUZZ_OUT)

@@ -1,4 +1,7 @@
-"""Draws the pictures of the documentation from result files: python docs/figures.py cryo-4dstem|siemens-star RESULT.h5
+"""Draws the pictures of the documentation: python docs/figures.py NAME [FILE]
+
+    cryo-4dstem, siemens-star   FILE is the result.h5 of the recipe of that name in examples/
+    speed                       FILE is what benchmarks/peers/compare.py wrote; left out: the newest there is
 
 Written to docs/figures/NAME.png, small enough for a repository.
 """
@@ -6,8 +9,10 @@ Written to docs/figures/NAME.png, small enough for a repository.
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +28,10 @@ from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import bounds, image_panel, new_figure
 
 FOLDER = Path(__file__).with_name("figures")
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
+ENGINES = {"rpie": "rPIE", "lsqml": "LSQML", "adam": "Adam", "bh": "BH"}
+PEERS = {"ptychi": ("Pty-Chi", "#b9a06a"), "cdtools": ("CDTools", "#8fa58b"), "ptyrad": ("PtyRAD", "#a78fa5")}
+OURS = ("ptymesh", "#14557b")
 #: In object pixels from the middle of the scan, y x; tests/real/test_cryo.py finds them.
 BEADS, RING, RING_RADIUS = [(-100, -104), (17, -61), (-80, 90), (-38, 13)], (-94, -20), 57
 
@@ -55,6 +64,35 @@ def siemens_star(result: Result) -> Figure:
     return figure
 
 
+def speed(found: dict[str, Any]) -> Figure:
+    """Views per second of ptymesh and of each peer, by engine and number of modes."""
+    figure = new_figure(9.6, 3.6)
+    for axes, modes in zip(figure.subplots(1, 2), (1, 4), strict=True):
+        place, ticks = 0.0, {}
+        for engine, label in ENGINES.items():
+            beside = [one for one in found["comparisons"] if (one["engine"], one["modes"]) == (engine, modes)]
+            ours = sorted(one["ptymesh_views_per_s"] for one in beside)[len(beside) // 2]
+            bars = [(*OURS, ours)] + [
+                (*PEERS[one["peer"].split()[0]], one["peer_views_per_s"])
+                for one in sorted(beside, key=lambda one: -float(one["peer_views_per_s"]))
+            ]
+            ticks[place - (len(bars) - 1) / 2] = label
+            for name, colour, value in bars:
+                axes.barh(place, value, 0.86, color=colour, label=name)
+                axes.text(value, place, f" {value:,.0f}", va="center", fontsize=8)
+                place -= 1
+            place -= 0.7
+        axes.set_title(f"{modes} probe mode{'s' if modes > 1 else ''}: views per second", fontsize=10)
+        axes.set_yticks(list(ticks), list(ticks.values()))
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.1)
+        axes.spines[["top", "right"]].set_visible(False)
+    drawn, names = axes.get_legend_handles_labels()
+    first = dict(reversed(list(zip(names, drawn, strict=True))))
+    order = [OURS[0], *(name for name, _ in PEERS.values())]
+    axes.legend([first[name] for name in order], order, loc="lower right", frameon=False, fontsize=9)
+    return figure
+
+
 def phase_of(result: Result, dim: float) -> tuple[np.ndarray, np.ndarray, tuple[float, float] | None, np.ndarray]:
     """Unwrapped phase of what is lit, which pixels those are, their size, and where the middle of the scan is."""
     light = illumination(result.object.shape[1:], result.probe, result.positions_px, result.weights)
@@ -83,6 +121,10 @@ def write(figure: Figure, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    name, source = sys.argv[1:]
-    draw = {"cryo-4dstem": cryo_4dstem, "siemens-star": siemens_star}[name]
-    write(draw(Result.load(source)), FOLDER / f"{name}.png")
+    name, *given = sys.argv[1:]
+    if name == "speed":
+        file = Path(given[0]) if given else max(MEASURED.glob("*-peers.json"))
+        write(speed(json.loads(file.read_text(encoding="utf-8"))), FOLDER / "speed.png")
+    else:
+        draw = {"cryo-4dstem": cryo_4dstem, "siemens-star": siemens_star}[name]
+        write(draw(Result.load(given[0])), FOLDER / f"{name}.png")

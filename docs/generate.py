@@ -1,4 +1,4 @@
-"""Writes docs/recipe.md from the models that read a recipe, and from docs/meanings.yaml: python docs/generate.py
+"""Writes docs/reference/recipe.md from the models of a recipe and docs/meanings.yaml: python docs/generate.py
 
 Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
 declares it; a field with a description needs none. A key without a meaning, or a meaning without a key, is an error.
@@ -24,8 +24,10 @@ from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
 from ptymesh.run.recipe import Recipe
 
-PAGE = Path(__file__).with_name("recipe.md")
-MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(PAGE.with_name("meanings.yaml").read_text(encoding="utf-8"))
+PAGE = Path(__file__).parent / "reference" / "recipe.md"
+MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
+)
 HEAD = """\
 # The recipe
 

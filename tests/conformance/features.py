@@ -20,7 +20,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import Toy, make
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "engines.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

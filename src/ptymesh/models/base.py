@@ -23,7 +23,7 @@ from ptymesh.schedule import Schedule
 class Parametrisation(Schedule):
     """One parametrisation, as it stands under `models` of a stage. A subclass in this package is found by itself.
 
-    Fields say in their `description` what they mean, which is what docs/recipe.md prints.
+    Fields say in their `description` what they mean, which is what docs/reference/recipe.md prints.
     """
 
     #: Its key under `models`, and in results.

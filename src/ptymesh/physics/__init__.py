@@ -1,0 +1,1 @@
+"""The forward model and its adjoint, on plain tensors."""

@@ -1,0 +1,1 @@
+"""A reconstruction from its recipe to its result, and the only loop."""
