@@ -45,7 +45,7 @@ def make(name: str, lines: list[str]) -> None:
         height = round(picture.height * min(1, WIDTH / picture.width))
         picture = picture.resize((min(WIDTH, picture.width), height), Image.Resampling.LANCZOS)
         path = FOLDER / f"{name}.png"
-        picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
         sys.stdout.write(f"{path}: {path.stat().st_size // 1000} kB\n")
 
 
