@@ -1,4 +1,4 @@
-"""Every ticked cell of docs/reference/engines.md runs and makes the residual fall; every empty one is refused before any work."""
+"""Every ticked cell of docs/reference/engines.md runs, and the residual falls; every empty one is refused at once."""
 
 import pytest
 from features import ALIKE, FEATURES, PAGE, page_with, refusal, run, table

@@ -84,7 +84,7 @@ def _misfits(
     seeing = _seeing(problem, mask, moving)
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
-        found = seeing.backend.expose(seeing.model, chunk, seeing.scene(estimate, chunk), "watch")[1]
+        found = seeing.backend.detector(seeing.model, chunk, seeing.forward(estimate, chunk), "evaluate")[1]
         table[chunk.views] = found[:, MISFIT : MISFIT + 2]
     rows = problem.layout.merge(table)[torch.as_tensor(views, device=problem.device)].cpu().numpy()
     return Judged(rows[:, 0], rows[:, 1])
@@ -98,10 +98,10 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Te
     for _ in range(STEPS):
         asked = []
         for chunk in seeing.chunks(fitted, views):
-            scene = seeing.scene(fitted, chunk)
-            chi = seeing.backend.expose(seeing.model, chunk, scene, "revise")[0]
-            move = seeing.position_step(fitted, chunk, scene, chi) if "positions" in own else None
-            weigh = seeing.weight_step(fitted, chunk, scene, chi) if own & {"intensity", "opr"} else None
+            intermediates = seeing.forward(fitted, chunk)
+            chi = seeing.backend.detector(seeing.model, chunk, intermediates, "exit_wave_update")[0]
+            move = seeing.position_step(fitted, chunk, intermediates, chi) if "positions" in own else None
+            weigh = seeing.weight_step(fitted, chunk, intermediates, chi) if own & {"intensity", "opr"} else None
             asked.append((chunk.views, move, weigh))
         for some, move, weigh in asked:
             if move is not None:

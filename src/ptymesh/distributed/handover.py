@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import Layout, Migration, Replicated, owners
+from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration, Replicated, owners
 from ptymesh.distributed.world import World
-from ptymesh.storage.patterns import SLAB_BYTES, Patterns
+
+#: Bytes of patterns that go to other ranks at a time.
+STEP_BYTES = 16 << 20
 
 
 class Handover(Migration):
@@ -49,9 +51,9 @@ class Handover(Migration):
         order = torch.as_tensor(np.argsort(came, kind="stable"), device=values.device)
         return torch.as_tensor(source), values.index_select(0, order)
 
-    def carry_patterns(self, patterns: Patterns, device: torch.device) -> None:
+    def carry_patterns(self, patterns: CarriedPatterns, device: torch.device) -> None:
         """Patterns go with their views, so few at a time that those under way take little room."""
-        steps = list(self._steps(max(1, SLAB_BYTES // max(1, patterns.frame_bytes))))
+        steps = list(self._steps(max(1, STEP_BYTES // max(1, patterns.frame_bytes))))
         patterns.reserve(max((len(step._own) for step in steps), default=0))
         for step in steps:
             exchanged = step.exchange_rows(lambda rows: patterns.take(rows).to(device))

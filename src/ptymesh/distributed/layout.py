@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
 from ptymesh.physics.rounding import elements, largest, shifts_for
-from ptymesh.storage.patterns import Patterns
 
 #: What several batches cover is noted for so many blocks at once, a byte for each.
 COVERED = 1 << 20
@@ -376,6 +375,23 @@ class Replicated(Layout):
         return Migration(Rect(0, 0, *old).moved(*before), Rect(0, 0, *estimate.extent))
 
 
+class CarriedPatterns(Protocol):
+    """Patterns of own views that some can leave and others join (storage/patterns.py)."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of one pattern."""
+
+    def reserve(self, rows: int) -> None:
+        """So many will have to be held."""
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Those of these rows (k,)."""
+
+    def replace(self, source: Tensor, arrived: list[Tensor]) -> None:
+        """New rows: where each was, or -1, and those that have come."""
+
+
 class Migration:
     """From one part of the object to another, both in pixels of the object as it is now."""
 
@@ -408,7 +424,7 @@ class Migration:
         where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
         return None
 
-    def carry_patterns(self, patterns: Patterns, device: torch.device) -> None:
+    def carry_patterns(self, patterns: CarriedPatterns, device: torch.device) -> None:
         """Patterns go where their views have gone, through tensors of this device."""
 
 
