@@ -44,8 +44,8 @@ def pairs(world: World) -> dict:
         "around at": layout.around(x, e, 20)[1],
         "dot": float(layout.dot(x, x, e)),
         "dot of reals": float(layout.dot(torch.view_as_real(x), torch.view_as_real(x), e)),
-        "max": float(problem.max(x.real)),
-        "mean": float(problem.mean(x.real, torch.ones(part.shape, dtype=torch.bool), e)),
+        "max": float(problem.fields.max(x.real)),
+        "mean": float(problem.fields.mean(x.real, torch.ones(part.shape, dtype=torch.bool), e)),
         "messages": world.messages,
         "extent": e.extent,
     }

@@ -131,7 +131,7 @@ def test_batches_of_different_views_go_along_the_gradient() -> None:
     assert torch.equal(engine.state["views"], torch.arange(0, 30, 2))
     _, z = engine.downhill(problem, e, Batch(np.arange(1, 30, 2)))
     engine.step(problem, e, Batch(np.arange(1, 30, 2)))
-    assert torch.equal(problem.touched(engine.state["object_direction"], z.object).values, z.object.values)
+    assert torch.equal(problem.fields.touched(engine.state["object_direction"], z.object).values, z.object.values)
 
 
 # --- phantoms ---

@@ -98,7 +98,7 @@ class BH(Descent):
         """L' (n,) and H (n, n) float64 along n moves."""
         n = len(moves)
         slopes, hessian = problem.reduction(n), problem.reduction(n, n)
-        objects = [problem.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
+        objects = [problem.fields.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
         for chunk in problem.chunks(estimate, batch.views):
             directions = [
                 Direction(o, m.probe, None if m.positions is None else m.positions[chunk.rows].to(problem.real))

@@ -144,7 +144,7 @@ class Scale(Constraint):
 
     def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
         """See the base."""
-        mean = problem.mean(estimate.object.abs(), lit(problem, estimate), estimate)
+        mean = problem.fields.mean(estimate.object.abs(), lit(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
 
 
@@ -201,7 +201,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int
 def lit(problem: Problem, estimate: Estimate) -> Tensor:
     """Object pixels (H, W) bool that are lit well enough to decide a gauge."""
     illumination = problem.illumination(estimate)
-    return illumination > LIT * problem.max(illumination)
+    return illumination > LIT * problem.fields.max(illumination)
 
 
 def rescale(estimate: Estimate, factor: float) -> None:

@@ -100,14 +100,14 @@ class Descent(Engine):
         whole = self.state.get(f"object_{name}")
         if whole is None or whole.shape != estimate.object.shape:
             return None
-        return Move(problem.touched(whole, like.object), self.state[f"probe_{name}"])
+        return Move(problem.fields.touched(whole, like.object), self.state[f"probe_{name}"])
 
     def remember(self, name: str, problem: Problem, estimate: Estimate, move: Move) -> None:
         """Keeps the move for the next step."""
         whole = self.state.get(f"object_{name}")
         if whole is None or whole.shape != estimate.object.shape:
             whole = self.state[f"object_{name}"] = torch.zeros_like(estimate.object)
-        problem.put(whole, move.object)
+        problem.fields.put(whole, move.object)
         self.state[f"probe_{name}"] = move.probe
 
     def forget(self, *names: str) -> None:
@@ -118,7 +118,7 @@ class Descent(Engine):
 
     def search(self, problem: Problem, estimate: Estimate, batch: Batch, move: Move) -> Tensor:
         """Step t >= 0 of the least loss along the move, 0-d float64: best of the ladder, refined by a parabola."""
-        direction, kind = problem.spread(move.object, estimate), problem.model.fidelity
+        direction, kind = problem.fields.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
         losses = problem.reduction(len(steps))
         for chunk in problem.chunks(estimate, batch.views):
@@ -133,7 +133,7 @@ class Descent(Engine):
 
 def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
     """<a, b> over object and probe, 0-d float64."""
-    return problem.dot(a.object, b.object, estimate) + total_of(product(a.probe, b.probe))
+    return problem.fields.dot(a.object, b.object, estimate) + total_of(product(a.probe, b.probe))
 
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:

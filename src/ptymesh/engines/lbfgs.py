@@ -175,7 +175,7 @@ def combination(products: Tensor) -> Tensor:
 def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector]]) -> Tensor:
     """<a, b> over all unknowns, (n,) float64 on the host; the object's pixels lie with several ranks: one message."""
     names = list(pairs[0][0])
-    of_object = problem.dots(((a[n], b[n]) for n in names if n in OBJECT for a, b in pairs), estimate)
+    of_object = problem.fields.dots(((a[n], b[n]) for n in names if n in OBJECT for a, b in pairs), estimate)
     total = of_object.view(-1, len(pairs)).sum(0)
     for name in [n for n in names if n not in OBJECT]:
         total = total + torch.stack([total_of(a[name] * b[name]) for a, b in pairs])

@@ -69,7 +69,7 @@ class LSQML(Engine):
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """kappa of all views, and where the epoch starts."""
         self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
-        self.state["kappa_max"] = problem.max(self.state["kappa"])
+        self.state["kappa_max"] = problem.fields.max(self.state["kappa"])
         if self.order == "compact":
             self.state["pending"] = torch.zeros_like(estimate.object)
         if self.momentum:
@@ -80,8 +80,8 @@ class LSQML(Engine):
         self.state["epoch"] = torch.tensor(batch.epoch)
         sums, swept = self._sweep(problem, estimate, batch)
         found, d_probe = self._directions(problem, sums, len(batch.views))
-        direction = problem.spread(found, estimate)
-        d_object = problem.touched(direction, found)
+        direction = problem.fields.spread(found, estimate)
+        d_object = problem.fields.touched(direction, found)
         systems = problem.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
         a, b = self._solve(systems)
         by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), means(b).to(problem.real)
@@ -101,7 +101,7 @@ class LSQML(Engine):
         return accumulator.total(), swept
 
     def _directions(self, problem: Problem, sums: Gradients, views: int) -> tuple[BlockSparseField, Tensor]:
-        kappa = problem.touched(self.state["kappa"], sums.object)
+        kappa = problem.fields.touched(self.state["kappa"], sums.object)
         floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
         if self.probe_direction == "mean":
@@ -170,8 +170,10 @@ class LSQML(Engine):
 
 def _friction(problem: Problem, estimate: Estimate, update: Tensor, earlier: list[Tensor]) -> float | None:
     """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
-    norm = problem.dot(update, update, estimate)
-    correlations = [problem.dot(update, u, estimate) / (norm * problem.dot(u, u, estimate)).sqrt() for u in earlier]
+    norm = problem.fields.dot(update, update, estimate)
+    correlations = [
+        problem.fields.dot(update, u, estimate) / (norm * problem.fields.dot(u, u, estimate)).sqrt() for u in earlier
+    ]
     if not all(float(c) > 0 for c in correlations):
         return None
     ages = torch.arange(len(earlier) + 1, dtype=torch.float64)

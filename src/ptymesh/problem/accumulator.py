@@ -44,13 +44,13 @@ class Accumulator:
         blocks = problem.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
         batch.asked.clear()
-        problem.reclaim()
+        problem.fields.reclaim()
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
-            problem.buffer("object sum", estimate.object, problem.dtype),
-            problem.buffer("object weight", estimate.object, problem.real),
+            problem.fields.buffer("object sum", estimate.object, problem.dtype),
+            problem.fields.buffer("object weight", estimate.object, problem.real),
         )
         self.parts = 1 if task and problem.real == torch.float32 else 2
         self._border, self._tries = problem.local_views.border(estimate, batch.views), 0
@@ -60,8 +60,8 @@ class Accumulator:
         """Sums without any term."""
         problem, estimate, parts = self.problem, self.estimate, self.parts
         shifts, self._limits = self._steps()
-        obj = problem.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
-        weight = problem.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
+        obj = problem.fields.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
+        weight = problem.fields.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -83,7 +83,7 @@ class Accumulator:
 
     def _empty(self, name: str, like: Tensor) -> Tensor:
         """Sums of arrays like this (C, h, w), in parts, 0."""
-        return self.problem.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts).zero_()
+        return self.problem.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts).zero_()
 
     @property
     def _shifted(self) -> bool:
@@ -180,7 +180,7 @@ class Accumulator:
         obj, weight = self._in_place(fields)
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
-        problem.lend(obj, weight)
+        problem.fields.lend(obj, weight)
         in_real = tuple(value.to(problem.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
         found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real)

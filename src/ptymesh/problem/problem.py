@@ -10,7 +10,6 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import repeat
@@ -29,7 +28,6 @@ from ptymesh.estimate import Estimate
 from ptymesh.kernels import kernel_backend
 from ptymesh.measurement import Measurement
 from ptymesh.physics.backend import MISFIT, ROOTS, Chunk, Task, terms
-from ptymesh.physics.blocks import Leaf, Quotient
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, inner, power
@@ -37,6 +35,7 @@ from ptymesh.physics.propagate import try_transforms
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, CachedChunk, Gradients
+from ptymesh.problem.fields import Fields
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget, stored
@@ -100,8 +99,8 @@ class Problem:
         self.answers = torch.arange(2, dtype=self.real, device=self.device).unbind()
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
-        self._buffers: dict[str, Tensor] = {}
-        self._lent: list[weakref.ref[Leaf]] = []
+        #: What can be done with fields of the object.
+        self.fields = Fields(layout, self.backend, dtype, self.real)
         #: This rank's views of a batch.
         self.local_views = LocalViewIndex(layout, self.real)
         #: Views of a chunk at most, by what becomes of its waves, in this epoch.
@@ -140,11 +139,8 @@ class Problem:
         return sums.total()
 
     def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
-        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
-        if isinstance(change, BlockSparseField):
-            self.backend.write(target, change.expression, change.rows, change.columns, add=True)
-        else:
-            target += change
+        """target += change, in place (`Fields.add`)."""
+        self.fields.add(target, change)
 
     def add_weighted(
         self,
@@ -155,18 +151,8 @@ class Problem:
         blend: float,
         times: float = 1.0,
     ) -> None:
-        """target += times change / ((1 - blend) w + blend max w), in place, which is rPIE's step (eq. 10).
-
-        Of an object (L, H, W) the touched blocks, with weights w that are touched, too, and maxima of slices; or of a
-        probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
-        """
-        if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
-            top = weight.top()  # first: it works the weight out, if that is an expression
-            quotient = Quotient(change.expression, weight.expression, top, blend, times)
-            self.backend.write(target, quotient, change.rows, change.columns, add=True)
-        else:
-            assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
-            self.backend.add_quotient(target, change, weight, blend, times)
+        """target += times change / ((1 - blend) w + blend max w), in place (`Fields.add_weighted`)."""
+        self.fields.add_weighted(target, change, weight, blend=blend, times=times)
 
     def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
@@ -215,7 +201,7 @@ class Problem:
         light = power(estimate.probe[None])[0]
         bound = largest(light) * (2.0 * self.views) ** 2  # amplitudes have a mean of about 1
         shifts, _ = shifts_for(bound.expand(SUMS), self.views)
-        total = self.buffer("illumination", estimate.object[:1], torch.float64, 2)
+        total = self.fields.buffer("illumination", estimate.object[:1], torch.float64, 2)
         total.zero_()
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
             self.backend.illuminate(self.model, chunk, light, shifts, total)
@@ -389,73 +375,10 @@ class Problem:
         """Sums are complete: no sweep needs to tell anybody of its border."""
         self._collecting = None
 
-    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
-        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
-
-        What it holds is left from its last use.
-        """
-        shape = (copies * like.shape[0], *like.shape[1:])
-        kept = self._buffers.get(name)
-        if kept is None or kept.shape != shape or kept.dtype != dtype:
-            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
-        return kept
-
-    def lend(self, *fields: BlockSparseField) -> None:
-        """Notes that these fields may still be in buffers."""
-        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
-        for leaf in leaves:
-            leaf.largest = self.backend.largest
-        self._lent = [weakref.ref(leaf) for leaf in leaves]
-
-    def reclaim(self) -> None:
-        """Fields that somebody still holds leave the buffers, which are about to be used again."""
-        for reference in self._lent:
-            leaf = reference()
-            if leaf is not None:
-                leaf.leave()
-        self._lent = []
-
     def follow(self, layout: Replicated | Tiled) -> None:
         """Another layout from here on, and buffers of its own, after a copy whose shapes differ."""
         self.layout, self.local_views = layout, LocalViewIndex(layout, self.real)
-        self._buffers, self._sizes_of = {}, {}
-
-    def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
-        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
-
-        It lasts until the next of the same name.
-        """
-        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
-        self.put(whole, field)
-        return whole
-
-    def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
-        return self.layout.dot(a, b, estimate)
-
-    def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
-        """The same of several pairs, (n,), together."""
-        return self.layout.dots(pairs, estimate)
-
-    def max(self, field: Tensor) -> Tensor:
-        """Largest value over all pixels of a field of the object's shape, 0-d."""
-        return self.layout.max(field.max())
-
-    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
-        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
-        where = (where & self.layout.owned(estimate)).expand(field.shape)
-        total, count = self.layout.totals(
-            estimate, torch.where(where, field, field.new_zeros(())), where.to(field.dtype)
-        )
-        return total / count
-
-    def put(self, target: Tensor, field: BlockSparseField) -> None:
-        """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        self.backend.write(target, field.expression, field.rows, field.columns)
-
-    def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
-        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
-        return like.of(Leaf(like.rows, like.columns, whole=whole))
+        self.fields, self._sizes_of = Fields(layout, self.backend, self.dtype, self.real), {}
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
         """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""

@@ -1,0 +1,126 @@
+"""What can be done with fields of the object: arithmetic on the blocks that a batch covers, and sums over all ranks.
+
+L, H, W    slices, object pixels of this rank's part
+b          side of an object block
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ptymesh.distributed.layout import BlockSparseField, Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.estimate import Estimate
+from ptymesh.physics.backend import Backend
+from ptymesh.physics.blocks import Leaf, Quotient
+
+
+class Fields:
+    """Operations on fields of the object, whole arrays (L, H, W) or `BlockSparseField`, as if one rank had all of it.
+
+    Args:
+        layout: who owns which pixels.
+        backend: what writes blocks.
+        dtype: of the object; real: of weights.
+    """
+
+    def __init__(self, layout: Replicated | Tiled, backend: Backend, dtype: torch.dtype, real: torch.dtype) -> None:
+        self.layout, self.backend, self.dtype, self.real = layout, backend, dtype, real
+        self._buffers: dict[str, Tensor] = {}
+        self._lent: list[weakref.ref[Leaf]] = []
+
+    def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
+        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
+        if isinstance(change, BlockSparseField):
+            self.backend.write(target, change.expression, change.rows, change.columns, add=True)
+        else:
+            target += change
+
+    def add_weighted(
+        self,
+        target: Tensor,
+        change: BlockSparseField | Tensor,
+        weight: BlockSparseField | Tensor,
+        *,
+        blend: float,
+        times: float = 1.0,
+    ) -> None:
+        """target += times change / ((1 - blend) w + blend max w), in place, which is rPIE's step (eq. 10).
+
+        Of an object (L, H, W) the touched blocks, with weights w that are touched, too, and maxima of slices; or of a
+        probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
+        """
+        if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
+            top = weight.top()  # first: it works the weight out, if that is an expression
+            quotient = Quotient(change.expression, weight.expression, top, blend, times)
+            self.backend.write(target, quotient, change.rows, change.columns, add=True)
+        else:
+            assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
+            self.backend.add_quotient(target, change, weight, blend, times)
+
+    def put(self, target: Tensor, field: BlockSparseField) -> None:
+        """The touched blocks of an array (L, H, W) become those of `field`, in place."""
+        self.backend.write(target, field.expression, field.rows, field.columns)
+
+    def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
+        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
+        return like.of(Leaf(like.rows, like.columns, whole=whole))
+
+    def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
+        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
+
+        It lasts until the next of the same name.
+        """
+        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
+        self.put(whole, field)
+        return whole
+
+    def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
+        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        return self.layout.dot(a, b, estimate)
+
+    def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
+        """The same of several pairs, (n,), together."""
+        return self.layout.dots(pairs, estimate)
+
+    def max(self, field: Tensor) -> Tensor:
+        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        return self.layout.max(field.max())
+
+    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        where = (where & self.layout.owned(estimate)).expand(field.shape)
+        total, count = self.layout.totals(
+            estimate, torch.where(where, field, field.new_zeros(())), where.to(field.dtype)
+        )
+        return total / count
+
+    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
+
+        What it holds is left from its last use.
+        """
+        shape = (copies * like.shape[0], *like.shape[1:])
+        kept = self._buffers.get(name)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
+        return kept
+
+    def lend(self, *fields: BlockSparseField) -> None:
+        """Notes that these fields may still be in buffers."""
+        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
+        for leaf in leaves:
+            leaf.largest = self.backend.largest
+        self._lent = [weakref.ref(leaf) for leaf in leaves]
+
+    def reclaim(self) -> None:
+        """Fields that somebody still holds leave the buffers, which are about to be used again."""
+        for reference in self._lent:
+            leaf = reference()
+            if leaf is not None:
+                leaf.leave()
+        self._lent = []
