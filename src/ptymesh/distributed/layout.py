@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.common import Common
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
@@ -230,6 +231,10 @@ class Layout:
         to be called with the other tensors once all views have been added."""
         return partial(self.reduce, fields, blocks)
 
+    def common(self, obj: Tensor, parts: int) -> Common | None:
+        """Memory that all ranks see for sums of this object (L, H, W) in so many parts, where it serves. Collective."""
+        return None
+
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
         raise NotImplementedError
@@ -313,6 +318,10 @@ class Replicated(Layout):
             split = (sent(places, self.world.device).split(counts) for places in (rows % height, columns))
             found.extend(starmap(Blocks, zip(*split, strict=True)))
         return found
+
+    def common(self, obj: Tensor, parts: int) -> Common | None:
+        """See `Layout.common`."""
+        return self.world.common(tuple(obj.shape), parts, obj.dtype)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""

@@ -159,7 +159,7 @@ class SharedMemory:
         places = self._places[self._half].view(piece.dtype)[:, : len(piece)]
         own = places[self.rank]
         own.copy_(piece)
-        self._meet()
+        self.meet()
         if piece.numel() * piece.element_size() < SMALL_BYTES:
             _combined(places, combine, piece)
             return
@@ -167,11 +167,11 @@ class SharedMemory:
         mine = shares[self.rank]  # of everybody's numbers, which nobody else reads
         _combined(places[:, mine], combine, piece[mine])
         own[mine] = piece[mine]
-        self._meet()
+        self.meet()
         for place, share in zip(places, shares, strict=True):
             piece[share] = place[share]
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Returns when all ranks have come here."""
         self._steps += 1
         self._counters[self.rank] = self._steps

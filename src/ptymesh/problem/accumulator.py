@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,12 +48,18 @@ class Accumulator:
         problem.fields.reclaim()
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
+        self.parts = 1 if task and problem.real == torch.float32 else 2
+        #: Memory for them that all ranks see, where there is any.
+        self.common = problem.layout.common(estimate.object, self.parts) if self.with_object else None
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
-            problem.fields.buffer("object sum", estimate.object, problem.dtype),
-            problem.fields.buffer("object weight", estimate.object, problem.real),
+            self.common.found
+            if self.common
+            else (
+                problem.fields.buffer("object sum", estimate.object, problem.dtype),
+                problem.fields.buffer("object weight", estimate.object, problem.real),
+            )
         )
-        self.parts = 1 if task and problem.real == torch.float32 else 2
         self._border, self._tries = problem.local_views.border(estimate, batch.views), 0
         self._open()
 
@@ -60,8 +67,11 @@ class Accumulator:
         """Sums without any term."""
         problem, estimate, parts = self.problem, self.estimate, self.parts
         shifts, self._limits = self._steps()
-        obj = problem.fields.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
-        weight = problem.fields.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
+        if self.common:
+            obj, weight = self.common.own
+        else:
+            obj = problem.fields.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
+            weight = problem.fields.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -163,7 +173,11 @@ class Accumulator:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
         if not self.alone:
             self.problem.backend.settle(self.sums)
-        self._finish = self.problem.layout.begin(fields, self.blocks)
+        if self.common:
+            narrow = self.problem.backend.narrow
+            self._finish = partial(self.common.sum, self.blocks.rows, self.blocks.columns, narrow)
+        else:
+            self._finish = self.problem.layout.begin(fields, self.blocks)
 
     def total(self, *others: Reduction | Tensor) -> Gradients:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
@@ -186,9 +200,9 @@ class Accumulator:
         found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real)
         return found
 
-    def _reduced(self, parts: list[Tensor]) -> tuple[list[BlockSparseField], list[Tensor], list[Tensor]]:
-        """Sums over ranks: of the object's fields; of the other adjoints; of the parts, and last the number of ranks
-        that have met terms beyond the limits."""
+    def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
+        """Sums over ranks: of the object's fields (of common memory, the arrays that hold them); of the other adjoints;
+        of the parts, and last the number of ranks that have met terms beyond the limits."""
         problem, sums = self.problem, self.sums
         if self._finish is None:
             self._begin()
@@ -217,11 +231,12 @@ class Accumulator:
             self._sweep(chunk, self.problem.forward(self.estimate, chunk), keep=False)
         self.problem.collected()
 
-    def _in_place(self, fields: list[BlockSparseField]) -> tuple[BlockSparseField, BlockSparseField]:
+    def _in_place(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
         """The object's sums and their weight in the precision of the object."""
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
-        if not fields:
-            obj, weight = (BlockSparseField(Leaf(rows, columns, whole=field), rows, columns) for field in found)
+        if not fields or self.common:
+            whole = fields or found
+            obj, weight = (BlockSparseField(Leaf(rows, columns, whole=field), rows, columns) for field in whole)
             return obj, weight
         gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
         if all(gathered):
