@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed import common
-from ptymesh.distributed import shared_memory as nearby
+from ptymesh.distributed import common, shared_memory
 from ptymesh.distributed.common import rectangles
 from ptymesh.distributed.world import Ranks, World
 from ptymesh.engines import DM, RPIE, Adam, Engine
@@ -16,7 +15,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make
 
-pytestmark = pytest.mark.skipif(not nearby.possible(), reason="no shared memory here, or no x86 processor")
+pytestmark = pytest.mark.skipif(not shared_memory.possible(), reason="no shared memory here, or no x86 processor")
 
 ENGINES: list[Engine] = [RPIE(epochs=2, batch=7), Adam(epochs=1, batch=7), DM(epochs=1)]
 
@@ -44,7 +43,7 @@ def both(world: World, precision: torch.dtype) -> tuple[dict[str, Any], dict[str
     assert isinstance(world, Ranks)
     before = world.bytes_reduced
     ours = finished(world, precision)
-    shared, made = world.bytes_reduced - before, len([c for c in world._commons.values() if c is not None])
+    shared, made = world.bytes_reduced - before, len([c for c in world._commons.kept.values() if c is not None])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ranks, "common", World.common)
         theirs = finished(world, precision)
@@ -84,7 +83,7 @@ def kept_open(world: World) -> tuple[int, int]:
     for side in (64, 96):
         assert world.common((1, side, side), 1, torch.complex64) is not None
     assert isinstance(world, Ranks)
-    return len(os.listdir("/proc/self/fd")) - before, len(world._commons)
+    return len(os.listdir("/proc/self/fd")) - before, len(world._commons.kept)
 
 
 def test_no_file_stays_open_and_of_another_object_nothing_is_kept(ranks) -> None:  # type: ignore[no-untyped-def]

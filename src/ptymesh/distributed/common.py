@@ -16,13 +16,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed import shared_memory as nearby
+from ptymesh.distributed import shared_memory
 from ptymesh.estimate import BLOCK
 
 #: What completes sums: makes arrays in the estimate's precision of those in double, on some blocks (Passes.narrow).
@@ -103,15 +103,38 @@ def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, in
 
 
 class Speakers(Protocol):
-    """Ranks, as far as they speak to each other (world.Ranks)."""
+    """Ranks, as far as they speak to each other (world.Ranks); what they have noted of it."""
 
     rank: int
+    record: Any
+    collectives: int
+    bytes_reduced: int
 
     def words(self, text: str) -> list[str]:
         """What each rank says, in order of rank; collective."""
 
     def agree(self, flag: bool) -> bool:
         """True if any rank says True; collective."""
+
+
+class Commons:
+    """What is kept for objects of one shape, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[Any, ...], Common | None] = {}
+
+    def of(
+        self, world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype
+    ) -> Common | None:
+        """See `make`."""
+        key = (shape, parts, dtype)
+        if key not in self.kept:
+            self.kept = {known: kept for known, kept in self.kept.items() if known[0] == shape}
+            # its messages are none of the run's, nor of the step's, should that start anew
+            noted, world.record = (world.record, world.collectives, world.bytes_reduced), None
+            self.kept[key] = make(world, means, shape, parts, dtype)
+            world.record, world.collectives, world.bytes_reduced = noted
+        return self.kept[key]
 
 
 def make(world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype) -> Common | None:
@@ -121,14 +144,14 @@ def make(world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtyp
     memory = None
     with suppress(OSError):
         memory = _memory(-1, [*wide, *narrow], shape)
-    where = "" if memory is None else f"{nearby.pid_space()} /proc/{os.getpid()}/fd/{memory[0]}"
+    where = "" if memory is None else f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{memory[0]}"
     sums, found, well = [], None, True
     for rank, place in enumerate(world.words(where)):
         dtypes = [*wide, (dtype, 1), (dtype.to_real(), 1)] if rank == 0 else wide
         arrays = None if memory is None or rank != world.rank else memory[1]
         if arrays is None and place:
             with suppress(OSError):
-                arrays = _memory(nearby.find(place), dtypes, shape)[1]
+                arrays = _memory(shared_memory.find(place), dtypes, shape)[1]
         if arrays is None:
             well = False
             continue

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ptymesh import stopping
 from ptymesh.distributed import program, shared_memory
-from ptymesh.distributed.common import Common, Means, make
+from ptymesh.distributed.common import Common, Commons, Means
 from ptymesh.distributed.devices import BACKEND, DEVICE, KINDS, backend_for, check_sums, claimed, device_for
 from ptymesh.distributed.heartbeat import Heartbeat, budgets
 from ptymesh.distributed.program import reason
@@ -212,7 +212,7 @@ class Ranks(World):
             self.heartbeat = watchdog.heartbeat
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._shared: SharedMemory | None = None
-        self._commons: dict[tuple[Any, ...], Common | None] = {}
+        self._commons = Commons()
         place = read(os.environ)
         one_machine = place.size in (1, place.local_size)  # as far as a launcher says
         if self.device.type == "cpu" and one_machine and os.environ.get(BACKEND, "auto") == "auto":
@@ -248,19 +248,11 @@ class Ranks(World):
         return self._recorded(lambda: self._bucketed(tensors, act))
 
     def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype) -> Common | None:
-        """See `World.common`; those of objects of this shape are kept."""
+        """See `World.common`."""
         if self._shared is None:
             return None
-        key = (shape, parts, dtype)
-        if key not in self._commons:
-            self._commons = {known: kept for known, kept in self._commons.items() if known[0] == shape}
-            reduction = self._reduction(dist.ReduceOp.SUM, torch.add)
-            means = Means(self._recorded, partial(self._bucketed, reduce=reduction), self._met)
-            # neither the run's messages nor, should the step start anew, its
-            kept, self.record = (self.record, self.collectives, self.bytes_reduced), None
-            self._commons[key] = make(self, means, shape, parts, dtype)
-            self.record, self.collectives, self.bytes_reduced = kept
-        return self._commons[key]
+        summed = partial(self._bucketed, reduce=self._reduction(dist.ReduceOp.SUM, torch.add))
+        return self._commons.of(self, Means(self._recorded, summed, self._met), shape, parts, dtype)
 
     def _met(self, handed_over: int) -> None:
         """Returns when all ranks have come here, where this one has handed over so many bytes."""
@@ -381,7 +373,7 @@ class Ranks(World):
         """Leaves the memory of this machine's ranks; NCCL would wait for ranks that sit in a collective."""
         if self._shared:
             self._shared.close()
-            self._shared, self._commons = None, {}
+            self._shared, self._commons = None, Commons()
 
     def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
         reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
