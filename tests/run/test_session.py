@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World
+from ptymesh.engines import RPIE
 from ptymesh.errors import PtymeshError
 from ptymesh.run import lock, lock_file
 from ptymesh.run.recipe import load_recipe
+from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, EpochReport
-from ptymesh.run.session import _agree, run_recipe
+from ptymesh.run.session import _agree, _balance, run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from toy import make
 
 RECIPE = "{data: {path: scan.cxi}, stages: [{engine: rpie, epochs: 1, batch: 20}], output: {figures: false}}"
 
@@ -31,6 +37,17 @@ def disagree(world: World) -> str:
 def test_ranks_that_see_different_files_do_not_begin(ranks) -> None:  # type: ignore[no-untyped-def]
     first, second = ranks(2, disagree)
     assert first == second and first.startswith("Rank 1 of 2 would start anew, and the others go on from the check")
+
+
+def test_the_balance_of_each_stage_is_that_of_its_owners() -> None:
+    recon = Reconstruction(make(views=101).measurement, device="cpu", layout="replicated")
+    recon.stages = [RPIE(batch=20), RPIE(batch=20, order="compact"), RPIE(batch=None)]
+    recipe: Any = SimpleNamespace(hold_out=0.1, seed=3)
+    recon.world.size = 2
+    spread, compact, whole = _balance(recipe, recon)
+    assert 0.9 < spread <= 1 and 0.9 < compact <= 1 and whole > 0.98
+    recon.problem.layout = Tiled(recon.world, recon.scan.positions, recon.scan.window)
+    assert _balance(recipe, recon)[1] < 0.8, "tiles keep their views, and these batches lie in one or the other"
 
 
 class Thief(Callback):
