@@ -3,6 +3,7 @@
 A run answers signals from its first moment, so that this comes before the command line's own imports.
 """
 
+import gc
 import os
 import sys
 
@@ -19,7 +20,10 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ptymesh.cli.main import main as command_line
 
-    command_line()
+    try:
+        command_line()
+    finally:
+        gc.freeze()  # else Python looks through all that torch and numba have made, again and again, before it ends
 
 
 def first_rank() -> bool:

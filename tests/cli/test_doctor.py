@@ -11,6 +11,7 @@ import pytest
 
 from ptymesh.cli.doctor import lines
 from ptymesh.cli.main import main
+from ptymesh.kernels import compiling
 from ptymesh.launcher import doctor
 
 GPUS = [
@@ -47,7 +48,18 @@ def test_readable_and_json(
     status, out, err = call(monkeypatch, capfd, "--json", "--dir", str(tmp_path))
     found = json.loads(out)
     assert (status, err) == (0, "") and found["backends"][0]["allreduce"] == [WORKS]
-    assert {"system", "devices", "environment", "backends", "peers", "disk", "advice"} == set(found)
+    assert {"system", "devices", "environment", "backends", "peers", "disk", "kernels", "advice"} == set(found)
+
+
+def test_it_offers_to_compile_what_the_first_run_would(
+    gloo: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "missing", lambda waves: ["detector"] * (waves == "complex128"))
+    out = call(monkeypatch, capfd)[1]
+    assert "compiled for single precision" in out and "* `ptymesh warm` compiles the kernels" in out
+    monkeypatch.setattr(compiling, "missing", lambda waves: [])
+    out = call(monkeypatch, capfd)[1]
+    assert "compiled for single and double precision" in out and "ptymesh warm" not in out
 
 
 def test_what_does_not_work_has_a_status(
@@ -64,7 +76,9 @@ def test_devices_and_copies_between_them(gloo: dict[str, Any], tmp_path: Path) -
         {"from": 1, "to": 0, "direct": None, "GB_per_s": 0.0, "latency_us": None, "hangs": True},
     ]
     found = {**doctor.examine(tmp_path, 1, 2), "devices": GPUS, "peers": pairs, "environment": {"NCCL_DEBUG": "INFO"}}
+    found["kernels"] = {"single": True, "double": False}
     text = "\n".join(lines(found))
+    assert "kernels for this processor: compiled for single precision\n" in text
     assert "cuda:1  H100, 8.0 GiB of 80.0 GiB free" in text and "NCCL_DEBUG=INFO" in text
     assert "cuda:0 -> cuda:1  41.5 GB/s  8 us  direct" in text and "cuda:1 -> cuda:0  0.0 GB/s  does not arrive" in text
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -272,18 +273,20 @@ def test_a_signal_at_the_very_end_changes_nothing(tmp_path: Path) -> None:
 
 
 DRAWING = """
-import os, sys, time
+import subprocess, sys
 from pathlib import Path
 from ptymesh import stopping
 stopping.watch()
 from ptymesh.cli.main import main
-from ptymesh.run import figures
+from ptymesh.run import drawing
 
-def draw(*_, **__):
+def start(*_, **__):
+    slow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+    Path("number").write_text(str(slow.pid))
     Path("marker").touch()
-    time.sleep(600)
+    return slow
 
-figures.write_figures = draw
+drawing.start = start
 sys.argv = ["ptymesh", "run", "recipe.yaml", "--device", "cpu", "--set", "output.figures=true"]
 main()
 """
@@ -299,6 +302,7 @@ def test_while_figures_are_drawn_the_run_is_done(folder: Path, undisturbed: dict
         "ptymesh: Stopped before all figures were drawn; `ptymesh view out/result.h5` draws them.\n",
     )
     assert_undisturbed(folder / "out", undisturbed[1])
+    assert not psutil.pid_exists(int((folder / "number").read_text())), "nothing is left behind"
 
 
 def test_an_earlier_run_is_not_gone_on_with_for_the_one_that_was_to_replace_it(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from ptymesh.kernels import ready
+from ptymesh.kernels import compiling, ready
 
 
 def test_without_a_place_for_the_lock_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +20,54 @@ def test_without_a_place_for_the_lock_it_goes_on(tmp_path: Path, monkeypatch: py
         pass
     assert not list(tmp_path.iterdir())
     assert not before or len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.fixture
+def nothing_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No dtype is ready; what is asked for notes what happens to it, on which thread, and compiles nothing."""
+    done: list[str] = []
+    monkeypatch.setattr(ready, "_ready", set())
+    monkeypatch.setattr(ready, "_begun", {})
+    monkeypatch.setattr(ready, "_one_at_a_time", lambda: pytest.fail("it waited for others"))
+
+    def read(dtype: str) -> list[str]:
+        done.append(f"{dtype} {threading.current_thread().name}")
+        return []
+
+    monkeypatch.setattr(compiling, "kept", lambda: True)
+    monkeypatch.setattr(compiling, "read", read)
+    return done
+
+
+def test_what_is_on_disk_waits_for_nobody(nothing_read: list[str]) -> None:
+    assert ready.make_ready(torch.complex64) is False
+    assert nothing_read == ["complex64 MainThread"]
+    assert ready.make_ready(torch.complex64) is False and len(nothing_read) == 1, "it is ready"
+
+
+def test_kernels_are_read_on_another_thread_meanwhile(nothing_read: list[str]) -> None:
+    ready.begin(torch.complex64)
+    ready.begin(torch.complex64)
+    assert ready.make_ready(torch.complex64) is False
+    assert nothing_read == ["complex64 ptymesh-kernels", "complex64 MainThread"]
+
+
+def test_what_failed_on_the_thread_is_told_when_it_is_needed(
+    nothing_read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(dtype: str) -> list[str]:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(compiling, "read", fails)
+    ready.begin(torch.complex64)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        ready.make_ready(torch.complex64)
+
+
+def test_kernels_of_other_files_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "places", lambda: {tmp_path})
+    assert not compiling.kept()
+    (tmp_path / compiling.MARK).write_text("another digest")
+    assert not compiling.kept() and len(compiling.missing("complex64")) == len(compiling.kernels())
+    compiling.mark_as(tmp_path, compiling.digest())
+    assert compiling.kept()

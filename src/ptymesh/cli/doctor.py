@@ -29,6 +29,12 @@ def command(
     if not folder.is_dir():
         raise BadInput(f"There is no folder {folder}; give an existing one with --dir.")
     found = examine(folder, timeout, ranks)
+    found["kernels"] = kernels()
+    if not all(found["kernels"].values()):
+        found["advice"].append(
+            "`ptymesh warm` compiles the kernels for this processor now; otherwise the first run does, which takes it "
+            "up to a minute."
+        )
     if json_:
         import json
 
@@ -38,6 +44,13 @@ def command(
             typer.echo(line)
     if not all(tried["works"] for tried in found["backends"]):
         raise typer.Exit(1)
+
+
+def kernels() -> dict[str, bool]:
+    """By precision, whether those for the CPU are compiled."""
+    from ptymesh.kernels import compiling
+
+    return {name: not compiling.missing(waves) for name, waves in (("single", "complex64"), ("double", "complex128"))}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -70,6 +83,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         direct = {True: "direct", False: "through the host", None: "does not arrive"}[row["direct"]]
         latency = "" if row["latency_us"] is None else f"  {row['latency_us']:.0f} us"
         yield f"cuda:{row['from']} -> cuda:{row['to']}  {row['GB_per_s']:.1f} GB/s{latency}  {direct}"
+    ready = [name for name, there in found["kernels"].items() if there]
+    yield f"kernels for this processor: {'compiled for ' + ' and '.join(ready) + ' precision' if ready else 'none yet'}"
     disk = found["disk"]
     yield (
         f"disk of {disk['folder']}: write {disk['write_MB_per_s']:.0f} MB/s, read {disk['read_MB_per_s']:.0f} MB/s, "

@@ -28,6 +28,7 @@ COMMANDS = {
     "launch": "Run a Python program on several ranks.",
     "slurm": "Print a job script for a recipe.",
     "doctor": "Does this machine work?",
+    "warm": "Compile the kernels for this machine now.",
     "scaling": "What do more ranks gain?",
     "view": "Draw the figures of a result.",
     "compare": "How far do two results agree?",

@@ -152,7 +152,9 @@ def execute(
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
+    from ptymesh.run import drawing
 
+    drawing.waits()  # raises
     out, place = recipe.output.dir, world()
     if place.size > 1:
         if how.ranks is not None and how.ranks != place.size:
@@ -266,14 +268,23 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     elif recipe.output.figures:
         # what is written is safe, and figures can be drawn again
         stopping.at_once(f"Stopped before all figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
-        from ptymesh.io import load_measurement
-        from ptymesh.io.results import Result
-        from ptymesh.run.figures import compared_patterns, write_figures
+        _draw(outcome.path, recipe.output.tiff)
 
-        result = Result.load(outcome.path) if tiled else outcome.result
-        patterns = compared_patterns(result, load_measurement(recipe.data, recipe.positions))
-        drawn = write_figures(result, recipe.output.dir, tiff=recipe.output.tiff, patterns=patterns)
-        typer.echo(f"Figures: {' '.join(str(path) for path in drawn)}")
+
+def _draw(result: Path, tiff: bool) -> None:
+    """Figures, by a process of their own; no failure of theirs is one of the run."""
+    from ptymesh.run import drawing
+
+    waited_for = drawing.waits()
+    try:
+        process = drawing.start(result, tiff=tiff, waited_for=waited_for)
+    except OSError as error:
+        drawing.tell(f"no process could be started for them ({error.strerror}).", result)
+        return
+    if not waited_for:
+        typer.echo(f"Figures follow within seconds: {result.parent / 'overview.png'} and others")
+    elif drawn := drawing.wait(process, result):
+        typer.echo(f"Figures: {' '.join(drawn)}")
 
 
 @contextmanager

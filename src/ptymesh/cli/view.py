@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ptymesh.cli.launching import folder
-
-if TYPE_CHECKING:
-    from ptymesh.io.results import Result
-    from ptymesh.run.figures import Patterns
 
 
 class Format(StrEnum):
@@ -39,11 +35,11 @@ def command(
     """
     from ptymesh.errors import PtymeshError
     from ptymesh.io.results import Result
-    from ptymesh.run.figures import write_figures
+    from ptymesh.run.figures import patterns_of, write_figures
 
     loaded = Result.load(result)
     try:
-        patterns = _patterns(loaded)
+        patterns = patterns_of(loaded)
     except PtymeshError as error:
         patterns = None
         typer.echo(f"No patterns are shown: {error}", err=True)
@@ -51,16 +47,3 @@ def command(
     folder = result.parent if out is None else out
     for path in write_figures(loaded, folder, prefix=prefix, suffix=format_.value, tiff=tiff, patterns=patterns):
         typer.echo(str(path))
-
-
-def _patterns(result: Result) -> Patterns:
-    """Patterns of the data set in the result's recipe. Raises PtymeshError, in one sentence, where that cannot be."""
-    from ptymesh.errors import BadInput
-    from ptymesh.io import load_measurement
-    from ptymesh.run.figures import compared_patterns
-    from ptymesh.run.recipe import Recipe
-
-    if not result.recipe:
-        raise BadInput("The result holds no recipe, which would say where its data are; runs of a recipe have one.")
-    recipe = Recipe.from_yaml(result.recipe)
-    return compared_patterns(result, load_measurement(recipe.data, recipe.positions))

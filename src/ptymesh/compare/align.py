@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, ndimage
+from scipy import fft
 from skimage.registration import phase_cross_correlation
 
 from ptymesh.errors import BadInput
@@ -144,6 +144,8 @@ def _mask(mask: np.ndarray | None, own: tuple[int, ...], shape: tuple[int, ...])
 
 def _moved_mask(mask: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """`mask` moved by `shift`, without the pixels that a circular shift brings round from the other side."""
+    from scipy import ndimage  # takes longer to import than to use, and most that import this file do neither
+
     moved = np.asarray(mask, dtype=np.float32)
     tolerant = np.where(np.abs(shift - np.rint(shift)) < 0.02, np.rint(shift), shift)
     return ndimage.shift(moved, tolerant, order=1, mode="constant", cval=0.0) > 0.999
@@ -184,6 +186,8 @@ def _moved(image: np.ndarray, shift: np.ndarray, ramp: np.ndarray, before: np.nd
 def _smoothed_over(image: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`image` with what was not seen replaced by its nearest seen value fading to the mean, and the ramp that flattens
     it: both such that a shift of the flat image rings little."""
+    from scipy import ndimage
+
     flattening = -_peak_ramp(np.where(seen, image, 0))
     tilt = _ramp(image.shape, flattening)
     flat = image * tilt

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from scipy import ndimage
 
 from ptymesh.compare.align import Alignment, align, twin
 from ptymesh.compare.region import illuminated, illumination
@@ -211,6 +210,7 @@ def _finer(side: _Side, ratio: np.ndarray) -> _Side:
 
 def _resampled(images: np.ndarray, ratio: np.ndarray, offset: np.ndarray, shape: np.ndarray) -> np.ndarray:
     """Cubic splines at r = offset + i / ratio of images (K, H, W)."""
+    from scipy import ndimage
 
     def part(image: np.ndarray) -> np.ndarray:
         return ndimage.affine_transform(image, 1 / ratio, offset, tuple(shape), order=3, mode="nearest")

@@ -9,7 +9,6 @@ h, w    window pixels
 from __future__ import annotations
 
 import numpy as np
-from scipy import signal
 
 
 def illumination(
@@ -25,6 +24,8 @@ def illumination(
 
     Returns (H, W) float64.
     """
+    from scipy.signal import oaconvolve  # here, for it takes longer to import than to use
+
     height, width = probe.shape[-2:]
     corners = np.rint(positions_px).astype(np.int64)
     low = np.minimum(corners.min(axis=0), 0)
@@ -33,7 +34,7 @@ def illumination(
     power = 1.0 if weights is None else np.abs(np.asarray(weights).reshape(len(corners), -1)[:, 0]) ** 2
     np.add.at(views, tuple((corners - low).T), power)
     intensity = (np.abs(probe.astype(np.complex128)) ** 2).sum(axis=0)
-    whole = np.maximum(signal.oaconvolve(views, intensity, mode="full"), 0)
+    whole = np.maximum(oaconvolve(views, intensity, mode="full"), 0)
     return whole[-low[0] : -low[0] + shape[0], -low[1] : -low[1] + shape[1]]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, ndimage
+from scipy import fft
 
 from ptymesh.errors import BadInput
 
@@ -94,6 +94,8 @@ def ring_correlation(
 
 def apodisation(region: np.ndarray) -> np.ndarray:
     """Cosine taper from 0 outside a region to 1 inside it, over an eighth of its smaller side."""
+    from scipy import ndimage
+
     edge = max(min(region.shape) / 8, 2.0)
     depth = ndimage.distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
     return np.sin(np.minimum(depth / edge, 1.0) * np.pi / 2) ** 2

@@ -23,6 +23,17 @@ def launched() -> bool:
     return _launched
 
 
+def end_with(parent: int) -> None:
+    """From here on this process is told to stop when `parent`, which started it, ends; it ends if that has happened.
+
+    Where the system cannot do that, nothing is done.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked to be told
+            sys.exit(1)
+
+
 def settle() -> None:
     """Send output where the launcher wants it, and stop (after a checkpoint) should the launcher be killed.
 
@@ -48,7 +59,5 @@ def settle() -> None:
     _launched = bool(launcher)
     if launcher and hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if launcher and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(launcher):  # it died before we asked to be told
-            sys.exit(1)
+    if launcher:
+        end_with(int(launcher))

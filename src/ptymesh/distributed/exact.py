@@ -24,6 +24,8 @@ from ptymesh.physics.fidelity import Data
 
 #: Bits of a limb, and powers of 2^BITS of the lowest limb and of the one above the highest, for exact sums.
 BITS, LOWEST, HIGHEST = 32, -12, 12
+#: Terms of arrays that are gone through together.
+PIECE = 1 << 18
 #: Numbers at hand, of which Python is told one by one.
 FEW = 64
 
@@ -37,6 +39,11 @@ class Reduction:
 
     def add(self, values: Tensor) -> None:
         """Adds what views have, (B, *shape) of any real dtype, each its own."""
+        together = max(1, PIECE // max(1, values[:1].numel())) if values.device.type == "cpu" else max(1, len(values))
+        for some in values.split(together):  # what is gone through a dozen times stays in the cache
+            self._add(some)
+
+    def _add(self, values: Tensor) -> None:
         rest = values.to(torch.float64, copy=True)
         known = rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST))
         self._limbs[0] += (~known).sum(0)

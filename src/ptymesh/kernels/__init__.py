@@ -49,6 +49,14 @@ def _launches(device: torch.device) -> bool:
     return True
 
 
+def begin(device: torch.device, dtype: torch.dtype) -> None:
+    """Starts to read, or to compile, what `kernel_backend` will need, and returns at once."""
+    if device.type == "cpu" and os.environ.get(VARIABLE, "auto") == "auto":
+        from ptymesh.kernels import ready
+
+        ready.begin(dtype)
+
+
 def kernel_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The passes for arrays on this device and waves of `dtype` (complex64 or complex128).
 

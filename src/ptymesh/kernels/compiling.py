@@ -13,6 +13,7 @@ process has claimed by a file in FOLDER.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import hashlib
 import os
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,10 +58,26 @@ def kernels() -> dict[str, tuple[Any, str]]:
     return {kernel.__name__: (kernel, words) for room in ROOMS for kernel, words in room.SIGNATURES.items()}
 
 
+def places() -> set[Path]:
+    """Folders where kernels are kept."""
+    return {Path(kernel.stats.cache_path) for kernel, _ in kernels().values() if kernel.stats.cache_path}
+
+
+def kept() -> bool:
+    """Whether what is there was compiled from these files; then it can be read while other processes compile."""
+    now = digest()
+    return all((place / MARK).is_file() and (place / MARK).read_text() == now for place in places())
+
+
+def missing(dtype: str) -> list[str]:
+    """Names of the kernels for these waves that the first run would have to compile."""
+    return read(dtype) if kept() else list(kernels())
+
+
 def forget_others() -> None:
     """Deletes kernels from disk that were compiled from other files than these, and marks the place."""
-    for place in {kernel.stats.cache_path for kernel, _ in kernels().values()} - {None}:
-        mark_as(Path(place), digest())
+    for place in places():
+        mark_as(place, digest())
 
 
 def mark_as(place: Path, digest: str) -> None:
@@ -109,17 +127,25 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
             "stderr": subprocess.DEVNULL,
         }
         processes: list[subprocess.Popen[bytes]] = []
+        ended = threading.Event()
 
         def end() -> None:
+            ended.set()
             for process in processes:
                 process.kill()
             shutil.rmtree(claims, ignore_errors=True)
 
         with stopping.tidying(end):
-            for _ in range(count):
-                processes.append(subprocess.Popen(command, env=environment, **quiet))
-            for process in processes:
-                process.wait()
+            atexit.register(end)  # where a thread waits here, and the program ends (ready.begin)
+            try:
+                for _ in range(count):
+                    processes.append(subprocess.Popen(command, env=environment, **quiet))
+                for process in processes:
+                    process.wait()
+            finally:
+                atexit.unregister(end)
+        if ended.is_set():
+            raise RuntimeError("the program has ended")
 
 
 def compile_one(name: str, dtype: str) -> None:

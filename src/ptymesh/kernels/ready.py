@@ -1,12 +1,14 @@
 """Kernels made ready: compiled once for a machine, and told how many threads they may use.
 
-All that a reconstruction will call is compiled before its first epoch. On a machine with several ranks one of them
-has it compiled, and the others wait and read what is left on disk.
+All that a reconstruction will call is compiled before its first epoch, while its data are read. On a machine with
+several ranks one of them has it compiled, and the others wait and read what is left on disk. Where all is there, nobody
+waits for anybody.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sys
 import tempfile
@@ -30,20 +32,43 @@ MAPPED_BYTES, FREE_BYTES = 32 << 20, 256 << 20
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()
+#: Threads that read or compile kernels, by their dtype.
+_begun: dict[torch.dtype, threading.Thread] = {}
 #: What numba was told last, which it keeps for each thread of Python.
 _told = threading.local()
 
 
-def make_ready(dtype: torch.dtype) -> None:
-    """Compiles, or reads from disk, the kernels for waves of `dtype`."""
-    if dtype in _ready:
+def begin(dtype: torch.dtype) -> None:
+    """Starts with `make_ready` on a thread of its own, for a caller that goes on to read data.
+
+    Data are unpacked, and kernels compiled by other processes, while Python is free. What goes wrong here goes wrong
+    again in `make_ready`, which tells.
+    """
+    if dtype in _ready or dtype in _begun:
         return
+    compiling.choose_threads()
+    share_threads()
+
+    def act() -> None:
+        with suppress(Exception):
+            _read_or_compile(str(dtype).removeprefix("torch."))
+
+    _begun[dtype] = threading.Thread(target=act, name="ptymesh-kernels", daemon=True)
+    _begun[dtype].start()
+
+
+def make_ready(dtype: torch.dtype) -> bool:
+    """Compiles, or reads from disk, the kernels for waves of `dtype`. Whether any had to be compiled now."""
+    if dtype in _ready:
+        return False
     compiling.choose_threads()
     share_threads()  # this starts them: nobody may fork after it, and ranks are spawned
     keep_memory()
-    with _one_at_a_time():
-        _read_or_compile(str(dtype).removeprefix("torch."))
+    if thread := _begun.pop(dtype, None):
+        thread.join()
+    compiled = _read_or_compile(str(dtype).removeprefix("torch."))
     _ready.add(dtype)
+    return compiled
 
 
 def keep_memory() -> None:
@@ -71,21 +96,27 @@ def share_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def _read_or_compile(dtype: str) -> None:
-    compiling.forget_others()
-    missing = compiling.read(dtype)
-    if not missing:
-        return
-    print(MESSAGE, file=sys.stderr, flush=True)
-    with suppress(OSError):  # no place for temporary files
-        compiling.compile_apart(missing, dtype)
-    for name in compiling.read(dtype):  # nowhere to keep them, or nobody else to compile
-        compiling.compile_one(name, dtype)
+def _read_or_compile(dtype: str) -> bool:
+    """Whether any was compiled."""
+    if compiling.kept() and not compiling.read(dtype):
+        return False
+    with _one_at_a_time():
+        compiling.forget_others()
+        missing = compiling.read(dtype)  # another process may have compiled them while this one waited
+        if not missing:
+            return False
+        print(MESSAGE, file=sys.stderr, flush=True)
+        with suppress(OSError):  # no place for temporary files
+            compiling.compile_apart(missing, dtype)
+        for name in compiling.read(dtype):  # nowhere to keep them, or nobody else to compile
+            compiling.compile_one(name, dtype)
+        return True
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Among the processes of this machine: ranks that start together, or workers of a test run.
+    """Among the processes of this machine that keep kernels in one place: ranks that start together, or workers of a
+    test run.
 
     It also keeps two processes from naming what they write into numba's cache alike.
     """
@@ -96,7 +127,8 @@ def _one_at_a_time() -> Iterator[None]:
         return
     with ExitStack() as stack:
         with suppress(OSError):  # without a place for the lock, each process compiles for itself
-            path = Path(tempfile.gettempdir()) / f"ptymesh-kernels-{os.getuid()}.lock"
+            where = hashlib.sha256("\n".join(sorted(map(str, compiling.places()))).encode()).hexdigest()[:12]
+            path = Path(tempfile.gettempdir()) / f"ptymesh-kernels-{os.getuid()}-{where}.lock"
             lock = stack.enter_context(path.open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file lets go of the lock, as does the end of a killed process

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ptymesh.errors import BadInput
@@ -25,5 +26,8 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) ->
     if kind not in known:
         raise BadInput(f"The figure {target} has an unknown ending; end it in {', '.join(f'.{one}' for one in known)}.")
     with replacing(target, durable=False) as temporary:
-        figure.savefig(temporary, format=kind, **options)
+        if kind == "png" and not options:  # savefig draws all twice, the first time for the layout alone
+            FigureCanvasAgg(figure).print_png(temporary)
+        else:
+            figure.savefig(temporary, format=kind, **options)
     return target

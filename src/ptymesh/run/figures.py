@@ -6,7 +6,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,7 @@ def write_figures(
     suffix: str = "png",
     tiff: bool = False,
     patterns: Patterns | None = None,
+    before_each: Callable[[], None] = lambda: None,
 ) -> list[Path]:
     """Write every figure that the result has something for; `prefix` goes before their names.
 
@@ -60,6 +61,7 @@ def write_figures(
         suffix: png, pdf or svg.
         tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
+        before_each: called before each file is written; may raise.
 
     Returns the paths written. Raises BadInput where the folder cannot be written to, or a name is taken by what is no
     file, PtymeshError where the disk refuses.
@@ -71,9 +73,11 @@ def write_figures(
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in _figures(result, light, patterns):
             path = folder / f"{prefix}{name}.{suffix}"
+            before_each()
             plot.save_figure(figure, path)
             written.append(path)
         if tiff:
+            before_each()
             written += plot.object_tiffs(folder, result.object, result.pixel_size_m, illuminated(light, 0.05), prefix)
             written += plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
     return written
@@ -112,6 +116,20 @@ def title_of(result: Result) -> str:
     words += [str(attrs["engine"])] if attrs.get("engine") else []
     words += [f"final residual {attrs['final_residual']:.4g}"] if attrs.get("final_residual") is not None else []
     return ", ".join(words)
+
+
+def patterns_of(result: Result) -> Patterns:
+    """`compared_patterns` with the data set that the result's recipe names.
+
+    Raises BadInput where there is no recipe, or the data set is not there, or not the run's.
+    """
+    from ptymesh.io import load_measurement
+    from ptymesh.run.recipe import Recipe
+
+    if not result.recipe:
+        raise BadInput("The result holds no recipe, which would say where its data are; runs of a recipe have one.")
+    recipe = Recipe.from_yaml(result.recipe)
+    return compared_patterns(result, load_measurement(recipe.data, recipe.positions))
 
 
 def compared_patterns(result: Result, scan: Measurement) -> Patterns:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ptymesh import kernels
 from ptymesh.distributed.layout import Replicated, owners
 from ptymesh.distributed.world import World, join
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
@@ -205,6 +206,7 @@ def reconstruction(
 ) -> Reconstruction:
     """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
     taken from there; it must be of the same data unless others are allowed. Collective."""
+    kernels.begin(world.device, torch.complex64 if recipe.precision == "single" else torch.complex128)
     failure, scan = None, None
     try:
         if recipe.auto is not None:

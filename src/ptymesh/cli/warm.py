@@ -1,0 +1,44 @@
+"""ptymesh warm: compile the kernels now, rather than in the first run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Precision(StrEnum):
+    """For which waves."""
+
+    SINGLE = "single"
+    DOUBLE = "double"
+    BOTH = "both"
+
+
+def command(
+    precision: Annotated[Precision, typer.Option(help="Of the runs to come.")] = Precision.BOTH,
+) -> None:
+    """Compile the kernels for this machine's processor, which otherwise takes the first run up to a minute.
+
+    Do it once, after each installation, on a machine of the kind that runs are for. Kernels of GPUs are compiled by
+    their first run, in seconds.
+    """
+    import time
+
+    import torch
+
+    from ptymesh.errors import BadInput
+    from ptymesh.kernels import compiling, ready
+
+    if not compiling.places():
+        raise BadInput(
+            "There is no folder where compiled kernels can be kept; set NUMBA_CACHE_DIR to one that can be written to."
+        )
+    for name, dtype in (("single", torch.complex64), ("double", torch.complex128)):
+        if precision.value not in (name, "both"):
+            continue
+        began = time.monotonic()
+        compiled = ready.make_ready(dtype)
+        how = f"compiled in {time.monotonic() - began:.0f} s" if compiled else "there already"
+        typer.echo(f"Kernels for {name} precision: {how}")

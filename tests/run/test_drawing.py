@@ -1,0 +1,147 @@
+"""Figures drawn by a process of their own: when a run waits for them, and what becomes of the run where they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.io.results import Result
+from ptymesh.run import drawing, figures
+
+FOLLOW_S = 120.0
+
+
+@pytest.fixture
+def truth() -> Result:
+    """Of nine views, without a recipe: no patterns are shown."""
+    y, x = np.mgrid[-8:8, -8:8]
+    scan = np.stack(np.meshgrid([2.0, 6.0, 10.0], [2.0, 6.0, 10.0], indexing="ij"), axis=-1).reshape(-1, 2)
+    return Result(
+        object=np.exp(1j * np.add.outer(np.linspace(0, 1, 32), np.linspace(0, 0.5, 32)))[None].astype(np.complex64),
+        probe=np.exp(-(y**2 + x**2) / 20 + 0j)[None].astype(np.complex64),
+        positions_px=scan,
+        history={name: np.array([1.0]) for name in ("epoch", "stage", "loss", "residual", "seconds")},
+        attrs={"final_residual": 0.01, "engine": "rpie"},
+    )
+
+
+@pytest.fixture
+def result(truth: Result, tmp_path: Path) -> Path:
+    truth.save(tmp_path / "result.h5")
+    return tmp_path / "result.h5"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "expected"),
+    [
+        (True, {}, False),
+        (False, {}, True),
+        (True, {"SLURM_JOB_ID": "7"}, True),
+        (True, {"SLURM_JOB_ID": ""}, False),
+        (True, {"PTYMESH_FIGURES": "wait"}, True),
+        (False, {"PTYMESH_FIGURES": "follow"}, False),
+        (False, {"PTYMESH_FIGURES": "auto"}, True),
+    ],
+)
+def test_who_waits(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, environment: dict[str, str], expected: bool
+) -> None:
+    for name in (drawing.VARIABLE, *drawing.JOBS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(os, "getppid", lambda: 1000)
+    assert drawing.waits() is expected
+
+
+def test_the_first_process_of_a_container_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (drawing.VARIABLE, *drawing.JOBS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert drawing.waits()
+
+
+def test_an_unknown_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTYMESH_FIGURES", "later")
+    with pytest.raises(BadInput, match="PTYMESH_FIGURES is 'later'; set it to auto, wait or follow, or remove it"):
+        drawing.waits()
+
+
+def test_figures_follow(result: Path) -> None:
+    process = drawing.start(result, tiff=True, waited_for=False)
+    assert process.stdout is None, "nobody would read it"
+    assert process.wait(FOLLOW_S) == 0
+    made = {path.name for path in result.parent.iterdir()} - {"result.h5"}
+    assert {"overview.png", "object.png", "probe.png", "object_phase.tiff"} <= made
+
+
+def test_what_waits_is_told_the_names(result: Path) -> None:
+    drawn = drawing.wait(drawing.start(result, tiff=False, waited_for=True), result)
+    assert drawn and all(Path(name).is_file() for name in drawn)
+
+
+def test_a_figure_that_fails_is_told_and_logged(
+    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> list[Path]:
+        raise PtymeshError("The disk is full.")
+
+    monkeypatch.setattr(figures, "write_figures", fails)
+    (result.parent / "log.txt").write_text("before\n")
+    assert drawing.attempt(result, False) == 1
+    sentence = f"No figures were drawn: The disk is full. The result is complete; `ptymesh view {result}` draws them.\n"
+    assert capsys.readouterr().err.endswith(f"ptymesh: {sentence}")
+    before, line = (result.parent / "log.txt").read_text().splitlines(keepends=True)
+    assert before == "before\n" and line.endswith(sentence)
+
+
+def test_a_process_that_is_killed_is_told(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True
+    )
+    process.kill()
+    assert drawing.wait(process, result) == []
+    assert "their process was ended by SIGKILL" in capsys.readouterr().err
+
+
+def test_figures_of_a_result_that_is_replaced_are_left(
+    result: Path, truth: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = figures.plot.save_figure
+
+    def then_replaced(figure: object, path: Path) -> Path:
+        saved = save(figure, path)
+        truth.save(result)
+        return saved
+
+    monkeypatch.setattr(figures.plot, "save_figure", then_replaced)
+    assert drawing.attempt(result, False) == 0
+    assert [path.name for path in result.parent.glob("*.png")] == ["overview.png"]
+    assert "No figures" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has ended")
+def test_a_killed_run_leaves_nobody_drawing(result: Path, tmp_path: Path) -> None:
+    """Whoever waits for figures and is killed takes them along."""
+    program = (
+        "from pathlib import Path; from ptymesh.run import drawing; "
+        f"process = drawing.start(Path({str(result)!r}), tiff=False, waited_for=True); "
+        "print(process.pid, flush=True); process.communicate()"
+    )
+    waiting = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert waiting.stdout is not None
+    drawer = psutil.Process(int(waiting.stdout.readline()))
+    waiting.kill()
+    waiting.wait()
+    waiting.stdout.close()
+    gone, _ = psutil.wait_procs([drawer], timeout=FOLLOW_S)
+    assert gone and not (result.parent / "positions.png").exists(), "it did not draw to the end"
