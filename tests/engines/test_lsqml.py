@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from ptymesh.distributed.layout import product
 from ptymesh.engines import LSQML
-from ptymesh.engines.lsqml import trimmed_mean
+from ptymesh.engines.lsqml import _velocity, trimmed_mean
 from ptymesh.estimate import Estimate
+from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -96,3 +98,37 @@ def test_trimmed_mean() -> None:
     values = torch.tensor([100.0, *range(1, 20)])
     assert float(trimmed_mean(values, 0.1)) == pytest.approx(sum(range(2, 20)) / 18)
     assert float(trimmed_mean(values, 0.0)) == pytest.approx(float(values.mean()))
+
+
+def test_velocity_follows_updates_that_agree_and_is_halved_by_others() -> None:
+    """v = (1 - friction) v + U, the friction a tenth of the slope of the logarithm of correlations of 1, 1/2, 1/4."""
+    e = torch.eye(3, dtype=torch.complex128)
+    first = e[0] / 4 + e[1] * (1 - 1 / 16) ** 0.5
+    second = e[0] / 2 + e[2] * (1 - 1 / 4) ** 0.5
+    state: dict[str, torch.Tensor] = {}
+
+    def follow(update: torch.Tensor, on: bool = True) -> torch.Tensor | None:
+        return _velocity(state, "probe_", update.clone(), 2, on, lambda a, b: total_of(product(a, b)))
+
+    assert follow(first, on=False) is None and follow(second, on=False) is None
+    velocity = follow(e[0])
+    assert velocity is not None and relative(velocity, e[0]) < 1e-12, "the first that is followed is the update"
+    assert follow(e[0], on=False) is None
+    assert relative(state["probe_velocity"], e[0] / 2) < 1e-12
+    assert follow(-e[0]) is None and relative(state["probe_velocity"], e[0] / 4) < 1e-12
+    state["probe_update1"], state["probe_update2"] = second, first
+    velocity = follow(e[0])
+    assert velocity is not None
+    assert relative(velocity, (1 - 0.1 * np.log(2)) * e[0] / 4 + e[0]) < 1e-12
+
+
+def test_momentum_carries_a_slow_probe_on_where_the_object_s_gate_is_closed() -> None:
+    """With small random batches the object's updates oppose each other, and the probe's point the same way."""
+    toy = make(views=40, counts=1e5)
+    problem = toy.problem()
+    state = RunState(toy.start())
+    engine = LSQML(epochs=25, batch=10, momentum=True)
+    Loop(problem, state, [engine], seed=2).run()
+    plain = run(toy, LSQML(epochs=25, batch=10))
+    assert float(engine.state["probe_velocity"].abs().max()) > 0
+    assert problem.residual(state.estimate)[0] < 0.9 * problem.residual(plain)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -178,6 +179,7 @@ def execute(
         from ptymesh.run.lock import TOKEN, hold
 
         load_measurement(recipe.data, recipe.positions)
+        gc.enable()  # this process waits for its ranks
         with hold(out) as lock:
             status = launch(
                 arguments,

@@ -85,7 +85,8 @@ def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem
 def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) -> Estimate:
     """The estimate back on the fine pixels; what the engine remembers of coarse ones is forgotten. Collective."""
     c = engine.coarsen
-    coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape == estimate.object.shape}
+    shapes = (estimate.object.shape, estimate.probe.shape)
+    coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape in shapes}
     groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)  # an optimiser's of one unknown
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]

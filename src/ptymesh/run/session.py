@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -142,6 +143,9 @@ def _carry_out(
     waited = world.heartbeat.waited_s
     due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
+    if not gc.isenabled():  # since this process started (__main__)
+        gc.freeze()
+        gc.enable()
     try:
         loop.run()
     except (Interrupted, Diverged) as ending:
