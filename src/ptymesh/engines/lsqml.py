@@ -19,8 +19,8 @@ The object moves by the trimmed mean of its steps over the batch, the probe by t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -189,11 +189,6 @@ def _velocity(
 
 def _friction(update: Tensor, earlier: list[Tensor], dot: Callable[[Tensor, Tensor], Tensor]) -> float | None:
     """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
-    norm = problem.fields.dot(update, update, estimate)
-    correlations = [
-        problem.fields.dot(update, u, estimate) / (norm * problem.fields.dot(u, u, estimate)).sqrt() for u in earlier
-    ]
-    if not all(float(c) > 0 for c in correlations):
     norm = dot(update, update)
     correlations = [float(dot(update, u) / (norm * dot(u, u)).sqrt()) for u in earlier]
     if not all(correlation > 0 for correlation in correlations):
