@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo docs test lint types contract pytest conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest package conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
 	@echo "make docs    the documentation as a site for a browser: site/index.html"
+	@echo "make package wheel and sdist, installed into fresh environments and used there; both in dist/"
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
 	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
@@ -49,6 +50,11 @@ contract: setup
 # three workers for two cores: most tests use one thread, and some wait
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# With the newest versions of what ptymesh needs, and with the oldest that pyproject.toml allows: minutes, and a network.
+package: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,package]'
+	$(BIN)/python -m pytest -m package -n 2 tests/packaging
 
 # Campaigns, of which `make test` runs a sample. What `make fuzz` finds is played again by
 # `... campaign.py --seed SEED --only NUMBER`.

@@ -46,6 +46,7 @@ def test_nothing_heavy_is_loaded() -> None:
         "import sys; sys.argv = ['ptymesh']\n"
         "from ptymesh.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit as left:\n    print('status', left.code)\n"
+        # typer itself loads pydantic
         "print('heavy', sorted({'torch', 'numpy', 'scipy', 'h5py', 'matplotlib'} & set(sys.modules)))"
     )
     environment = {**os.environ, ASKED: "complete_bash", "COMP_WORDS": "ptymesh run --", "COMP_CWORD": "2"}
