@@ -51,7 +51,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
@@ -108,6 +108,17 @@ def test_live_display_on_a_terminal() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
     assert any("stage 2/2 mpie  epoch 2/2" in line and "100%" in line and "0:00:00 left" in line for line in shown)
     assert any("residual 0.250000  40 views/s" in line for line in shown)
+
+
+def test_a_command_of_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `!ptymesh run` writes to says that it is a terminal; the page cannot move a cursor."""
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    stream = Terminal()
+    display, run = Display(stream), info()
+    display.start(run)
+    play(display, run)
+    display.finish("done")
+    assert "\x1b" not in stream.getvalue() and len(stream.getvalue().splitlines()) == 2 + 5
 
 
 @pytest.mark.parametrize("terminal", ["dumb", "unknown"])
