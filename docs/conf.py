@@ -29,7 +29,6 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
-smartquotes = False  # they make dashes of the two hyphens of an option
 html_copy_source = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#14557b", "color-brand-content": "#14557b"},
