@@ -1,4 +1,4 @@
-"""Every ticked cell of docs/reference/engines.md runs, and the residual falls; every empty one is refused at once."""
+"""Every ticked cell of docs/reference/engines.md runs and lowers the residual; every empty one is refused first."""
 
 import pytest
 from features import ALIKE, FEATURES, PAGE, page_with, refusal, run, table
