@@ -31,6 +31,7 @@ COMMANDS = {
     "warm": "Compile the kernels for this machine now.",
     "scaling": "What do more ranks gain?",
     "view": "Draw the figures of a result.",
+    "diagnose": "Why is a result poor?",
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
@@ -45,7 +46,19 @@ COMMANDS = {
 #: What helps where memory ran out unforeseen.
 MORE_MEMORY = "free some or take a larger machine; of a run, use more ranks, fewer pixels or precision: single"
 #: Commands of which nothing remains but what they print: losing that is a failure.
-SPOKEN = ("inspect", "slurm", "doctor", "compare", "plan", "orient", "bench", "plugins", "completion", "--version")
+SPOKEN = (
+    "inspect",
+    "slurm",
+    "doctor",
+    "diagnose",
+    "compare",
+    "plan",
+    "orient",
+    "bench",
+    "plugins",
+    "completion",
+    "--version",
+)
 
 #: Set for the ranks that a command starts, so that they show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"

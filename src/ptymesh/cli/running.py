@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -255,7 +256,6 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g})" if floor else ""
     typer.echo(f"Final residual {final:.6f}{noise}, R {attributes['final_r']:.4f}: {outcome.path}")
-    typer.echo(f"Convergence: {attributes['verdict']}.")
     for name, numbers in outcome.result.parameters.items():
         if any(name in stage.models for stage in recipe.stages):
             typer.echo(f"{name}: {', '.join(f'{term} {number:.6g}' for term, number in numbers.items())}")
@@ -265,6 +265,8 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
         sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
         typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")
     tiled = attributes["layout"] == "tiled"
+    if not tiled:
+        _diagnose(outcome)
     if recipe.output.figures and tiled and outcome.path.stat().st_size > DRAWN:
         typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
     elif recipe.output.figures:
@@ -287,6 +289,19 @@ def _draw(result: Path, tiff: bool) -> None:
         typer.echo(f"Figures follow within seconds: {result.parent / 'overview.png'} and others")
     elif drawn := drawing.wait(process, result):
         typer.echo(f"Figures: {' '.join(drawn)}")
+
+
+def _diagnose(outcome: Outcome) -> None:
+    """A few lines on how it went, from the result alone; a failure of that is not worth failing the run."""
+    from ptymesh.diagnosis.report import last_words
+
+    try:
+        lines = last_words(outcome.result, outcome.path)
+    except Exception as error:
+        print(f"ptymesh: the result could not be diagnosed ({type(error).__name__}: {error}).", file=sys.stderr)
+        return
+    for line in lines:
+        typer.echo(line)
 
 
 @contextmanager

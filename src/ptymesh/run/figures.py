@@ -137,7 +137,7 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
 
     Raises BadInput where the scan is not the one that the result was made from.
     """
-    _same(result, scan)
+    check_same(result, scan)
     views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
     model = Model.for_geometry(
         scan.geometry,
@@ -159,7 +159,7 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
     return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
-def _same(result: Result, scan: Measurement) -> None:
+def check_same(result: Result, scan: Measurement) -> None:
     """That result and scan belong together, else BadInput."""
     window = (result.probe.shape[-2], result.probe.shape[-1])
     if scan.views != len(result.positions_px) or scan.window != window:

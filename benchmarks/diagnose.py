@@ -1,0 +1,324 @@
+"""How well causes of a poor result are told apart: simulated instances of each, and healthy ones.
+
+    python benchmarks/diagnose.py --seeds 100-109 --healthy 100-119 --out benchmarks/results/DATE-diagnose.json
+
+Prints the confusion matrix. Seeds up to 99 were used to choose thresholds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptymesh.diagnosis import causes
+from ptymesh.diagnosis.report import report
+from ptymesh.io.results import Result
+from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.simulate import Simulated, simulate
+
+WINDOW, VIEWS = 48, 110
+Instance = tuple[Measurement, Result]
+
+
+def scan(rng: np.random.Generator, seed: int, **changes: Any) -> Simulated:
+    """A sound one: spiral or jittered raster, 3e5 to 3e6 photons per view."""
+    options: dict[str, Any] = {
+        "window": WINDOW,
+        "views": VIEWS,
+        "scan": str(rng.choice(["fermat", "jitter"])),
+        "photons_per_view": float(10 ** rng.uniform(5.5, 6.5)),
+        "seed": seed,
+    }
+    return simulate(**{**options, **changes})
+
+
+def run(
+    measured: Measurement,
+    seed: int,
+    epochs: int = 40,
+    tamper: Callable[[Reconstruction], None] = lambda recon: None,
+    modes: int = 1,
+    **stage: Any,
+) -> Instance:
+    """rPIE in batches of 16."""
+    recon = Reconstruction(measured, probe_modes=modes, seed=seed)
+    tamper(recon)
+    for _ in recon.run({"engine": "rpie", "epochs": epochs, "batch": 16, **stage}):
+        pass
+    return measured, recon.result()
+
+
+def counts(made: Simulated) -> np.ndarray:
+    """Patterns (N, h, w)."""
+    return made.measurement.patterns.read(np.arange(made.measurement.views)).astype(np.int64)
+
+
+def with_counts(made: Simulated, patterns: np.ndarray) -> Measurement:
+    return replace(made.measurement, patterns=ArraySource(np.ascontiguousarray(patterns).astype(np.uint32)))
+
+
+def moved(made: Simulated, positions: np.ndarray) -> Measurement:
+    return replace(made.measurement, positions=positions)
+
+
+def healthy(rng: np.random.Generator, seed: int) -> Instance:
+    near = {"kind": "near"} if seed % 5 == 4 else {}
+    return run(scan(rng, seed, **near).measurement, seed)
+
+
+def orientation(rng: np.random.Generator, seed: int) -> Instance:
+    """Detector transposed, or one of its axes reversed, about the zero frequency."""
+    made = scan(rng, seed)
+    patterns = counts(made)
+    kind = seed % 4
+    if kind in (0, 3):
+        patterns = patterns.transpose(0, 2, 1)
+    if kind in (1, 3):
+        patterns = np.roll(patterns[:, ::-1], 1, axis=1)
+    if kind == 2:
+        patterns = np.roll(patterns[:, :, ::-1], 1, axis=2)
+    return run(with_counts(made, patterns), seed)
+
+
+def geometry(rng: np.random.Generator, seed: int) -> Instance:
+    """Scan scaled by 6 to 10 %, or rotated by 5 to 10 degrees."""
+    made = scan(rng, seed)
+    p = made.measurement.positions
+    if seed % 2:
+        return run(moved(made, p * (1 + rng.choice([-1, 1]) * rng.uniform(0.06, 0.1))), seed)
+    angle = np.deg2rad(rng.choice([-1, 1]) * rng.uniform(5, 10))
+    c, s = np.cos(angle), np.sin(angle)
+    return run(moved(made, p @ np.array([[c, -s], [s, c]]).T), seed)
+
+
+def drift(rng: np.random.Generator, seed: int) -> Instance:
+    """3 to 6 px from the first view to the last, along a curve."""
+    made = scan(rng, seed)
+    t = np.linspace(-1, 1, VIEWS)[:, None]
+    angle = rng.uniform(0, 2 * np.pi)
+    along, across = np.array([np.cos(angle), np.sin(angle)]), np.array([-np.sin(angle), np.cos(angle)])
+    size = rng.uniform(3, 6)
+    return run(moved(made, made.measurement.positions + size * (0.5 * t * along + 0.4 * (t**2 - 1 / 3) * across)), seed)
+
+
+def vibration(rng: np.random.Generator, seed: int) -> Instance:
+    """Each view elsewhere by up to 1.5 to 2.5 px."""
+    return run(scan(rng, seed, position_error_px=float(rng.uniform(1.5, 2.5))).measurement, seed)
+
+
+def few_modes(rng: np.random.Generator, seed: int) -> Instance:
+    """Three modes, the first with 55 to 75 % of the power, fitted by one."""
+    first = float(rng.uniform(0.55, 0.75))
+    powers = (first, 0.65 * (1 - first), 0.35 * (1 - first))
+    return run(scan(rng, seed, modes=3, mode_powers=powers).measurement, seed)
+
+
+def many_modes(rng: np.random.Generator, seed: int) -> Instance:
+    """One mode, fitted by four to six."""
+    return run(scan(rng, seed).measurement, seed, modes=int(rng.integers(4, 7)))
+
+
+def distance(rng: np.random.Generator, seed: int) -> Instance:
+    """Near field: 20 to 40 % too long or too short."""
+    made = scan(rng, seed, kind="near")
+    geometry = made.measurement.geometry
+    assert geometry.distance_m is not None
+    factor = float(rng.uniform(1.2, 1.4)) ** rng.choice([-1, 1])
+    return run(replace(made.measurement, geometry=replace(geometry, distance_m=geometry.distance_m * factor)), seed)
+
+
+def background(rng: np.random.Generator, seed: int) -> Instance:
+    """An even background of 10 to 30 % of the light, of which nothing is said."""
+    photons = float(10 ** rng.uniform(5.5, 6.5))
+    share = float(rng.uniform(0.1, 0.3))
+    made = scan(rng, seed, photons_per_view=photons, background_counts=share * photons / WINDOW**2)
+    return run(replace(made.measurement, background=None), seed)
+
+
+def saturation(rng: np.random.Generator, seed: int) -> Instance:
+    """A detector that counts to 15 to 35 % of what comes."""
+    made = scan(rng, seed)
+    patterns = counts(made)
+    return run(with_counts(made, np.minimum(patterns, int(rng.uniform(0.15, 0.35) * patterns.max()))), seed)
+
+
+def hot_pixels(rng: np.random.Generator, seed: int) -> Instance:
+    """3 to 8 pixels count on their own, 5 to 30 % of the brightest pixel."""
+    made = scan(rng, seed)
+    patterns = counts(made)
+    for _ in range(int(rng.integers(3, 9))):
+        level = rng.uniform(0.05, 0.3) * patterns.mean(axis=0).max()
+        patterns[:, rng.integers(WINDOW), rng.integers(WINDOW)] += rng.poisson(level, VIEWS)
+    return run(with_counts(made, patterns), seed)
+
+
+def intensity(rng: np.random.Generator, seed: int) -> Instance:
+    """The beam loses up to 25 to 50 % at random from view to view."""
+    made = scan(rng, seed)
+    kept = 1 - rng.uniform(0, rng.uniform(0.25, 0.5), (VIEWS, 1, 1))
+    return run(with_counts(made, rng.binomial(counts(made), kept)), seed)
+
+
+def overlap(rng: np.random.Generator, seed: int) -> Instance:
+    """Steps of 85 to 110 % of the beam's width."""
+    return run(scan(rng, seed, overlap=max(0.0, float(rng.uniform(-0.1, 0.15)))).measurement, seed)
+
+
+def raster(rng: np.random.Generator, seed: int) -> Instance:
+    """A regular grid whose period object and probe have traded: a factor of 15 to 30 % that no pattern can tell."""
+    made = scan(rng, seed, scan="raster", overlap=float(rng.uniform(0.5, 0.65)), views=100)
+    step = float(np.ptp(made.measurement.positions[:, 0]) / 9)
+    size = float(rng.uniform(0.15, 0.3))
+
+    def wave(rows: int, columns: int) -> torch.Tensor:
+        y, x = torch.arange(rows)[:, None], torch.arange(columns)[None]
+        return torch.exp(size * (torch.cos(2 * np.pi * y / step) + torch.cos(2 * np.pi * x / step)))
+
+    def tamper(recon: Reconstruction) -> None:
+        estimate = recon.state.estimate
+        corner = estimate.positions[0]
+        estimate.object *= wave(*estimate.object.shape[-2:])
+        h, w = estimate.probe.shape[-2:]
+        there = wave(h + 2 * round(step) + 2, w + 2 * round(step) + 2)
+        top, left = (round(float(c % step)) for c in corner)
+        estimate.probe /= there[top : top + h, left : left + w]
+
+    return run(made.measurement, seed, tamper=tamper)
+
+
+def confused(rng: np.random.Generator, seed: int) -> Instance:
+    """Object and probe have traded a shift of 5 to 9 px, or a phase ramp of 2 to 4 detector pixels."""
+    made = scan(rng, seed)
+    size = rng.uniform(5, 9) if seed % 2 else rng.uniform(2, 4)
+    angle = rng.uniform(0, 2 * np.pi)
+    dy, dx = size * np.cos(angle), size * np.sin(angle)
+
+    def ramp(shape: torch.Size) -> torch.Tensor:
+        y, x = (torch.arange(n) for n in shape[-2:])
+        return torch.exp(2j * np.pi * (y[:, None] * dy + x[None, :] * dx) / WINDOW)
+
+    def tamper(recon: Reconstruction) -> None:
+        estimate = recon.state.estimate
+        if seed % 2:
+            estimate.probe.copy_(torch.roll(estimate.probe, (round(dy), round(dx)), (-2, -1)))
+        else:
+            estimate.probe *= ramp(estimate.probe.shape)
+            estimate.object *= ramp(estimate.object.shape).conj()
+
+    return run(made.measurement, seed, tamper=tamper)
+
+
+def vortices(rng: np.random.Generator, seed: int) -> Instance:
+    """The object starts with 4 to 8 of them under the scan, ten epochs ago."""
+    made = scan(rng, seed)
+    count = int(rng.integers(4, 9))
+
+    def tamper(recon: Reconstruction) -> None:
+        obj = recon.state.estimate.object
+        h, w = obj.shape[-2:]
+        y, x = torch.arange(h)[:, None], torch.arange(w)[None]
+        for i in range(count):
+            cy, cx = h * rng.uniform(0.38, 0.62), w * rng.uniform(0.38, 0.62)
+            obj *= torch.exp(1j * (1 - 2 * (i % 2)) * torch.atan2(y - cy, x - cx))
+
+    return run(made.measurement, seed, epochs=10, tamper=tamper)
+
+
+def border(rng: np.random.Generator, seed: int) -> Instance:
+    """Detector pixels so large that the beam does not fit into the window."""
+    made = scan(rng, seed, window=2 * WINDOW, views=VIEWS)
+    centred = np.fft.fftshift(counts(made), axes=(1, 2))
+    n = WINDOW
+    binned = centred.reshape(VIEWS, n, 2, n, 2).sum(axis=(2, 4))
+    patterns = np.fft.ifftshift(binned, axes=(1, 2))
+    scan_ = made.measurement
+    small = replace(
+        scan_,
+        patterns=ArraySource(patterns.astype(np.uint32)),
+        geometry=scan_.geometry.rewindowed((n, n), 2),
+        mask=np.ones((n, n), bool),
+        probe=None if scan_.probe is None else scan_.probe[:, n // 2 : -(n // 2), n // 2 : -(n // 2)],
+    )
+    return run(small, seed)
+
+
+def over_fitting(rng: np.random.Generator, seed: int) -> Instance:
+    """300 to 1000 photons per view, fitted by three modes."""
+    made = scan(rng, seed, photons_per_view=float(rng.uniform(300, 1000)))
+    return run(made.measurement, seed, modes=3, alpha=0.1)
+
+
+#: Of each cause, and what makes an instance of it.
+MAKERS: dict[str, Callable[[np.random.Generator, int], Instance]] = {
+    "orientation": orientation,
+    "geometry": geometry,
+    "drift": drift,
+    "vibration": vibration,
+    "few_modes": few_modes,
+    "many_modes": many_modes,
+    "distance": distance,
+    "background": background,
+    "saturation": saturation,
+    "hot_pixels": hot_pixels,
+    "intensity": intensity,
+    "overlap": overlap,
+    "raster": raster,
+    "confused": confused,
+    "vortices": vortices,
+    "border": border,
+    "over_fitting": over_fitting,
+}
+HEALTHY = "healthy"
+
+
+def matrix(rows: list[dict[str, Any]]) -> list[str]:
+    """The confusion matrix as a table in markdown: how often each was named first; empty cells are 0."""
+    found = [*MAKERS, HEALTHY]
+    lines = ["| simulated | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    for truth in found:
+        named = [row["named"] for row in rows if row["truth"] == truth]
+        cells = [str(named.count(name) or "") for name in found]
+        lines.append(f"| {truth} ({len(named)}) | " + " | ".join(cells) + " |")
+    return lines
+
+
+def main() -> None:
+    """Makes the instances, one after the other, diagnoses them, and prints and writes what was named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="100-109", metavar="A-B", help="of each cause")
+    parser.add_argument("--healthy", default="100-119", metavar="A-B", help="of what has none")
+    parser.add_argument("--only", nargs="*", default=[*MAKERS, HEALTHY], metavar="CAUSE")
+    parser.add_argument("--out", type=Path, help="JSON file for every instance's evidence")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    began, rows = time.process_time(), []
+    for truth, make in {**MAKERS, HEALTHY: healthy}.items():
+        first, last = (int(n) for n in (given.healthy if truth == HEALTHY else given.seeds).split("-"))
+        for seed in range(first, last + 1) if truth in given.only else ():
+            measured, result = make(np.random.default_rng([seed, 77]), seed)
+            found = report(result, measured)
+            named = [one.cause for one in found.findings]
+            numbers = {name: float(f"{number:.4g}") for name, (number, _) in found.numbers.items() if number == number}
+            row = {"truth": truth, "seed": seed, "named": (named or [HEALTHY])[0], "also": named[1:]}
+            rows.append({**row, "times_noise_floor": found.times, "numbers": numbers})
+            print(f"{truth} {seed}: {', '.join(named) or HEALTHY}", flush=True)
+    print("\n".join(matrix(rows)))
+    if given.out:
+        seconds = round(time.process_time() - began)
+        about = {"date": f"{date.today()}", "seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
+        thresholds = {cause.name: cause.threshold for cause in causes()}
+        given.out.write_text(json.dumps({**about, "thresholds": thresholds, "instances": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""ptymesh diagnose: why is a result poor?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ptymesh.io.results import Result
+    from ptymesh.measurement import Measurement
+
+
+def command(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.h5", help="Result of a run.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The data set, where it is no longer where the run read it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Name the likely cause of a poor result, its evidence, and the line of a recipe that would help.
+
+    Some 256 patterns are compared with their models. Without the data, only what the result itself shows is told.
+    """
+    from ptymesh.diagnosis.report import report
+    from ptymesh.errors import PtymeshError
+    from ptymesh.io.results import Result
+
+    loaded, scan = Result.load(result), None
+    try:
+        scan = _scan(loaded, data)
+    except PtymeshError as error:
+        if data is not None:
+            raise
+        typer.echo(f"Only the result itself is looked at: {error}", err=True)
+    found = report(loaded, scan)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps({"result": str(result), **found.as_dict()}, indent=1))
+    else:
+        for line in found.lines():
+            typer.echo(line)
+
+
+def _scan(result: Result, data: Path | None) -> Measurement:
+    """The data set of the result's recipe, or this file prepared as it says. Raises PtymeshError."""
+    from ptymesh.errors import BadInput
+    from ptymesh.io import load_measurement
+    from ptymesh.run.figures import check_same
+    from ptymesh.run.recipe import Recipe
+
+    if not result.recipe:
+        raise BadInput("The result holds no recipe, which would say how its data were read; runs of a recipe have one.")
+    recipe = Recipe.from_yaml(result.recipe)
+    options = recipe.data if data is None else recipe.data.model_copy(update={"path": data})
+    scan = load_measurement(options, recipe.positions)
+    check_same(result, scan)
+    return scan
