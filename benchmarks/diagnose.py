@@ -302,22 +302,34 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     began, rows = time.process_time(), []
-    for truth, make in {**MAKERS, HEALTHY: healthy}.items():
-        first, last = (int(n) for n in (given.healthy if truth == HEALTHY else given.seeds).split("-"))
-        for seed in range(first, last + 1) if truth in given.only else ():
-            measured, result = make(np.random.default_rng([seed, 77]), seed)
-            found = report(result, measured)
-            named = [one.cause for one in found.findings]
-            numbers = {name: float(f"{number:.4g}") for name, (number, _) in found.numbers.items() if number == number}
-            row = {"truth": truth, "seed": seed, "named": (named or [HEALTHY])[0], "also": named[1:]}
-            rows.append({**row, "times_noise_floor": found.times, "numbers": numbers})
-            print(f"{truth} {seed}: {', '.join(named) or HEALTHY}", flush=True)
+    todo = [(seed, truth) for truth in MAKERS for seed in _range(given.seeds)]
+    todo += [(seed, HEALTHY) for seed in _range(given.healthy)]
+    for seed, truth in sorted(todo, key=lambda one: one[0]):
+        if truth not in given.only:
+            continue
+        rows.append(diagnosed(truth, seed))
+        print(f"{truth} {seed}: {', '.join([rows[-1]['named'], *rows[-1]['also']])}", flush=True)
+        if given.out:
+            seconds = round(time.process_time() - began)
+            about = {"date": f"{date.today()}", "seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
+            thresholds = {cause.name: cause.threshold for cause in causes()}
+            given.out.write_text(json.dumps({**about, "thresholds": thresholds, "instances": rows}, indent=1) + "\n")
     print("\n".join(matrix(rows)))
-    if given.out:
-        seconds = round(time.process_time() - began)
-        about = {"date": f"{date.today()}", "seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
-        thresholds = {cause.name: cause.threshold for cause in causes()}
-        given.out.write_text(json.dumps({**about, "thresholds": thresholds, "instances": rows}, indent=1) + "\n")
+
+
+def diagnosed(truth: str, seed: int) -> dict[str, Any]:
+    """One instance, and what is said of it."""
+    measured, result = {**MAKERS, HEALTHY: healthy}[truth](np.random.default_rng([seed, 77]), seed)
+    found = report(result, measured)
+    named = [one.cause for one in found.findings]
+    numbers = {name: float(f"{number:.4g}") for name, (number, _) in found.numbers.items() if number == number}
+    row = {"truth": truth, "seed": seed, "named": (named or [HEALTHY])[0], "also": named[1:]}
+    return {**row, "times_noise_floor": found.times and round(found.times, 3), "numbers": numbers}
+
+
+def _range(text: str) -> range:
+    first, last = (int(n) for n in text.split("-"))
+    return range(first, last + 1)
 
 
 if __name__ == "__main__":

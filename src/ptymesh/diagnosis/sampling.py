@@ -29,7 +29,7 @@ class Overlap(Cause):
         return f"neighbouring views are {number:.2g} of the beam's width apart (more than {self.threshold:g})"
 
     def recipe(self, look: Look) -> str:
-        return "probe: {start: {kind: file}}  # a well-known probe helps; else scan again with steps of a third of the beam"
+        return "probe: {start: {kind: file}}  # a well-known probe; the next scan with steps of a third of the beam"
 
 
 class Raster(Cause):
@@ -67,8 +67,8 @@ class Raster(Cause):
         steps = grid(look.result.positions_px)
         assert steps is not None
         return (
-            f"the scan is a grid of {steps[0]:.3g} x {steps[1]:.3g} px, and the object has {number:.2g} times the power at "
-            "its period than beside it"
+            f"the scan is a grid of {steps[0]:.3g} x {steps[1]:.3g} px, and at its period the object has {number:.2g} "
+            "times the power beside it"
         )
 
     def recipe(self, look: Look) -> str:
@@ -80,8 +80,8 @@ class Border(Cause):
 
     name: ClassVar[str] = "border"
     title: ClassVar[str] = "Trouble at the border: the beam hardly fits into its window"
-    threshold: ClassVar[float] = 0.42
-    weight: ClassVar[float] = 24.0  # 10 % more of the window are a third less contrast
+    threshold: ClassVar[float] = 0.34
+    weight: ClassVar[float] = 12.0  # a little more of the window is much less contrast
 
     def number(self, look: Look) -> float:
         """Part of the window's side in which four fifths of the beam lie; NaN in the near field, whose windows are as
@@ -89,11 +89,16 @@ class Border(Cause):
         assert look.scan is not None
         if look.scan.geometry.propagation != "far_field":
             return float("nan")
-        return max(_width(look.power.sum(axis=1 - axis)) for axis in range(2))
+        h, w = look.power.shape
+        rim = np.ones((h, w), bool)
+        rim[h // 12 : h - h // 12, w // 12 : w - w // 12] = False
+        core = np.maximum(look.power - 2 * look.power[rim].mean(), 0)  # without a halo, which has other causes
+        return max(_width(core.sum(axis=1 - axis)) for axis in range(2))
 
     def sentence(self, look: Look, number: float) -> str:
         most = f"more than {100 * self.threshold:.0f} %"
-        return f"four fifths of the beam take {100 * number:.0f} % of the window ({most}): its fringes are finer than pixels"
+        part = f"{100 * number:.0f} % of the window"
+        return f"four fifths of the beam take {part} ({most}): its fringes are finer than the pixels"
 
     def recipe(self, look: Look) -> str:
         return (
