@@ -1,0 +1,113 @@
+"""Causes on small scans that suffer from them, and on made-up results."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ptymesh.diagnosis import Look, causes
+from ptymesh.diagnosis.look import counting
+from ptymesh.diagnosis.report import last_words, report
+from ptymesh.io.results import Result
+
+
+def load() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "diagnose.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_diagnose", path)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+benchmark = load()
+
+
+@pytest.mark.parametrize("truth", ["drift", "background", "hot_pixels", "healthy"])
+def test_a_cause_is_named(truth: str) -> None:
+    """Seeds of tuning: the benchmark reports others. Every cause is made there."""
+    row = benchmark.diagnosed(truth, 3)
+    assert row["named"] == truth
+    assert (row["times_noise_floor"] < 1.3) == (truth in ("healthy", "hot_pixels"))
+
+
+def test_every_cause_is_simulated_and_is_found_by_being_there() -> None:
+    assert {cause.name for cause in causes()} == set(benchmark.MAKERS)
+
+
+def test_the_matrix_counts_what_is_named_first() -> None:
+    rows = [{"truth": "drift", "named": "drift"}, {"truth": "drift", "named": "healthy"}]
+    line = next(line for line in benchmark.matrix(rows) if line.startswith("| drift (2)"))
+    cells = [cell.strip() for cell in line.split("|")[2:-1]]
+    found = [name for name, cell in zip([*benchmark.MAKERS, "healthy"], cells, strict=True) if cell]
+    assert found == ["drift", "healthy"]
+
+
+def result(**changes: object) -> Result:
+    """A beam of 12 px on a spiral over an object of ones."""
+    y, x = np.mgrid[:32, :32] - 16
+    k = np.arange(60)
+    places = 24 + 2.5 * np.sqrt(k)[:, None] * np.stack([np.sin(2.4 * k), np.cos(2.4 * k)], axis=1)
+    given = {
+        "object": np.ones((1, 96, 96), complex),
+        "probe": (np.hypot(y, x) < 6).astype(complex)[None],
+        "positions_px": places,
+        "attrs": {"final_residual": 0.01, "noise_floor": 0.0099},
+    }
+    return Result(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def named(of: Result) -> list[str]:
+    return [one.cause for one in report(of).findings]
+
+
+def test_a_sound_result_by_itself() -> None:
+    assert named(result()) == []
+    assert report(result()).lines()[-1] == "No cause among 6 is recognised."
+
+
+def test_vortices_and_ramps_of_the_object() -> None:
+    y, x = np.mgrid[:96, :96] - 40.5
+    assert named(result(object=np.exp(1j * np.arctan2(y, x))[None])) == ["vortices"]
+    assert named(result(object=np.exp(2j * np.pi * 1.5 * x / 32)[None])) == ["confused"]
+
+
+def test_modes_that_hold_nothing() -> None:
+    probe = result().probe
+    assert named(result(probe=np.concatenate([probe, 0.03 * probe, 0.02 * probe]))) == ["many_modes"]
+    assert named(result(probe=np.concatenate([probe, 0.3 * probe, 0.2 * probe]))) == []
+
+
+def test_steps_as_wide_as_the_beam() -> None:
+    places = result().positions_px
+    wide = 24 + 2.0 * (places - 24)
+    found = report(result(positions_px=wide, object=np.ones((1, 128, 128), complex))).findings[0]
+    near = Look(result()).nearest_px.mean()
+    assert found.cause == "overlap" and found.number == pytest.approx(2 * near / 12, rel=0.1)
+
+
+def test_a_residual_below_the_floor_and_held_out_views_above_it() -> None:
+    assert named(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})) == ["over_fitting"]
+    history = {"stage": np.zeros(9), "residual": np.full(9, 0.01), "held_out": np.full(9, 0.02)}
+    assert named(result(history=history)) == ["over_fitting"]
+
+
+def test_the_end_of_a_run_is_three_lines_at_most() -> None:
+    few = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.01}), Path("out/result.h5"))
+    assert len(few) == 2 and "5 times the noise floor; `ptymesh diagnose out/result.h5`" in few[1]
+    y, x = np.mgrid[:96, :96] - 40.5
+    more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None]), Path("r.h5"))
+    assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: object:")
+
+
+def test_what_counting_leaves() -> None:
+    rng = np.random.default_rng(0)
+    for mean in (0.01, 0.3, 3.0, 50.0, 500.0):
+        drawn = ((np.sqrt(rng.poisson(mean, 200_000)) - np.sqrt(mean)) ** 2).mean()
+        assert counting(np.array([mean]))[0] == pytest.approx(drawn, rel=0.03)
