@@ -47,7 +47,7 @@ class HotPixels(Cause):
     name: ClassVar[str] = "hot_pixels"
     title: ClassVar[str] = "Hot pixels"
     threshold: ClassVar[float] = 0.5
-    weight: ClassVar[float] = 3.0
+    weight: ClassVar[float] = 2.0
 
     def number(self, look: Look) -> float:
         """How many."""

@@ -60,7 +60,7 @@ class Raster(Cause):
         for a, b in ((1, 0), (0, 1), (1, 1), (1, -1)):
             fy, fx = a / steps[0], b / steps[1]
             at += power(fy, fx)
-            beside += np.mean([power(fy * s, fx * s) for s in (0.65, 0.75, 1.3, 1.4)])
+            beside += float(np.mean([power(fy * s, fx * s) for s in (0.65, 0.75, 1.3, 1.4)]))
         return at / max(beside, 1e-30)
 
     def sentence(self, look: Look, number: float) -> str:
@@ -80,8 +80,8 @@ class Border(Cause):
 
     name: ClassVar[str] = "border"
     title: ClassVar[str] = "Trouble at the border: the beam hardly fits into its window"
-    threshold: ClassVar[float] = 0.34
-    weight: ClassVar[float] = 12.0  # a little more of the window is much less contrast
+    threshold: ClassVar[float] = 0.38
+    weight: ClassVar[float] = 20.0  # a little more of the window is much less contrast
 
     def number(self, look: Look) -> float:
         """Part of the window's side in which four fifths of the beam lie; NaN in the near field, whose windows are as
