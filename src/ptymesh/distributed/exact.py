@@ -26,6 +26,7 @@ from ptymesh.physics.fidelity import Data
 BITS, LOWEST, HIGHEST = 32, -12, 12
 #: Terms of arrays that are gone through together.
 PIECE = 1 << 18
+MASK = 2**BITS - 1
 #: Numbers at hand, of which Python is told one by one.
 FEW = 64
 
@@ -48,17 +49,33 @@ class Reduction:
         known = rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST))
         self._limbs[0] += (~known).sum(0)
         rest.masked_fill_(~known, 0)
-        top, at_hand = HIGHEST - 1, rest.device.type == "cpu"
-        if at_hand:  # a device is not asked how large they are, which would be waiting for it: it does all limbs
-            largest = float(rest.abs().amax()) if rest.numel() else 0.0
-            top = min(top, math.frexp(largest)[1] // BITS)
+        if rest.device.type != "cpu":  # it is not asked how large they are, which would be waiting for it
+            self._scatter(rest)
+            return
+        largest = float(rest.abs().amax()) if rest.numel() else 0.0
+        top = min(HIGHEST - 1, math.frexp(largest)[1] // BITS)
         for k in range(top, LOWEST - 1, -1):
             step = 2.0 ** (BITS * k)
             limb = torch.trunc(rest / step)
             rest -= limb * step  # both exact: powers of two, and the difference is what was cut off
             self._limbs[1 + k - LOWEST] += limb.to(torch.int64).sum(0)
-            if at_hand and not bool(rest.any()):
+            if not bool(rest.any()):
                 break
+
+    def _scatter(self, values: Tensor) -> None:
+        """The same by the digits of each number, which has 53 bits and so at most three limbs, in few launches."""
+        mantissa, exponent = torch.frexp(values.abs())
+        whole = (mantissa * 2.0**53).to(torch.int64)
+        place = exponent.to(torch.int64) - (53 + BITS * LOWEST)
+        row, left = place >> 5, place & (BITS - 1)
+        low = (whole & MASK) << left
+        high = ((whole >> BITS) << left) + (low >> BITS)
+        digits = torch.stack((low & MASK, high & MASK, high >> BITS)) * values.sign().to(torch.int64)
+        rows = torch.stack((row, row + 1, row + 2))
+        digits = torch.where((rows >= 0) & (rows < HIGHEST - LOWEST), digits, 0)
+        columns = torch.arange(values[:1].numel(), device=values.device).view(values.shape[1:])
+        places = (rows.clamp(0, HIGHEST - LOWEST - 1) + 1) * columns.numel() + columns
+        self._limbs.view(-1).scatter_add_(0, places.view(-1), digits.view(-1))
 
     @property
     def local(self) -> Tensor:
@@ -80,11 +97,11 @@ class Reduction:
         digits, carry = [], torch.zeros_like(total[0], dtype=torch.int64)
         for limb in total[1:].to(torch.int64):
             limb = limb + carry
-            digits.append((limb & (2**BITS - 1)).to(torch.float64))
+            digits.append(limb & MASK)
             carry = limb >> BITS
-        value = carry.to(torch.float64)
-        for digit in digits[::-1]:
-            value = value * 2.0**BITS + digit
+        value, *lower = torch.stack((carry, *digits[::-1])).to(torch.float64).unbind()
+        for digit in lower:
+            value = torch.add(digit, value, alpha=2.0**BITS)
         return torch.where(total[0] > 0, math.nan, value * 2.0 ** (BITS * LOWEST))
 
 
