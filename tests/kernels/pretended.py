@@ -110,6 +110,7 @@ class Pretended(TorchDispatchMode):
         self.late = late
         self._queue: list[Callable[[], Any]] = []  # what has not been done yet
         self.launched: Counter[str] = Counter()
+        self.variants: set[Any] = set()  # of Triton's kernels: what each would be compiled for
         self.waits: list[tuple[str, tuple[str, ...]]] = []
         #: Operations so far, and of each event that was waited for, how many had been queued since it was recorded.
         self.operations = 0
@@ -150,6 +151,12 @@ class Pretended(TorchDispatchMode):
         """Notes a wait."""
         self.waits.append((what, tuple(_stack())))
         self.finish()
+
+    def queue(self, work: Callable[[], Any]) -> None:
+        """Something that the device is to do in turn."""
+        self._queue.append(work)
+        if not self.late:
+            self.finish()
 
     def finish(self) -> None:
         """Does what has been queued."""
