@@ -13,7 +13,7 @@ help:
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
 	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
-	@echo "make gpu-check  on a machine with a GPU: its tests, ptymesh bench, and the peers beside it (STAR=path)"
+	@echo "make gpu-check  on a machine with a GPU: all that it can tell, in ten minutes; report in gpu-check/ (STAR=path)"
 	@echo "make clean   remove the environment and what demo left"
 
 setup: $(VENV)/.installed
@@ -81,22 +81,14 @@ conformance: setup
 kills: setup
 	$(BIN)/python tests/fuzz/kills.py --tries $(TRIES) $(if $(SEED),--seed $(SEED)) --report kills.json
 
-# All that a GPU machine can tell. PYTHON must have a torch that sees the GPU: `make gpu-check BIN=$$(dirname $$(which python))`
-# uses an environment that exists. STAR is the Siemens star for the peers; without it they are left out.
+# All that a GPU machine can tell, in ten minutes. PYTHON must have a torch that sees the GPU: `make gpu-check
+# BIN=$$(dirname $$(which python))` uses an environment that exists. STAR is the Siemens star for the peers; without it
+# they are left out. STAND_IN=1 tries the checks themselves, without a GPU.
 STAR   ?= $(firstword $(wildcard ../shared/data/siemens-star-small.npz.bz2 $(PTYMESH_DATA)/siemens-star-small.npz.bz2))
-PEERS  ?= .peers
 GPU_OUT ?= gpu-check
 
 gpu-check:
-	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null || { \
-	  echo "$(BIN)/python sees no GPU. Run this on a machine with one, with a torch built for it;"; \
-	  echo "make gpu-check BIN=DIR takes the environment whose python is in DIR."; exit 2; }
-	mkdir -p $(GPU_OUT)
-	$(BIN)/python -m pytest -m gpu -ra
-	$(BIN)/python -m ptymesh bench --device cuda --views 4096 --batches 16,64,256,1024 --modes 1,4,12 --out $(GPU_OUT)/bench.json
-	@if [ -n "$(STAR)" ]; then \
-	  $(BIN)/python benchmarks/peers/compare.py $(STAR) --venv $(PEERS) --device cuda --out $(GPU_OUT)/peers.json; \
-	else echo "No Siemens star, so no peers: give STAR=path/to/siemens-star-small.npz.bz2."; fi
+	@$(BIN)/python tests/kernels/gpu_check.py --out $(GPU_OUT) $(if $(STAR),--star $(STAR)) $(if $(STAND_IN),--stand-in)
 
 clean:
 	rm -rf $(VENV) demo site build/doctrees $(FUZZ_OUT)

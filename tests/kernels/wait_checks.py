@@ -35,20 +35,28 @@ from toy import Toy, make, relative, share
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     """The pretended device; Triton's kernels work on the values."""
+    device = Pretended()
+    fused_by_triton(device, monkeypatch)
+    with device:
+        yield device
+
+
+def fused_by_triton(device: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels work on the device's values, in turn with all else, and sweeps are captured."""
     launch = triton_backend._launch
 
     def launched(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
         assert all(isinstance(g, Far) for g in given if isinstance(g, Tensor)), "a kernel got a tensor of the host"
         values = [g.memory if isinstance(g, Far) else g for g in given]
         used = [g for g in given if isinstance(g, Far)]
+        kinds = tuple(str(g.dtype) if isinstance(g, Tensor) else (g == 1, g % 16 == 0) for g in given)
+        device.variants.add((kernel.__name__, kinds, tuple(sorted(flags.items()))))
         device.launch(lambda: launch(kernel, programs, *values, **flags), True, used, kernel.__name__)
 
     monkeypatch.setattr(triton_backend, "_launch", launched)
     monkeypatch.setattr(kernels, "_launches", lambda device: True)
     monkeypatch.setattr(graphs, "CAPTURING", (DEVICE.type,))
     monkeypatch.setattr(graphs, "captured", lambda *given: device.captured(*given))
-    with Pretended() as device:
-        yield device
 
 
 def moved(value: Any, device: Pretended) -> Any:
