@@ -57,6 +57,10 @@ def test_late_devices_that_round_otherwise_give_the_same() -> None:
     checks("cpu", "device_checks.py")
 
 
+def test_launches_waits_and_compiled_kernels_only_become_less() -> None:
+    checks("cpu", "ratchet_checks.py")
+
+
 def test_captured_sweeps_are_right() -> None:
     checks("cpu", "graph_checks.py")
 

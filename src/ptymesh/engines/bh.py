@@ -115,7 +115,7 @@ def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Own views of the batch, and their rows among all own views."""
     views = problem.local_views.mine(batch.views)
     rows = problem.layout.local(views)
-    return torch.as_tensor(views, device=problem.device), torch.as_tensor(rows, device=problem.device)
+    return problem.sent(views), problem.sent(rows)
 
 
 def second_order(
@@ -150,10 +150,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:
-    """Step lengths -H^-1 L' along the n directions; along the first alone where these cannot be trusted.
+    """Step lengths -H^-1 L' along the n directions, on the host; along the first alone where these cannot be trusted.
 
     None where that one cannot be trusted either. A step is trusted where H is positive and the step is not long.
     """
+    slopes, *rows = torch.cat((slopes[None], hessian)).cpu()  # one wait for a device, and the rest is the host's
+    hessian = torch.stack(rows)
     if not bool(hessian.isfinite().all()):
         return None
     for n in range(len(slopes), 0, -1):

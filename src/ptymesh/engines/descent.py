@@ -117,7 +117,8 @@ class Descent(Engine):
             self.state.pop(f"probe_{name}", None)
 
     def search(self, problem: Problem, estimate: Estimate, batch: Batch, move: Move) -> Tensor:
-        """Step t >= 0 of the least loss along the move, 0-d float64: best of the ladder, refined by a parabola."""
+        """Step t >= 0 of the least loss along the move, 0-d float64 on the host (which waits for the losses): best of
+        the ladder, refined by a parabola."""
         direction, kind = problem.fields.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
         losses = problem.reduction(len(steps))
@@ -128,7 +129,7 @@ class Descent(Engine):
             powers = power_polynomial([problem.detect(chunk, wave) for wave in waves])
             values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data) for t in steps]
             losses.add(torch.stack(values, dim=1))
-        return lowest(torch.tensor(steps, dtype=torch.float64, device=problem.device), problem.totals(losses)[0])
+        return lowest(torch.tensor(steps, dtype=torch.float64), problem.totals(losses)[0].cpu())
 
 
 def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:

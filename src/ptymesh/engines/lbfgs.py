@@ -73,7 +73,8 @@ class LBFGS(Autodiff):
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
             there = self.gradient(problem, estimate, batch, wanted, note=False)
-            if float(there.value - here.value) <= self.armijo * t * slope + _rounding(here.value):
+            after, before = torch.stack((there.value, here.value)).cpu()  # the one wait of a try
+            if float(after - before) <= self.armijo * t * slope + _rounding(before):
                 g_there = _scaled(there, parts)
                 self._remember(problem, estimate, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})
                 break

@@ -1,0 +1,69 @@
+"""How much a batch launches, waits and compiles may only become less; test_triton.py runs this file by the interpreter.
+
+Counted on the pretended device (pretended.py): kernels of torch and Triton, copies, and launches of graphs. The nodes
+of a graph are not counted, which a GPU goes through by itself. What is reached is the limit: who makes it less lowers
+it, and says so in docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pretended import Pretended
+from wait_checks import device, moved, problem_on, run, within_epochs
+
+from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.run import memory
+from toy import make
+
+__all__ = ["device"]
+
+#: Launches of a batch, and kernels that a run has compiled: by engine and sub-pixel positions.
+LAUNCHED = {
+    ("rpie", "none"): (126, 7),
+    ("rpie", "fourier"): (131, 9),
+    ("adam", "fourier"): (329, 9),
+    ("lsqml", "fourier"): (212, 11),
+}
+#: Times that a batch waits for the device, at most; all other engines never do (wait_checks.py).
+WAITED = {"cg": 2, "bh": 1, "lbfgs": 3}
+
+
+@pytest.fixture
+def counted(device: Pretended, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Launches of each batch, with what comes after it."""
+    found: list[int] = []
+    step = memory.step
+
+    def counting(*given: Any, **options: Any) -> None:
+        found.append(sum(device.launched.values()))
+        step(*given, **options)
+
+    monkeypatch.setattr(memory, "step", counting)
+    return found
+
+
+@pytest.mark.parametrize("case", LAUNCHED, ids=", ".join)
+def test_launches_of_a_batch_and_compiled_kernels(case: tuple[str, Any], device: Pretended, counted: list[int]) -> None:
+    engine, subpixel = case
+    toy = make(views=16, window=(8, 12), subpixel=subpixel)
+    problem = problem_on(device, toy, GpuBackend())
+    problem.chunk_limit = 0
+    run(problem, moved(toy.start(), device), engine, epochs=3)
+    assert len(counted) == 12
+    # of the last epoch; the one before has captured what is worth it
+    launched = max(after - before for before, after in pairwise(counted[8:]))
+    most, kernels = LAUNCHED[case]
+    assert launched <= most and len(device.variants) <= kernels, f"{launched} launches, {len(device.variants)} kernels"
+    assert launched > 20, "they were counted"
+
+
+@pytest.mark.parametrize("engine", WAITED)
+def test_waits_of_a_batch(engine: str, device: Pretended) -> None:
+    toy = make(views=8, window=(8, 12))
+    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), engine, epochs=3)
+    found = within_epochs(device)
+    most = len(found) / 6
+    assert most <= WAITED[engine], f"{most:.1f} a batch: {sorted(set(found))}"
