@@ -230,9 +230,9 @@ class _Interview:
 
     def _background(self, arena: Arena, track: Track) -> Track:
         """Is there light that is not the beam's?"""
-        tried = [(track.using({**ADAM, "unknowns": {"background": True}}), "A background")]
-        slow = {"background": {"lr": ADAM["lr"] / 10}}
-        tried += [(track.using({**ADAM, "unknowns": slow}), "A background at a tenth of the rate")]
+        tried = []
+        for lr, what in ((0.1, "A background"), (0.01, "A background at a tenth of the rate")):
+            tried.append((track.using({**ADAM, "unknowns": {"background": {"lr": lr}}}), what))
         found = self._compare(arena, track.using(ADAM), tried, "stages")
         return found if "unknowns" in found.engine else found.using(track.engine)
 

@@ -29,7 +29,7 @@ from ptymesh.run.state import HISTORY, RunState
 #: So many views are held out: enough to tell a difference, and never too large a share of the scan.
 HELD_VIEWS, MOST_HELD = 40, 0.2
 #: What is kept has to lower the held-out residual by this share, and by so many standard errors.
-LEAST_GAIN, SURE = 0.004, 2.0
+LEAST_GAIN, SURE = 0.01, 2.0
 
 Stop = Callable[[], bool]
 

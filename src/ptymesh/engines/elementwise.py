@@ -2,7 +2,8 @@
 
 x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
 lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (of a tilt:
-           by which the wave moves from slice to slice), of what an operator of the model names as its size ...
+           by which the wave moves from slice to slice), of what an operator of the model names as its size; of the
+           background, a fraction of its Gauss-Newton step ...
 
     x <- torch's update(x, g, memory)
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import OnOff, Options, Schedule
 from ptymesh.engines.schedulers import Pace, Scheduler
-from ptymesh.engines.sweep import packed, unpacked
+from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared
@@ -153,12 +154,15 @@ class Elementwise(Autodiff):
         """One update of every unknown that moves in this epoch."""
         wanted = self._moving(problem, batch)
         found = self.gradient(problem, estimate, batch, wanted)
+        background = found.parts.pop("background", None)
         leaves = self.leaves(estimate, found.parts)
         for name, part in found.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
             self._update(leaves, batch.epoch, fused=problem.fuses_updates)
         self.write(problem, estimate, leaves, found.parts)
+        if background is not None:
+            self._step_background(estimate, background, batch.epoch)
         if "positions" in leaves:
             own = problem.sent(problem.layout.own)
             batch.asked.positions = [(own, leaves["positions"][own])]
@@ -183,11 +187,7 @@ class Elementwise(Autodiff):
 
     def _update(self, leaves: dict[str, Tensor], epoch: int, fused: bool) -> None:
         """torch's step on `leaves`, in place, with its memory from and to `state`; fused if torch has such a one."""
-        if self._pace is None:
-            self._pace = self._new_pace()
-        if "losses" in self.state:  # an earlier call's are not this one's
-            self.state["losses"] = self.state["losses"][: epoch - 1]
-        groups = self._pace.at(epoch, self.state.get("losses"))
+        groups = self._groups(epoch)
         one_pass = {"fused": True} if fused and _has_fused(self.torch_class) else {}
         parameters = [{**groups[name], **one_pass, "params": [leaf]} for name, leaf in leaves.items()]
         optimiser = self.torch_class(parameters, **self._hyperparameters(), **one_pass)
@@ -200,6 +200,20 @@ class Elementwise(Autodiff):
             for key, tensor in optimiser.state[leaf].items():
                 if tensor is not None:
                     self.state[f"{name}.{key}"] = packed(tensor, leaf)
+
+    def _step_background(self, estimate: Estimate, part: Part, epoch: int) -> None:
+        """b <- max(0, b - lr x Gauss-Newton step). An optimiser that makes all steps alike, as Adam does, would let
+        pixels that need no background walk at random by lr, of which the model then has to make sense."""
+        step = self._groups(epoch)["background"]["lr"] * part.scale * part.slope
+        estimate.background.copy_((estimate.background - step.to(estimate.background.dtype)).clamp(min=0))
+
+    def _groups(self, epoch: int) -> dict[str, dict[str, Any]]:
+        """Options by unknown in this epoch."""
+        if self._pace is None:
+            self._pace = self._new_pace()
+        if "losses" in self.state:  # an earlier call's are not this one's
+            self.state["losses"] = self.state["losses"][: epoch - 1]
+        return self._pace.at(epoch, self.state.get("losses"))
 
     def _new_pace(self) -> Pace:
         rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}

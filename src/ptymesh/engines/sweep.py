@@ -20,9 +20,13 @@ from torch import Tensor
 from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
-from ptymesh.physics.elementwise import means
+from ptymesh.physics.elementwise import means, over_window
+from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, inner, power
 from ptymesh.problem import Batch, Chunk, Gradients, Problem
+
+#: The model's intensity that a background is told of, at least: this share of the view's mean count.
+FAINT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Sweep:
             estimate, replace(batch, vary=vary), task="loss_gradient" if self._plain else None
         )
         self.terms = problem.reduction(loss.terms)
-        shapes = {"background": problem.window, "slice_spacing": (2,), "tilt": (2, 2)}
+        shapes = {"background": (2, *problem.window), "slice_spacing": (2,), "tilt": (2, 2)}
         shapes |= {name: (2, *estimate[name].shape) for name, one in self._others.items() if one.scope != "view"}
         #: Of operators' unknowns with a row per view: views, and their steps (B, numbers of a row).
         self._steps: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -102,9 +106,17 @@ class Sweep:
         slope = self.loss.slope(S, chunk.data)
         self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
-            self.reductions["background"].add(slope)
+            self.reductions["background"].add(self._of_background(S, chunk.data))
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions)
+
+    def _of_background(self, S: Tensor, data: Data) -> Tensor:
+        """Slope by b and I^(-1/2) of each view, (B, 2, h, w); also where the model has no light, for b needs none."""
+        faint = FAINT * over_window(data.y).to(S.dtype)[:, None, None] / S[0].numel()
+        b = torch.zeros_like(faint) if data.background is None else data.background
+        S = torch.maximum(S, torch.maximum(faint - b, (1e-6 * faint).clamp(min=DARK)))
+        darkness = torch.where(data.good, data.intensity(S).rsqrt(), 0.0)
+        return torch.stack((self.loss.slope(S, data), darkness), dim=1)
 
     def total(self) -> tuple[Gradients, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
@@ -143,7 +155,10 @@ class Sweep:
         if "background" in others:
             views = len(self.batch.views)
             mean = counts / (views * self.estimate.background.numel())
-            parts["background"] = Part(others["background"] / D, 2 * mean * D / (c * views), mean)
+            slope, darkness = others["background"]
+            # c sum 1 / (2 I), in which a single dark speckle would outweigh all others
+            curvature = c / 2 * (darkness.square() / views).clamp(min=DARK)
+            parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
             along, norm = others[gap]
             unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
