@@ -26,19 +26,21 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, engine_of
 
 #: Sweeps where nobody says; shares of them that may be spent when the questions end, and when the epochs are known.
-SWEEPS, QUESTIONS, LENGTH = 1200, 0.4, 0.7
+SWEEPS, QUESTIONS, LENGTH = 2000, 0.5, 0.75
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
 OPENING, ANSWER = 12, 8
 #: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
 STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
+#: What ends above so many times the residual without it has done harm, and is tried more slowly, if there is a way.
+HARM = 1.005
 #: Probe modes that are tried, one after the other as long as it pays.
 MODES = {1: 2, 2: 4, 4: 8}
 
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
-ADAM: dict[str, Any] = {"engine": "adam", "batch": 64, "lr": 0.01}
-LSQML: dict[str, Any] = {"engine": "lsqml", "batch": 64}
+ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
+LSQML: dict[str, Any] = {"engine": "lsqml"}
 
 Say = Callable[[str], None]
 
@@ -230,10 +232,10 @@ class _Interview:
 
     def _background(self, arena: Arena, track: Track) -> Track:
         """Is there light that is not the beam's?"""
-        tried = []
+        adam, tried = self._sized(ADAM), []
         for lr, what in ((0.1, "A background"), (0.01, "A background at a tenth of the rate")):
-            tried.append((track.using({**ADAM, "unknowns": {"background": {"lr": lr}}}), what))
-        found = self._compare(arena, track.using(ADAM), tried, "stages")
+            tried.append((track.using({**adam, "unknowns": {"background": {"lr": lr}}}), what))
+        found = self._compare(arena, track.using(adam), tried, "stages")
         return found if "unknowns" in found.engine else found.using(track.engine)
 
     def _opr(self, arena: Arena, track: Track) -> Track:
@@ -249,11 +251,15 @@ class _Interview:
         if name == "adam":
             ways += [(track.using({**track.engine, "lr": track.engine["lr"] / 3}), "adam at a third of the rate")]
         else:
-            ways += [(track.using(ADAM), "adam"), (track.using(LSQML), "lsqml")]
+            ways += [(track.using(self._sized(ADAM)), "adam"), (track.using(self._sized(LSQML)), "lsqml")]
         run = [(arena.run(way, ANSWER, QUESTIONS), name) for way, name in ways]
         best, name = min(run, key=lambda one: one[0].value)
         self.note("stages", f"{name} goes on best: {', '.join(f'{n} {_number(t)}' for t, n in run)}.")
         return best
+
+    def _sized(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """With batches that suit the number of views: larger than those of the opening, whose steps are bold."""
+        return {**engine, "batch": min(64, 4 * self.opening["batch"])}
 
     def _compare(
         self,
@@ -262,7 +268,8 @@ class _Interview:
         ways: list[tuple[Track, str]],
         key: str,
     ) -> Track:
-        """Goes on without a change, and with each; the first one that is better stays."""
+        """Goes on without a change, and with it; where it does harm, with the next one, which is more cautious. What is
+        better stays."""
         without = arena.run(track, ANSWER, QUESTIONS)
         for new, what in ways:
             tried = arena.run(new, ANSWER, QUESTIONS)
@@ -270,8 +277,10 @@ class _Interview:
             if better(tried, without):
                 self.note(key, f"{what}: {rated[1]}, without {rated[0]}; kept.")
                 return tried
-            worse = "which is worse" if tried.value > without.value else "which is no clear gain"
+            worse = "which is worse" if tried.value > HARM * without.value else "which is no clear gain"
             self.note(key, f"{what}: {rated[1]}, without {rated[0]}, {worse}; left out.")
+            if tried.value <= HARM * without.value:
+                break
         return without
 
     # --- how long ---

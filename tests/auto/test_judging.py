@@ -1,0 +1,82 @@
+"""Held-out views, and what each of them has for itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ptymesh.auto.judging import Judged, judge
+from ptymesh.distributed.world import World
+from ptymesh.estimate import Estimate
+from toy import Toy, make, share
+
+HELD = np.array([1, 8, 13, 21, 30])
+
+
+@pytest.fixture(scope="module")
+def toy() -> Toy:
+    return make(window=(32, 32), views=36, noise=True, blocks=4, counts=2e4)
+
+
+def moved(toy: Toy, by: float) -> Estimate:
+    """The truth, but for the positions."""
+    rng = torch.Generator().manual_seed(1)
+    away = by * (2 * torch.rand(toy.truth.positions.shape, generator=rng, dtype=torch.float64) - 1)
+    return replace(toy.truth, positions=toy.truth.positions + away)
+
+
+def test_what_is_shared_is_judged_by_the_views_as_they_are(toy: Toy) -> None:
+    problem = toy.problem()
+    found = judge(problem, toy.truth, HELD, frozenset())
+    assert found.residual == pytest.approx(problem.residual(toy.truth, HELD)[0], rel=1e-12)
+    assert len(found.misfit) == len(HELD)
+
+
+def test_positions_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
+    problem, own = toy.problem(), frozenset({"positions"})
+    true = judge(problem, toy.truth, HELD, frozenset()).residual
+    wrong = moved(toy, 0.8)
+    before = wrong.positions.clone()
+    assert judge(problem, wrong, HELD, frozenset()).residual > 2 * true
+    assert judge(problem, wrong, HELD, own).residual == pytest.approx(true, rel=0.05)
+    assert torch.equal(wrong.positions, before), "the estimate stays"
+    # what is fitted to the noise of one half is no gain on the other
+    assert judge(problem, toy.truth, HELD, own).residual > true
+
+
+def test_intensities_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
+    problem = toy.problem()
+    true = judge(problem, toy.truth, HELD, frozenset()).residual
+    weights = toy.truth.weights.clone()
+    weights[HELD, 0] *= torch.tensor([0.8, 1.2, 1.1, 0.9, 0.7], dtype=weights.dtype)
+    wrong = replace(toy.truth, weights=weights)
+    assert judge(problem, wrong, HELD, frozenset()).residual > 1.5 * true
+    assert judge(problem, wrong, HELD, frozenset({"intensity"})).residual == pytest.approx(true, rel=0.02)
+
+
+def by_rank(world: World, layout: str) -> tuple[list[float], list[float]]:
+    toy = make(window=(32, 32), views=36, noise=True, blocks=4, counts=2e4)
+    problem = toy.problem(world, layout)
+    estimate = share(moved(toy, 0.5), problem)
+    problem.begin_epoch(estimate)
+    found = judge(problem, estimate, HELD, frozenset({"positions", "intensity"}))
+    return found.misfit.tolist(), found.counts.tolist()
+
+
+def test_the_same_on_any_number_of_ranks(ranks) -> None:  # type: ignore[no-untyped-def]
+    (alone,) = ranks(1, by_rank, "replicated")
+    assert ranks(2, by_rank, "replicated") == [alone] * 2
+    assert ranks(3, by_rank, "replicated") == [alone] * 3
+
+
+def test_gains_and_how_sure_they_are() -> None:
+    counts = np.full(4, 10.0)
+    worse, better = Judged(np.array([1.0, 2.0, 1.0, 2.0]), counts), Judged(np.array([0.9, 1.8, 0.8, 1.9]), counts)
+    gain, sure = better.gain_over(worse)
+    assert gain == pytest.approx(0.1) and sure == pytest.approx(0.6 / (np.std([0.1, 0.2, 0.2, 0.1], ddof=1) * 2))
+    assert worse.gain_over(better)[0] < 0 and worse.gain_over(worse) == (0.0, 0.0)
+    assert Judged(np.array([math.nan] * 4), counts).gain_over(worse) == (-math.inf, -math.inf)
