@@ -23,9 +23,9 @@ from ptymesh.problem import Problem
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
-#: Fits of a view's own unknowns: so many steps, twice as long as usual for half of the pixels ask for them, and the
-#: most that a position moves in one of them (pixels).
-STEPS, GAIN, LIMIT_PX = 8, 2.0, 0.5
+#: Fits of a view's own unknowns: so many steps. Half of the pixels ask for half a step, and a wave whose phase is free
+#: for half of that; an intensity has no phase. A position moves so many pixels at most in a step.
+STEPS, GAIN, LIMIT_PX = 12, 4.0, 0.5
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
 
@@ -109,8 +109,8 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Te
                 anchors = fitted.anchors[some]
                 fitted.positions[some] = torch.minimum(torch.maximum(moved, anchors - reach), anchors + reach)
             if weigh is not None and "intensity" in own:
-                weight = fitted.weights[some, 0] + 0.5 * GAIN * weigh[:, 0]
+                weight = fitted.weights[some, 0] + 0.25 * GAIN * weigh[:, 0]
                 fitted.weights[some, 0] = weight.clamp(min=LEAST_WEIGHT)
             if weigh is not None and "opr" in own:
-                fitted.weights[some, 1:] += 0.5 * GAIN * weigh[:, 1:]
+                fitted.weights[some, 1:] += 0.25 * GAIN * weigh[:, 1:]
     return fitted

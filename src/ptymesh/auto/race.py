@@ -28,8 +28,8 @@ from ptymesh.run.state import HISTORY, RunState
 
 #: So many views are held out: enough to tell a difference, and never too large a share of the scan.
 HELD_VIEWS, MOST_HELD = 40, 0.2
-#: What is kept has to lower the held-out residual by this share, and by so many standard errors.
-LEAST_GAIN, SURE = 0.01, 2.0
+#: What is kept has to lower the held-out residual by a share, and by so many standard errors.
+SURE = 2.0
 
 Stop = Callable[[], bool]
 
@@ -180,12 +180,12 @@ class Arena:
         self.recon.close()
 
 
-def better(new: Track, old: Track) -> bool:
-    """Whether the new track explains what neither has seen better, and that is no chance."""
+def better(new: Track, old: Track, least: float = 0.0) -> bool:
+    """Whether the new track explains what neither has seen better by at least this share, and that is no chance."""
     if new.judged is None or old.judged is None:
         return new.judged is not None
     gain, sure = new.judged.gain_over(old.judged)
-    return gain > LEAST_GAIN and sure > SURE
+    return gain > least and sure > SURE
 
 
 def _copy(estimate: Estimate) -> Estimate:

@@ -1,0 +1,75 @@
+"""What a scan needs is found, and what it does not need is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ptymesh.auto import decide, described
+from ptymesh.auto.decide import Found
+from ptymesh.auto.race import Budget, OverBudget, Undecided
+from ptymesh.auto.written import written
+from ptymesh.distributed.world import Solo
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def found(folder: Path, sweeps: int, settings: tuple[str, ...] = (), **options: object) -> Found:
+    path = folder / "scan.cxi"
+    write(checked(**{"kind": "xray", "views": 60, "window": 32, "seed": 5, **options}), path, force=True)
+    recipe = Recipe.parse(described(path, [f"auto.sweeps={sweeps}", *settings])[0])
+    return decide(recipe, Solo(), write=False)
+
+
+def answers(made: Found) -> str:
+    return "\n".join(sentence for said in made.reasons.values() for sentence in said)
+
+
+def test_positions_that_are_wrong(tmp_path: Path) -> None:
+    made = found(tmp_path, 160, position_error_px=1.5)
+    assert "without" in answers(made) and made.recipe.stages[-1].positions is not None, answers(made)
+    assert made.recipe.stages[0].positions is None and made.recipe.auto is None
+
+
+def test_a_beam_of_three_modes(tmp_path: Path) -> None:
+    made = found(tmp_path, 300, views=100, window=48, modes=3)
+    assert made.recipe.probe.modes is not None and made.recipe.probe.modes >= 2, answers(made)
+    assert made.recipe.stages[-1].positions is None, answers(made)
+    assert "2 probe modes: " in made.reasons["probe.modes"][0]
+    assert "# 2 probe modes: " in written(made.recipe, made.reasons)
+
+
+def test_a_clean_scan_keeps_what_it_has(tmp_path: Path) -> None:
+    made = found(tmp_path, 300)
+    last = made.recipe.stages[-1]
+    assert last.positions is None and last.probe.intensity is None, answers(made)
+    assert made.recipe.probe.modes == 1 and made.recipe.probe.opr_modes == 0, answers(made)
+
+
+def test_what_the_recipe_says_is_not_asked(tmp_path: Path) -> None:
+    made = found(tmp_path, 160, ("probe.modes=2", "positions.subpixel=none"))
+    assert made.recipe.probe.modes == 2 and "A position of each view" not in answers(made)
+
+
+def test_stopped_while_it_asks(tmp_path: Path) -> None:
+    path = tmp_path / "scan.cxi"
+    write(checked(kind="xray", views=20, window=32, seed=5), path)
+    with pytest.raises(Undecided, match="Stopped before the stages were found"):
+        decide(Recipe.parse(described(path)[0]), Solo(), lambda: True, write=False)
+
+
+def test_a_budget_is_not_overdrawn() -> None:
+    budget = Budget(10)
+    budget.pay(4, 0.5)
+    with pytest.raises(OverBudget):
+        budget.pay(2, 0.5)
+    budget.pay(6)
+    assert budget.spent == 10
