@@ -43,8 +43,8 @@ def test_a_beam_of_three_modes(tmp_path: Path) -> None:
     made = found(tmp_path, 300, views=100, window=48, modes=3)
     assert made.recipe.probe.modes is not None and made.recipe.probe.modes >= 2, answers(made)
     assert made.recipe.stages[-1].positions is None, answers(made)
-    assert "2 probe modes: " in made.reasons["probe.modes"][0]
-    assert "# 2 probe modes: " in written(made.recipe, made.reasons)
+    assert "or 2 probe modes, " in made.reasons["probe.modes"][0]
+    assert "# First a background, " in written(made.recipe, made.reasons)
 
 
 def test_a_clean_scan_keeps_what_it_has(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """What a scan needs, asked one question after the other; what the held-out residual rewards is kept.
 
-The order matters: wrong positions, a beam that flickers and a background all look like further modes (eight were kept
-for a background, in trials), so modes come late. Each question goes on from the same estimate with and without the
-change, for as many epochs.
+The order matters: wrong positions and a beam that flickers look like further modes, so what each view has for itself
+comes first. A background and further modes look like each other, and start side by side. Each question goes on from the
+same estimate with and without the change, for as many epochs.
 
 A sweep is a pass of one probe mode over all views. Of the sweeps that there are, questions may take QUESTIONS, the
 search for the number of epochs goes up to LENGTH, and the rest is for the run itself.
@@ -36,8 +36,8 @@ OPENING, ANSWER = 12, 8
 STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
 #: What ends above so many times the residual without it has done harm, and is tried more slowly, if there is a way.
 HARM = 1.005
-#: By this share what is kept lowers the residual: what is known better by every further epoch, too, has to show more. OPR
-#: modes take in, view by view, whatever is not settled yet.
+#: By this share what is kept lowers the residual. OPR modes take in, view by view, whatever is not settled yet, and
+#: have to show more.
 GAINS = {"positions": 0.02, "intensity": 0.02, "background": 0.02, "modes": 0.03, "opr": 0.2}
 #: Probe modes that are tried, one after the other as long as it pays.
 MODES = {1: 2, 2: 4, 4: 8}
@@ -45,6 +45,8 @@ MODES = {1: 2, 2: 4, 4: 8}
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
 ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
 LSQML: dict[str, Any] = {"engine": "lsqml"}
+#: Rates of a background: the usual one, and a careful one.
+BACKGROUND = (0.1, 0.01)
 
 Say = Callable[[str], None]
 
@@ -153,7 +155,7 @@ class _Interview:
         part = self._part()
         arena = self._arena(part)
         track = self._opening(arena)
-        for question in (self._positions, self._intensity, self._background, self._modes, self._opr, self._engine):
+        for question in (self._positions, self._intensity, self._light, self._rest, self._opr, self._engine):
             try:
                 track = question(arena, track)
             except OverBudget:
@@ -220,6 +222,29 @@ class _Interview:
         new = track.sharing({"probe": {"intensity": True}}, "intensity")
         return self._compare(arena, track, [(new, "An intensity of each view")], "stages", "intensity")
 
+    def _light(self, arena: Arena, track: Track) -> Track:
+        """Is there light that one coherent beam does not explain?"""
+        more = MODES.get(track.modes, 0)
+        if self.recipe.probe.modes is not None or not more:
+            return track
+        adam = track.using(self._sized(ADAM))
+        lit = adam.using({**adam.engine, "unknowns": {"background": {"lr": BACKGROUND[0]}}})
+        without, background, modes = (
+            arena.run(way, ANSWER, QUESTIONS) for way in (adam, lit, arena.with_modes(adam, more))
+        )
+        self.note(
+            "probe.modes",
+            f"First a background, {_number(background)}, or {more} probe modes, {_number(modes)}, or neither, "
+            f"{_number(without)}.",
+        )
+        if modes.value < background.value and better(modes, without, GAINS["modes"]):
+            return modes.using(track.engine)
+        return background if better(background, without, GAINS["background"]) else without.using(track.engine)
+
+    def _rest(self, arena: Arena, track: Track) -> Track:
+        """Is the beam coherent, and is there other light?"""
+        return self._background(arena, self._modes(arena, track))
+
     def _modes(self, arena: Arena, track: Track) -> Track:
         """Is the beam coherent?"""
         if self.recipe.probe.modes is not None:
@@ -237,8 +262,10 @@ class _Interview:
 
     def _background(self, arena: Arena, track: Track) -> Track:
         """Is there light that is not the beam's?"""
+        if "unknowns" in track.engine:
+            return track
         adam, tried = self._sized(ADAM), []
-        for lr, what in ((0.1, "A background"), (0.01, "A background at a tenth of the rate")):
+        for lr, what in zip(BACKGROUND, ("A background", "A background at a tenth of the rate"), strict=True):
             tried.append((track.using({**adam, "unknowns": {"background": {"lr": lr}}}), what))
         found = self._compare(arena, track.using(adam), tried, "stages", "background")
         return found if "unknowns" in found.engine else found.using(track.engine)
