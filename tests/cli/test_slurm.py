@@ -57,11 +57,43 @@ def test_every_option_is_in_the_script(script) -> None:  # type: ignore[no-untyp
         "#SBATCH --account=lab",
     ):
         assert line in out.splitlines(), line
-    assert "apptainer exec --nv ptymesh.sif ptymesh run 'my recipe.yaml' --out there" in out
+    assert (
+        "srun --kill-on-bad-exit=0 --cpus-per-task=6 apptainer exec --nv ptymesh.sif ptymesh run 'my recipe.yaml'"
+        in out
+    )
+    assert "--out there --device cuda" in out
     assert "--device cuda --interface ib0" in out
     _, plain, _ = script("--gpus-per-node", "0", "--ranks-per-node", "8", "--container", "podman-hpc run img")
     assert "--ntasks-per-node=8" in plain and "gpus-per-node" not in plain and "--device cpu" in plain
     assert "podman-hpc run img ptymesh run" in plain and "#SBATCH --partition" not in plain
+    assert "cpus-per-task" not in plain
+
+
+@pytest.mark.parametrize(
+    ("container", "gpus", "expected"),
+    [
+        (None, 1, []),
+        ("img.sif", 1, ["apptainer", "exec", "--nv", "img.sif"]),
+        ("img.sif", 0, ["apptainer", "exec", "img.sif"]),
+        ("a:b.sif", 0, ["apptainer", "exec", "a:b.sif"]),
+        ("docker://lab/ptymesh:cuda", 1, ["apptainer", "exec", "--nv", "docker://lab/ptymesh:cuda"]),
+        ("apptainer exec --rocm img.sif", 1, ["apptainer", "exec", "--rocm", "img.sif"]),
+        ("'img.sif'", 0, ["apptainer", "exec", "img.sif"]),
+        ("./wrapper", 1, ["./wrapper"]),
+        ("lab/wrapper", 1, ["lab/wrapper"]),
+        ("ptymesh:cuda", 1, ["podman", "run", ..., "--device=nvidia.com/gpu=all", "ptymesh:cuda"]),
+        ("localhost/ptymesh:cuda", 0, ["podman", "run", ..., "localhost/ptymesh:cuda"]),
+        ("localhost:5000/lab/ptymesh:1.0", 0, ["podman", "run", ..., "localhost:5000/lab/ptymesh:1.0"]),
+    ],
+)
+def test_what_stands_before_ptymesh(container: str | None, gpus: int, expected: list[object], tmp_path: Path) -> None:
+    told = ["bash", "-c", f"printf '%s\\n' {slurm.within(container, gpus)}"]
+    words = subprocess.run(told, cwd=tmp_path, capture_output=True, text=True).stdout.split()
+    if ... in expected:
+        own = ["--rm", "--env-host", "--network=host", "--ipc=host", "--pid=host", "--security-opt=label=disable"]
+        own += [f"--volume={tmp_path}:{tmp_path}", f"--workdir={tmp_path}"]
+        expected = [*expected[:2], *own, *expected[3:]]
+    assert words == expected
 
 
 @pytest.mark.parametrize(
@@ -190,7 +222,7 @@ TELL = '#!/bin/bash\necho "$#" >> said\nprintf "%s\\n" "$@" >> said\n'
 def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("turns")
     (folder / "bin").mkdir()
-    for name in ("srun", "scontrol", "ptymesh", "apptainer"):
+    for name in ("srun", "scontrol", "ptymesh", "apptainer", "podman"):
         (folder / "bin" / name).write_text(TELL)
         (folder / "bin" / name).chmod(0o755)
     return folder
@@ -199,6 +231,7 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.fixed_dictionaries(dict.fromkeys(PLACES, ANY)))
 @example(dict(zip(PLACES, ("my recipe", "my out", "p100", "lab", "ib0", "podman run img"), strict=True)))
+@example(dict(zip(PLACES, ("my recipe", "my out", "p", "l", "ib0", "lab/ptymesh:cuda"), strict=True)))
 @example(dict(zip(PLACES, ("-x", "-y", "a,b", "l@b", "$(touch injected)", "podman; touch injected"), strict=True)))
 @example(
     dict(zip(PLACES, ("$(touch injected)", "`touch injected`", "p", "l", "';touch injected;'", "a b.sif"), strict=True))

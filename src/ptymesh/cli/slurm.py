@@ -17,6 +17,16 @@ WARNING_S = 300
 #: What names of partitions and accounts are made of; anything else could be taken for more options, or more lines.
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*")
 
+#: An image as Podman names it: with a tag, so that it is not taken for a command.
+TAGGED = re.compile(r"[a-z0-9][a-z0-9._/-]*(?::[0-9]+/[a-z0-9._/-]+)?:[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+#: Podman so that ranks see what they would outside: Slurm's variables, each other, the network and the job's folder.
+#: SIGUSR1 is passed on to ptymesh, and its status is podman's.
+PODMAN = (
+    "podman run --rm --env-host --network=host --ipc=host --pid=host --security-opt=label=disable "
+    '--volume="$PWD:$PWD" --workdir="$PWD" '
+)
+
 SCRIPT = """\
 #!/bin/bash
 # Written by ptymesh slurm. Submit it with: sbatch THIS_FILE
@@ -36,9 +46,9 @@ step= asked=
 trap 'asked=1; [ -n "$step" ] && kill -USR1 "$step" 2>/dev/null' USR1 TERM
 
 if [ -e {checkpoint} ] || [ -e {started} ]; then
-    srun --kill-on-bad-exit=0 {container}ptymesh resume {out} {options}&
+    srun --kill-on-bad-exit=0 {cores}{container}ptymesh resume {out} {options}&
 else
-    srun --kill-on-bad-exit=0 {container}ptymesh run {recipe} --out {out} {options}&
+    srun --kill-on-bad-exit=0 {cores}{container}ptymesh run {recipe} --out {out} {options}&
 fi
 step=$!
 [ -n "$asked" ] && kill -USR1 "$step" 2>/dev/null
@@ -71,7 +81,8 @@ def command(
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="Account.")] = None,
     container: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Apptainer image, or what stands before ptymesh.")
+        str | None,
+        typer.Option(metavar="IMAGE", help="Apptainer's FILE.sif, Podman's NAME:TAG, or what stands before ptymesh."),
     ] = None,
     interface: Annotated[str | None, typer.Option(metavar="NAME", help="Network interface between nodes.")] = None,
     out: Annotated[
@@ -124,6 +135,8 @@ def command(
             checkpoint=path("The output folder", folder / "checkpoint" / MANIFEST),
             started=path("The output folder", folder / STARTED),
             container=within(container, gpus_per_node),
+            # of Slurm 22.05 and newer, srun does not take it over from the job
+            cores=f"--cpus-per-task={cpus_per_task} " if cpus_per_task else "",
             recipe=path("The recipe's path", recipe),
             out=path("The output folder", folder),
             options=options,
@@ -164,7 +177,7 @@ def path(name: str, value: Path) -> str:
 
 
 def within(container: str | None, gpus: int) -> str:
-    """What stands before `ptymesh` in the job: nothing, a command's words as given, or apptainer with an image.
+    """What stands before `ptymesh` in the job: nothing, Apptainer or Podman with an image, or words as given.
 
     Raises BadInput where the words cannot be told apart.
     """
@@ -172,10 +185,12 @@ def within(container: str | None, gpus: int) -> str:
 
     if not container:
         return ""
-    if container.endswith((".sif", ".img")) or "://" in container:
-        return f"apptainer exec {'--nv ' if gpus else ''}{word('--container', container)} "
     try:
         words = shlex.split(container)
     except ValueError as error:
         raise BadInput(f"--container is {container!r} ({error}); close every quotation mark.") from error
+    if len(words) == 1 and (words[0].endswith((".sif", ".img")) or "://" in words[0]):
+        words = ["apptainer", "exec", *(["--nv"] if gpus else []), *words]
+    elif len(words) == 1 and TAGGED.fullmatch(words[0]):
+        return f"{PODMAN}{'--device=nvidia.com/gpu=all ' if gpus else ''}{words[0]} "
     return "".join(word("--container", each) + " " for each in words)
