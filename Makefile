@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo docs test lint types contract pytest package conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest package slurm conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
 	@echo "make docs    the documentation as a site for a browser: site/index.html"
 	@echo "make package wheel and sdist, installed into fresh environments and used there; both in dist/"
+	@echo "make slurm   submit a job to Slurm, if it is installed; as root, on loopback, a minute"
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
 	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
@@ -55,6 +56,10 @@ pytest: setup
 package: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,package]'
 	$(BIN)/python -m pytest -m package -n 2 tests/packaging
+
+# Slurm looks every 30 s whose time is nearly up; so this waits, and is best alone on the machine.
+slurm: setup
+	$(BIN)/python -m pytest -m slurm -ra tests/cli/test_slurm_cluster.py
 
 # Campaigns, of which `make test` runs a sample. What `make fuzz` finds is played again by
 # `... campaign.py --seed SEED --only NUMBER`.

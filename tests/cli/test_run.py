@@ -33,12 +33,13 @@ def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_
     lines = out.splitlines()
     assert lines[0].startswith("20 views of 32 x 32") and lines[1] == "rpie, 3 epochs of 3 batches"
     assert lines[2] == "Patterns: 81.9 kB per rank (uint32) in host memory"
-    assert len(lines) == 8 and lines[-2].startswith("Final residual 0.0") and lines[-2].endswith(": out/result.h5")
-    assert lines[-1] == "Convergence: too early to tell: the last stage has 3 epochs."
+    (final,) = [line for line in lines if line.startswith("Final residual 0.0")]
+    assert final.endswith(": out/result.h5") and 8 <= len(lines) <= 11, "up to three lines of diagnosis at the end"
+    assert "Convergence: too early to tell: the last stage has 3 epochs." in lines
     assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
     assert epochs(tmp_path / "out") == [1, 2, 3]
     result = Result.load(tmp_path / "out" / "result.h5")
-    assert result.attrs["final_residual"] == pytest.approx(float(lines[-2].split()[2]), abs=1e-6)
+    assert result.attrs["final_residual"] == pytest.approx(float(final.split()[2]), abs=1e-6)
     assert "epochs: 3" in result.recipe and checkpoint.exists(tmp_path / "out" / "checkpoint")
 
 

@@ -71,7 +71,7 @@ def moved(world: World, folder: str, budget: int | None) -> list[tuple[bool, int
         move, sent = follow_draw(layout, problem.scan, np.arange(count), compact), 0
         if move is not None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(handover, "SLAB_BYTES", 5 * problem.patterns.frame_bytes)
+                patch.setattr(handover, "STEP_BYTES", 5 * problem.patterns.frame_bytes)
                 before = world.messages
                 problem.hand_over(move)
                 sent = world.messages - before

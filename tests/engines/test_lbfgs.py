@@ -63,7 +63,7 @@ def asked(world: World) -> list[tuple[int, int]]:
     problem = toy.problem(world, "tiled")
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
-    engine, dots, counts = LBFGS(), problem.dots, []
+    engine, dots, counts = LBFGS(), problem.fields.dots, []
 
     def counted(pairs, estimate):  # type: ignore[no-untyped-def]
         before = world.collectives
@@ -71,7 +71,7 @@ def asked(world: World) -> list[tuple[int, int]]:
         counts[-1] = (counts[-1][0] + 1, counts[-1][1] + world.collectives - before)
         return found
 
-    problem.dots = counted  # type: ignore[method-assign]
+    problem.fields.dots = counted  # type: ignore[method-assign]
     for _ in range(4):
         counts.append((0, 0))
         engine.step(problem, e, Batch(np.arange(problem.views)))

@@ -97,7 +97,7 @@ def _run(here: Here, command: list[str], limit_s: float, **given: str) -> tuple[
 def _ended(status: int | None, said: str, limit_s: float) -> Found:
     if status is None:
         return "failed", f"did not end within {limit_s:.3g} s, or what was left of the time"
-    lines = said.panel().splitlines() or [""]
+    lines = said.strip().splitlines() or [""]
     return ("passed" if status == 0 else "failed"), lines[-1][:300]
 
 
@@ -145,7 +145,7 @@ def _scan(here: Here) -> None:
             here, [sys.executable, "-m", "ptymesh", "simulate", "scan.cxi", "--views", "300", "--window", "64"], 120
         )
         if status != 0:
-            raise AssertionError(f"ptymesh simulate: {said.panel()[-200:]}")
+            raise AssertionError(f"ptymesh simulate: {said.strip()[-200:]}")
 
 
 def _reconstruct(here: Here, name: str, *options: str, epochs: int = 4) -> str:
@@ -155,7 +155,7 @@ def _reconstruct(here: Here, name: str, *options: str, epochs: int = 4) -> str:
     command = [sys.executable, "-m", "ptymesh", "run", f"{name}.yaml", "--device", "cuda", "--out", name, *options]
     status, said = _run(here, command, 120)
     if status != 0:
-        raise AssertionError(f"{name}: status {status}, {said.panel()[-200:]}")
+        raise AssertionError(f"{name}: status {status}, {said.strip()[-200:]}")
     import h5py
 
     with h5py.File(here.scratch / name / "result.h5") as file:
@@ -229,7 +229,7 @@ def killed_rank(here: Here) -> Found:
         return "failed", "the others were still there 90 s later"
     named = process.returncode != 0 and "Rank 1" in said
     took = f"status {process.returncode} after {time.monotonic() - began:.0f} s"
-    return ("passed" if named else "failed"), f"{took}: {said.panel().splitlines()[-1][:150] if said.panel() else ''}"
+    return ("passed" if named else "failed"), f"{took}: {said.strip().splitlines()[-1][:150] if said.strip() else ''}"
 
 
 def sanitized(here: Here) -> Found:
@@ -315,7 +315,7 @@ def _gpus() -> tuple[int, str]:
         "'torch', torch.__version__, 'CUDA', torch.version.cuda or torch.version.hip, 'triton', triton.__version__)"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
-    count, _, about = done.stdout.panel().partition(" ")
+    count, _, about = done.stdout.strip().partition(" ")
     return (int(count), about) if done.returncode == 0 and count.isdigit() else (0, "")
 
 
