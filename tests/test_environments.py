@@ -69,7 +69,7 @@ def test_every_bound_admits_what_is_tested_with() -> None:
     known = {CONDA.get(name, name): version for name, version in pinned().items()}
     packages = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     bounds = dict(one.split(">=") for one in packages if isinstance(one, str) and ">=" in one)
-    assert set(bounds) - set(known) == {"python", "setuptools"}
+    assert set(bounds) - set(known) == {"python"}
     for name in set(bounds) & set(known):
         assert number(bounds[name]) <= number(known[name]), name
 

@@ -31,6 +31,8 @@ def is_data(path: Path) -> bool:
     if str(path).startswith(PREFIX):
         return True
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError:
