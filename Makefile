@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo docs test lint types contract pytest package slurm conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest package slurm stand-in conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
 	@echo "make docs    the documentation as a site for a browser: site/index.html"
 	@echo "make package wheel and sdist, installed into fresh environments and used there; both in dist/"
+	@echo "make stand-in  what GPUs would do, on devices that are pretended: the checks that take minutes"
 	@echo "make slurm   submit a job to Slurm, if it is installed; as root, on loopback, a minute"
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
@@ -56,6 +57,10 @@ pytest: setup
 package: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,package]'
 	$(BIN)/python -m pytest -m package -n 2 tests/packaging
+
+# What takes minutes in Triton's interpreter and on devices that are pretended.
+stand-in: setup
+	$(BIN)/python -m pytest -m stand_in -n 2 tests/kernels
 
 # Slurm looks every 30 s whose time is nearly up; so this waits, and is best alone on the machine.
 slurm: setup

@@ -35,6 +35,8 @@ def ran(check: str, size: int, folder: Path, *more: str) -> list[tuple[int, str,
     return [(process.returncode, *out) for process, out in zip(processes, said, strict=True)]
 
 
+@pytest.mark.stand_in
+@pytest.mark.timeout(900)
 def test_the_same_bits_as_one_rank_in_both_layouts(tmp_path: Path) -> None:
     ((status, alone, error),) = ran("bits", 1, tmp_path, ENGINES)
     assert status == 0, error

@@ -53,10 +53,12 @@ def test_no_batch_waits_for_a_gpu() -> None:
     checks("cpu", "wait_checks.py")
 
 
+@pytest.mark.stand_in
 def test_late_devices_that_round_otherwise_give_the_same() -> None:
     checks("cpu", "device_checks.py")
 
 
+@pytest.mark.stand_in
 def test_launches_waits_and_compiled_kernels_only_become_less() -> None:
     checks("cpu", "ratchet_checks.py")
 
