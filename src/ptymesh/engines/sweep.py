@@ -144,7 +144,7 @@ class Sweep:
         problem, rows = self.problem, {}
         of_views = {"positions": self.batch.asked.positions, "weights": self.batch.asked.weights}
         of_views |= {name: self._steps.get(name, []) for name, one in self._others.items() if one.scope == "view"}
-        for name in of_views.keys() & self.wanted:
+        for name in [name for name in of_views if name in self.wanted]:  # in one order on all ranks, unlike a set's
             width = self.estimate[name][0].numel()
             rows[name] = problem.rows(self.batch, [step for _, step in of_views[name]], width)
         return rows
