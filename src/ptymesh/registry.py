@@ -92,7 +92,8 @@ class Registry(Generic[Thing]):
         known = [*self.also, *self.names()]
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}" if near else f"there are {', '.join(known)}" if known else "there is none"
-        raise ValueError(f"{name!r} is not a {self.kind}; {hint}")
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        raise ValueError(f"{name!r} is not {article} {self.kind}; {hint}")
 
     # --- ptymesh's own, and registered ones ---
 

@@ -208,7 +208,7 @@ def test_engines_that_do_not_know_operators_say_so(name: str) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(BadInput, match=r"unknowns\.objekt is unknown; did you mean unknowns\.object\?"):
         Adam(unknowns={"objekt": True})
-    with pytest.raises(BadInput, match=r"optics: .*'viewdefocus' is not a operator; did you mean view_defocus"):
+    with pytest.raises(BadInput, match=r"optics: .*'viewdefocus' is not an operator; did you mean view_defocus"):
         pm.Reconstruction(make().measurement, optics={"viewdefocus": True})
     with pytest.raises(BadInput, match="optics is 3; give a dict of operators"):
         pm.Reconstruction(make().measurement, optics=3)  # type: ignore[arg-type]
