@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo docs test lint types contract pytest package slurm stand-in conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make long    further seeds, ranks and moments of what make test tries once"
 	@echo "make docs    the documentation as a site for a browser: site/index.html"
 	@echo "make package wheel and sdist, installed into fresh environments and used there; both in dist/"
 	@echo "make stand-in  what GPUs would do, on devices that are pretended: the checks that take minutes"
@@ -52,6 +53,10 @@ contract: setup
 # three workers for two cores: most tests use one thread, and some wait
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# What would keep `make test` too long: more seeds, moments, and numbers of ranks.
+long: setup
+	$(BIN)/python -m pytest -m long -n 3 --dist worksteal
 
 # With the newest versions of what ptymesh needs, and with the oldest that pyproject.toml allows: minutes, and a network.
 package: setup
