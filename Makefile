@@ -40,8 +40,8 @@ $(VENV)/.docs: $(VENV)/.installed
 test: lint types contract pytest
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs benchmarks
+	$(BIN)/ruff format --check src tests docs benchmarks
 
 types: setup
 	$(BIN)/mypy

@@ -19,8 +19,9 @@ from pathlib import Path
 import ptymesh as pm  # before torch, so that both use the same threads
 
 # isort: split
-from ptymesh.engines import ENGINES
 from record import about, write
+
+from ptymesh.engines import ENGINES
 
 POSITIONS = {"positions": {"start": 10}, "momentum": True}
 
@@ -62,7 +63,7 @@ CANDIDATES: dict[str, tuple[int, list[dict], dict[int, float | None]]] = {
 
 
 def run(path: Path, modes: int, stages: list[dict], marks: dict[int, float | None], hold_out: float) -> dict:
-    """Frozen residual and seconds (of the epochs, with the views held out) at the marks, held-out residuals by epoch."""
+    """Frozen residual, seconds (of the epochs and the views held out) at the marks; held-out residuals by epoch."""
     recon = pm.Reconstruction(pm.load(path), probe_modes=modes)
     for stage in stages:
         recon.stages.append(ENGINES[stage["engine"]](**{k: v for k, v in stage.items() if k != "engine"}))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import about, write
 
 from ptymesh.diagnosis import causes
 from ptymesh.diagnosis.report import report
@@ -23,7 +24,6 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import Simulated, simulate
-from record import about, write
 
 WINDOW, VIEWS = 48, 110
 Instance = tuple[Measurement, Result]

@@ -21,10 +21,11 @@ import numpy as np
 import ptymesh as pm  # before torch, so that both use the same threads
 
 # isort: split
+from record import about, write
+
 from ptymesh.run.recipe import load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.simulate import simulate
-from record import about, write
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OPPOSITE = ("positions.rotation_deg=54",)

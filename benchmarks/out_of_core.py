@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 
 import ptymesh as pm
 from ptymesh.engines import ENGINES
 from ptymesh.measurement import Measurement
-from ptymesh.storage.patterns import Patterns, size
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
-from record import about, write
+from ptymesh.storage.patterns import Patterns, size
 
 PIECE = 64
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    here = about()
+    here = record.about()
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         path = args.data or Path(folder) / "scan.cxi"
         if args.data is None:
@@ -116,7 +116,7 @@ def main() -> None:
     ]
     for name, value in rows:
         print(f"{name:56}{value}")
-    write(args.out, here | {"table": dict(rows), "runs": [numbers for _, numbers in runs]})
+    record.write(args.out, here | {"table": dict(rows), "runs": [numbers for _, numbers in runs]})
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def solution() -> str:
         theirs = [f"{race.residual:.4f}", race.peer_epochs, f"{race.peer_seconds:.1f}"]
         ours = [race.epochs, f"{race.seconds:.2f}", f"{race.peer_seconds / race.seconds:.1f}"]
         rows.append([ENGINES[race.engine], race.modes, PEERS[race.peer.split()[0]], *theirs, *ours])
-    head = "| engine | modes | program | residual | its epochs | its seconds | ptymesh: epochs | seconds | times faster |"
+    head = "| engine | modes | program | residual | its epochs | its seconds | ptymesh: epochs | seconds | ratio |"
     return table(head, rows)
 
 
@@ -159,7 +159,8 @@ def orientations() -> str:
         "cryo, turned by 180 degrees": "`positions.rotation_deg=54`, 180 degrees too far",
         "cryo, its twin": "`positions.rotation_deg=54`, and `probe.start.aberrations_m.C10=13.5e-6`",
     }
-    return table("| | final residual |", [[text, f"{found[name]['final_residual']:.5f}"] for name, text in said.items()])
+    rows = [[text, f"{found[name]['final_residual']:.5f}"] for name, text in said.items()]
+    return table("| | final residual |", rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

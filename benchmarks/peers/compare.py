@@ -27,8 +27,8 @@ from typing import IO, Any
 
 import torch
 
-from ptymesh.errors import PtymeshError
 from ptymesh.distributed.devices import device_for
+from ptymesh.errors import PtymeshError
 from ptymesh.run import machine
 
 HERE = Path(__file__).parent
