@@ -27,6 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/ptymesh demo --ranks 2 --out demo
+	@echo "In this shell, '. $(BIN)/activate' lets you type ptymesh."
 
 # Warnings are errors; then every link within the site is followed, and nothing may be fetched from a network.
 docs: setup $(VENV)/.docs

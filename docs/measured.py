@@ -101,17 +101,17 @@ BARS = {
 
 
 def bars() -> str:
-    """Frozen residuals of all engines; residuals and processor seconds of those with views held out."""
-    whole, part = newest("bars"), newest("bars-held-out")
+    """Frozen residuals of all engines, of the views used and of those held out, and processor seconds."""
+    found = newest("bars")
     rows = []
     for name, (engine, modes) in BARS.items():
-        marks = list(whole[name]["at"])
-        columns = [
-            [f"{whole[name]['at'][mark]['residual']:.5f}" for mark in marks],
-            [f"{part[name]['at'][mark]['held_out']:.5f}" for mark in marks],
-            [f"{part[name]['at'][mark]['processor_s']:.1f}" for mark in marks],
-        ]
-        rows.append([engine, modes, ", ".join(marks), *(", ".join(column) for column in columns)])
+        at = found[name]["at"]
+        columns = (
+            [f"{one['residual']:.5f}" for one in at.values()],
+            [f"{one['held_out']:.5f}" for one in at.values()],
+            [f"{one['processor_s']:.0f}" for one in at.values()],
+        )
+        rows.append([engine, modes, ", ".join(at), *(", ".join(column) for column in columns)])
     return table("| engine | modes | epochs | residual | held out | processor s |", rows)
 
 
@@ -133,7 +133,7 @@ def default() -> str:
         row: list[Any] = [epoch]
         for name in DEFAULT:
             at = found[f"3 modes: {name}"]["at"][str(epoch)]
-            row += [f"{at['held_out']:.5f}", f"{at['processor_s']:.1f}"]
+            row += [f"{at['held_out']:.5f}", f"{at['processor_s']:.0f}"]
         rows.append(row)
     return table("| epochs |" + "".join(f" {name} | s |" for name in DEFAULT.values()), rows)
 
