@@ -23,14 +23,15 @@ setup: $(VENV)/.installed
 # Which Triton, torch says: its builds for CUDA, which pip takes on Linux unless it is told of others, ask for one version
 # exactly. constraints.txt has the one beside torch's builds for CPUs.
 PINS = $(VENV)/constraints.txt
+PIP  = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@grep -v '^triton==' constraints.txt > $(PINS)
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) torch
+	$(PIP) torch
 	@$(BIN)/python -c "import sys, importlib.metadata as m; sys.exit('triton' not in str(m.requires('torch')))" \
 	  || cp constraints.txt $(PINS)
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 demo: setup
@@ -43,7 +44,7 @@ docs: setup $(VENV)/.docs
 	$(BIN)/python docs/check_site.py site
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 test: lint types contract pytest
@@ -64,7 +65,7 @@ pytest: setup
 
 # With the newest versions of what ptymesh needs, and with the oldest that pyproject.toml allows: minutes, and a network.
 package: setup
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[dev,package]'
+	$(PIP) --editable '.[dev,package]'
 	$(BIN)/python -m pytest -m package -n 2 tests/packaging
 
 # What takes minutes in Triton's interpreter and on devices that are pretended.
