@@ -105,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(arguments, simulated(Path(folder) / "tiny.cxi", 30, 300), folder)
     before = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else {}
-    write(arguments.out, before | {arguments.what: here | found})
+    write(arguments.out, before | here | {arguments.what: found})
 
 
 def simulated(path: Path, views: int, side: int) -> str:

@@ -84,95 +84,12 @@ def solution() -> str:
     return table(head, rows)
 
 
-#: As bars.py calls them, and as the table does: engine, modes.
-BARS = {
-    "rpie": ("rPIE", 1),
-    "lsqml": ("LSQML", 1),
-    "lsqml, positions, momentum": ("LSQML, positions from epoch 10, momentum", 1),
-    "lsqml, 3 modes": ("LSQML", 3),
-    "lsqml, 3 modes, positions, momentum": ("LSQML, positions from epoch 10, momentum", 3),
-    "dm 30 + ap 20": ("DM 30, then AP 20", 1),
-    "raar, beta 0.75": ("RAAR, beta 0.75", 1),
-    "cg": ("CG", 1),
-    "bh": ("BH", 1),
-    "l-bfgs": ("L-BFGS", 1),
-    "adam": ("Adam", 1),
-}
-
-
-def bars() -> str:
-    """Frozen residuals of all engines, of the views used and of those held out, and processor seconds."""
-    found = newest("bars")
-    rows = []
-    for name, (engine, modes) in BARS.items():
-        at = found[name]["at"]
-        columns = (
-            [f"{one['residual']:.5f}" for one in at.values()],
-            [f"{one['held_out']:.5f}" for one in at.values()],
-            [f"{one['processor_s']:.0f}" for one in at.values()],
-        )
-        rows.append([engine, modes, ", ".join(at), *(", ".join(column) for column in columns)])
-    return table("| engine | modes | epochs | residual | held out | processor s |", rows)
-
-
-DEFAULT = {
-    "rpie": "rPIE",
-    "lsqml": "LSQML",
-    "lsqml, momentum": "LSQML, momentum",
-    "adam": "Adam",
-    "rpie, positions": "rPIE, positions",
-    "adam, positions": "Adam, positions",
-}
-
-
-def default() -> str:
-    """Held-out residuals and processor seconds of the candidates for the default."""
-    found = newest("default")
-    rows = []
-    for epoch in (10, 20, 30, 50, 75, 100):
-        row: list[Any] = [epoch]
-        for name in DEFAULT:
-            at = found[f"3 modes: {name}"]["at"][str(epoch)]
-            row += [f"{at['held_out']:.5f}", f"{at['processor_s']:.0f}"]
-        rows.append(row)
-    return table("| epochs |" + "".join(f" {name} | s |" for name in DEFAULT.values()), rows)
-
-
-def momentum() -> str:
-    """LSQML with and without its momentum."""
-    found = newest("default")
-    rows = []
-    for modes in (1, 3):
-        for epoch in ("24", "50"):
-            without, with_ = (found[f"{modes} modes: {name}"]["at"][epoch] for name in ("lsqml", "lsqml, momentum"))
-            row = [f"{one[key]:.5f}" for key in ("residual", "held_out") for one in (without, with_)]
-            rows.append([epoch, modes, *row])
-    return table("| epochs | modes | frozen, without | with | held out, without | with |", rows)
-
-
-def orientations() -> str:
-    """Final residuals of the cryo set in other orientations."""
-    found = newest("examples")
-    said = {
-        "cryo": "as it stands",
-        "cryo, not transposed": "`data.transpose=false`",
-        "cryo, turned by 180 degrees": "`positions.rotation_deg=54`, 180 degrees too far",
-        "cryo, its twin": "`positions.rotation_deg=54`, and `probe.start.aberrations_m.C10=13.5e-6`",
-    }
-    rows = [[text, f"{found[name]['final_residual']:.5f}"] for name, text in said.items()]
-    return table("| | final residual |", rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "floor": floor,
     "batches": lambda: turns("bench-batches", lambda one: int(one["batch"]), (16, 64, 256), True),
     "objects": lambda: turns("bench-objects", lambda one: int(one["object"][0]), (1024, 4096), False),
     "peers": peers,
     "solution": solution,
-    "bars": bars,
-    "default": default,
-    "momentum": momentum,
-    "orientations": orientations,
 }
 
 

@@ -191,7 +191,7 @@ def main() -> None:
         parser.error(f"--turns is {given.turns}; give 1 or more")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for(given.device, 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
-    about |= {"started": datetime.now(UTC).isoformat(timespec="seconds")}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[dict[str, Any]] = []
     if given.out and given.out.exists():  # comparisons that were made before stay
         found = json.loads(given.out.read_text())["comparisons"]
@@ -206,7 +206,8 @@ def main() -> None:
             flush=True,
         )
         if given.out:
-            given.out.write_text(json.dumps({"machine": about, "comparisons": found}, indent=1) + "\n")
+            written = {"machine": about, "started": started, "comparisons": found}
+            given.out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

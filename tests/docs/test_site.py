@@ -96,11 +96,8 @@ def test_results_say_where_and_when() -> None:
     files = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     assert set(re.findall(r"`(2[\d-]+-[\w-]+\.json)`", page)) == set(files)
     for name, found in files.items():
-        parts = [part for part in found.values() if isinstance(part, dict) and "started" in part]
-        about = found if "started" in found or not parts else parts[0]
-        machine = about["machine"]
-        assert machine["cpu"] and machine["torch"], name
-        assert name.startswith(about.get("started", machine.get("started", ""))[:10]), name
+        assert found["machine"]["cpu"] and found["machine"]["torch"], name
+        assert name.startswith(found["started"][:10]), name
 
 
 def test_times_to_solution_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
