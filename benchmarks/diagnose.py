@@ -8,16 +8,15 @@ Prints the confusion matrix. Seeds up to 99 were used to choose thresholds.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from record import about, write
 
 from ptymesh.diagnosis import causes
 from ptymesh.diagnosis.report import report
@@ -301,6 +300,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for every instance's evidence")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    here = about()
     began, rows = time.process_time(), []
     todo = [(seed, truth) for truth in MAKERS for seed in _range(given.seeds)]
     todo += [(seed, HEALTHY) for seed in _range(given.healthy)]
@@ -311,9 +311,9 @@ def main() -> None:
         print(f"{truth} {seed}: {', '.join([rows[-1]['named'], *rows[-1]['also']])}", flush=True)
         if given.out:
             seconds = round(time.process_time() - began)
-            about = {"date": f"{date.today()}", "seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
+            what = {"seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
             thresholds = {cause.name: cause.threshold for cause in causes()}
-            given.out.write_text(json.dumps({**about, "thresholds": thresholds, "instances": rows}, indent=1) + "\n")
+            write(given.out, here | what | {"thresholds": thresholds, "instances": rows})
     print("\n".join(matrix(rows)))
 
 

@@ -183,6 +183,13 @@ class Result(Displayed):
         """
         return import_module("ptymesh.io.labelled").dataset(self)
 
+    def to_hyperspy(self, of: str = "object") -> Any:
+        """The object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
+
+        Raises BadInput where `of` is another word, or where hyperspy is not installed.
+        """
+        return import_module("ptymesh.io.labelled").signal(self, of)
+
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
