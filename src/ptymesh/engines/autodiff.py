@@ -50,7 +50,7 @@ class Regulariser(Schedule):
 
     @property
     def density(self) -> Density:
-        """The function."""
+        """The function that `kind` names."""
         return REGULARISERS[self.kind] if isinstance(self.kind, str) else self.kind
 
 
