@@ -52,7 +52,7 @@ class Estimate:
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
         parameters: numbers that make up probe or positions, by parametrisation and name (ptymesh.models).
-        others: unknowns of the model's operators by name, real, of the shapes that they declare (unknowns.py).
+        others: unknowns of the model's operators by name, of the shapes that they declare (unknowns.py).
         corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
             of `object`).
     """

@@ -129,6 +129,7 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
         (["docs/reference/python.md"], "result.h5"),
         (["docs/how-to/many-devices.md"], "scan.cxi"),
         (["docs/how-to/notebooks.md"], "scan.cxi"),
+        (["docs/how-to/single-shot.md"], "result.h5"),
         (["docs/tutorials/writing-methods.md"], "normalised.h5"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else given,

@@ -151,7 +151,7 @@ class _Interview:
         self.say(sentence)
 
     def hold(self) -> Found:
-        """All of it."""
+        """Asks all questions, one after the other, and returns what was found."""
         part = self._part()
         arena = self._arena(part)
         track = self._opening(arena)
@@ -187,7 +187,7 @@ class _Interview:
         return made
 
     def _opening(self, arena: Arena) -> Track:
-        """How does it begin?"""
+        """The first track: rPIE with one of two step sizes, whichever begins better."""
         size = 8
         while size < 64 and 16 * size < arena.views:
             size *= 2
@@ -246,7 +246,7 @@ class _Interview:
         return self._background(arena, self._modes(arena, track))
 
     def _modes(self, arena: Arena, track: Track) -> Track:
-        """Is the beam coherent?"""
+        """Whether the beam is coherent: tries more probe modes."""
         if self.recipe.probe.modes is not None:
             self.note("probe.modes", f"{self.recipe.probe.modes}, as the recipe says.")
             return track

@@ -39,7 +39,7 @@ class Judged:
 
     @property
     def residual(self) -> float:
-        """Of all of them."""
+        """Misfit of all of these views over their counts."""
         total = float(self.counts.sum())
         return float(self.misfit.sum()) / total if total else math.nan
 

@@ -78,7 +78,7 @@ class Track:
 
     @property
     def modes(self) -> int:
-        """M."""
+        """Number of probe modes."""
         return len(self.estimate.probe)
 
     @property
@@ -92,11 +92,11 @@ class Track:
         return math.inf if self.judged is None else self.judged.residual
 
     def using(self, engine: dict[str, Any]) -> Track:
-        """With another engine."""
+        """The same track with another engine."""
         return replace(self, engine=engine)
 
     def sharing(self, change: dict[str, Any], own: str = "") -> Track:
-        """With other options, and something more that views have for themselves."""
+        """The same track with other options, and something more that views have for themselves."""
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
 

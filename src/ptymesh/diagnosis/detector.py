@@ -50,7 +50,7 @@ class HotPixels(Cause):
     weight: ClassVar[float] = 2.0
 
     def number(self, look: Look) -> float:
-        """How many."""
+        """How many pixels are hot."""
         return float(self._hot(look).sum())
 
     @staticmethod

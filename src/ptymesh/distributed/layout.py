@@ -120,7 +120,7 @@ class Blocks:
     shared: Tensor | None = None
 
     def none(self) -> Blocks:
-        """No block at all."""
+        """A set without any block."""
         return Blocks(self.rows[:0], self.columns[:0])
 
 
@@ -389,7 +389,7 @@ class CarriedPatterns(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Of one pattern."""
+        """Bytes of one pattern."""
 
     def reserve(self, rows: int) -> None:
         """So many will have to be held."""

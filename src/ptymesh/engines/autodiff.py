@@ -15,7 +15,7 @@ The sweep is written out by hand and summed over ranks once per batch; what foll
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -50,7 +50,7 @@ class Regulariser(Schedule):
 
     @property
     def density(self) -> Density:
-        """The function."""
+        """The function that `kind` names."""
         return REGULARISERS[self.kind] if isinstance(self.kind, str) else self.kind
 
 
@@ -69,6 +69,8 @@ class Autodiff(Engine):
     of the misfit of the pattern averaged over the batch (a second sweep); parametrisation of the object; regularisers
     of the object.
     """
+
+    moves_optics: ClassVar[bool] = True
 
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
@@ -186,7 +188,7 @@ class Autodiff(Engine):
         for name in leaves.keys() & {"probe", "opr", "weights"}:
             real(estimate[name]).copy_(leaves[name] * parts[name].unit)
         for name in leaves.keys() & estimate.others.keys():
-            estimate.others[name].copy_(leaves[name] * parts[name].unit)
+            real(estimate.others[name]).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
         # numbers of the host: the unknowns that wait for the device

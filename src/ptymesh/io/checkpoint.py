@@ -72,7 +72,7 @@ class PerView(Mapping[str, np.ndarray]):
 
     @property
     def views(self) -> int:
-        """N."""
+        """Number of views."""
         return sum(len(held) for _, held in self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -155,7 +155,7 @@ class Backend:
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
 
-        Of "watch", what comes back means nothing.
+        Of "evaluate", what comes back means nothing.
         """
         detected = model.detect(waves, chunk.fractions)
         found: Tensor = getattr(self, task)(model, chunk, detected)

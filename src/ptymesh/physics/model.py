@@ -139,6 +139,15 @@ class Model:
         return tuple(unknown for placed in self.operators for unknown in placed.operator.unknowns)
 
     @property
+    def replaced(self) -> frozenset[str]:
+        """Unknowns whose part the operators' own take, so that no engine moves them."""
+        return frozenset[str]().union(*(placed.operator.replaces for placed in self.operators))
+
+    def axes(self, window: tuple[int, int]) -> dict[str, int]:
+        """How long the axes are that only unknowns of the operators have."""
+        return {name: n for placed in self.operators for name, n in placed.operator.axes(window).items()}
+
+    @property
     def sizes(self) -> dict[str, float]:
         """How large a change of each of these matters, in its unit."""
         return {name: size for placed in self.operators for name, size in placed.sizes.items()}

@@ -41,7 +41,8 @@ class Accumulator:
         self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
     ) -> None:
         self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
-        self.with_object, self.with_probe = only != "probe", only != "object" and "probe" not in batch.frozen
+        self.with_object = only != "probe" and "object" not in batch.frozen
+        self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = problem.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
         batch.asked.clear()

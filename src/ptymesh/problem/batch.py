@@ -34,7 +34,7 @@ class Asked:
     gradients: Gradients | None = None
 
     def clear(self) -> None:
-        """Nothing is asked for."""
+        """Forgets what was asked for."""
         self.positions, self.weights, self.gradients = [], [], None
 
     def scaled(self, by: Tensor | float) -> None:

@@ -363,7 +363,7 @@ class Problem:
         self, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
     ) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
-        "revise" or "descend", where that is what makes all of the waves."""
+        "exit_wave_update" or "loss_gradient", where that is what makes all of the waves."""
         self._collecting = Accumulator(self, estimate, batch, only, task)
         return self._collecting
 

@@ -85,7 +85,7 @@ def tell(said: str, result: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws; the status."""
+    """Draws the figures of a result and returns the exit status."""
     stopping.watch(speaks=False)
     stopping.at_once("", 0)
     if waiting := [int(word) for flag, word in pairwise(arguments) if flag == "--waited-for"]:

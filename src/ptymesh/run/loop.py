@@ -182,7 +182,7 @@ class Loop:
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
-        frozen = frozenset({"probe", "opr"} if epoch <= engine.probe.frozen else ())
+        frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models = parametrised.due(engine, epoch)
         problem.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)

@@ -262,7 +262,12 @@ class Reconstruction(Displayed):
             self.state.per_view[len(self.stages)] = self.state.per_view.get(len(self.stages) - 1, {})
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
-        yield from self.loop(callbacks=self._watchers).epochs()
+        try:
+            loop = self.loop(callbacks=self._watchers)
+        except BadInput:  # the next one is to be tried without it
+            self.stages.pop()
+            raise
+        yield from loop.epochs()
 
     @property
     def object(self) -> np.ndarray:

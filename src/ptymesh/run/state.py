@@ -211,6 +211,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "seen": problem.view_metrics.values.shape,
     }
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
+    sizes |= problem.model.axes((height, width))
     for one in problem.model.unknowns:
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
     found = {name: (shared[name].shape, shapes[name]) for name in shapes}

@@ -35,7 +35,7 @@ Stop = Callable[[], bool]
 
 
 def direction(goal: Goal) -> Literal["minimize", "maximize"]:
-    """minimize or maximize."""
+    """Whether the number is to be made small (minimize) or large (maximize)."""
     if isinstance(goal, Function):
         return goal.direction
     return "minimize" if isinstance(goal, HeldOut) else "maximize"
@@ -109,7 +109,7 @@ class Seen:
 
     @classmethod
     def of(cls, recon: Reconstruction) -> Seen:
-        """What this reconstruction has."""
+        """Positions and weights of this reconstruction as they are now."""
         estimate = recon.state.estimate
         positions, weights = (tensor.detach().cpu().numpy() for tensor in (estimate.positions, estimate.weights))
         return cls(recon.object, recon.probe, positions, recon.scan.geometry.object_pixel_m, weights)
