@@ -87,8 +87,8 @@ CELLS = [
     if engine not in SINGLE_SLICE or "slices" not in CASES[case]
 ]
 #: Layouts of the object and numbers of ranks that each case runs on.
-WORLDS = [("replicated", 2), ("replicated", 3), ("tiled", 2), ("tiled", 3), ("tiled", 4)]
-FEWER, MORE = [("replicated", 3), ("tiled", 3)], [*WORLDS, ("replicated", 4)]
+WORLDS = [("panels", 2), ("replicated", 3), ("tiled", 2), ("tiled", 3), ("tiled", 4)]
+FEWER, MORE = [("panels", 3), ("tiled", 3)], [*WORLDS, ("panels", 3), ("replicated", 4)]
 #: The case that every engine runs on all of them; others run on few.
 THOROUGH = "uneven density, three modes, varying beam"
 
