@@ -198,14 +198,14 @@ CELLS = [
 
 
 #: Numbers of ranks and layouts: some runs meet them all, the others take turns.
-WORLDS = [[(2, "replicated"), (4, "replicated"), (3, "tiled")], [(3, "replicated"), (2, "tiled"), (4, "tiled")]]
+WORLDS = [[(2, "panels"), (4, "replicated"), (3, "tiled")], [(3, "panels"), (2, "tiled"), (4, "tiled")]]
 EVERYWHERE = ("rpie", "lsqml", "dm", "adam")
 
 
 @pytest.mark.parametrize(("run", "window"), CELLS)
 def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore[no-untyped-def]
     one = undisturbed(run, window)
-    worlds = [(3, "replicated"), (3, "tiled")]
+    worlds = [(3, "panels"), (3, "tiled")]
     if window == (32, 32):
         same_bits(one, outcome(Solo(), run, window))
         worlds = [*WORLDS[0], *WORLDS[1]] if run in EVERYWHERE else WORLDS[list(RUNS).index(run) % 2]
@@ -255,7 +255,7 @@ def test_terms_that_are_larger_than_expected(ranks) -> None:  # type: ignore[no-
     """The batch is done again on all ranks alike; terms beyond everything end the run."""
     wanted, one = undisturbed("lsqml", (32, 32)), outcome(Solo(), "lsqml", (32, 32), less=20)
     assert 0 < relative(one["object"], wanted["object"]) < 1e-5, "with larger steps"
-    for size, layout in ((2, "tiled"), (3, "replicated")):
+    for size, layout in ((2, "tiled"), (3, "replicated"), (2, "panels")):
         for other in ranks(size, outcome_with, {"less": 20}, "lsqml", (32, 32), layout):
             same_bits(one, other)
     for run in ("lsqml", "dm"):

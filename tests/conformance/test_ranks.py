@@ -87,8 +87,8 @@ CELLS = [
     if engine not in SINGLE_SLICE or "slices" not in CASES[case]
 ]
 #: Layouts of the object and numbers of ranks: cases take turns, and few runs meet many of them.
-FEW = [[("replicated", 3)], [("tiled", 3)]]
-MORE = [("replicated", 2), ("replicated", 4), ("tiled", 2), ("tiled", 4)]
+FEW = [[("panels", 3)], [("tiled", 3)]]
+MORE = [("panels", 2), ("panels", 3), ("replicated", 4), ("tiled", 2), ("tiled", 4)]
 #: The case that every engine runs on all of them; others run on few.
 THOROUGH = "uneven density, three modes, varying beam"
 

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 
 from ptymesh.auto.judging import Judged, judge
+from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
+from ptymesh.engines import Engine
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.estimate import Estimate
+from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.run.batches import hold_out
@@ -100,13 +103,20 @@ class Track:
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
 
+class _Whole(Reconstruction):
+    """With the whole object on every rank, so that estimates can be put aside and taken up again."""
+
+    def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
+        return Replicated(self.world, self.scan.positions)
+
+
 class Arena:
     """A scan, or a part of it, on which tracks run."""
 
     def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
         self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
         self.share = scan.views / whole
-        self.recon = Reconstruction(
+        self.recon = _Whole(
             scan,
             object=recipe.object,
             probe=recipe.probe,

@@ -202,6 +202,7 @@ class Elementwise(Autodiff):
             if memory:
                 optimiser.state[leaf] = memory
         optimiser.step()
+        torch.autograd.graph.increment_version(list(leaves.values()))  # torch does not count what it writes in one pass
         for name, leaf in leaves.items():
             for key, tensor in optimiser.state[leaf].items():
                 if tensor is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.windows import SharedWindows
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
@@ -34,13 +35,20 @@ class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
     With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
-    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`.
+    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`. keep:
+    whether `exit_wave_update` is to return waves.
     """
 
     def __init__(
-        self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
+        self,
+        problem: Problem,
+        estimate: Estimate,
+        batch: Batch,
+        only: str | None = None,
+        task: Task | None = None,
+        keep: bool = False,
     ) -> None:
-        self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
+        self.problem, self.estimate, self.batch, self.task, self.keep = problem, estimate, batch, task, keep
         self.with_object = only != "probe" and "object" not in batch.frozen
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = problem.local_views.blocks(estimate, batch.views)
@@ -50,12 +58,15 @@ class Accumulator:
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
         self.parts = 1 if task and problem.real == torch.float32 else 2
-        #: Memory for them that all ranks see, where there is any.
-        self.common = problem.layout.common(estimate.object, self.parts) if self.with_object else None
+        #: Where windows go whose sums nobody needs: each rank works out what becomes of its part of the object.
+        self.windows = self._windows()
+        #: Memory for sums that all ranks see, where there is any.
+        by_sums = self.with_object and self.windows is None
+        self.common = problem.layout.common(estimate.object, self.parts) if by_sums else None
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
             self.common.found
-            if self.common
+            if self.common and self.common.found
             else (
                 problem.fields.buffer("object sum", estimate.object, problem.dtype),
                 problem.fields.buffer("object weight", estimate.object, problem.real),
@@ -71,8 +82,10 @@ class Accumulator:
         if self.common:
             obj, weight = self.common.own
         else:
-            obj = problem.fields.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
-            weight = problem.fields.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
+            like = estimate.object
+            shape = tuple(like.shape) if self.windows else problem.layout.shape(like)
+            obj = problem.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
+            weight = problem.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -85,12 +98,26 @@ class Accumulator:
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
+            windows=self.windows,
         )
-        problem.backend.begin(self.sums, self.blocks.rows, self.blocks.columns, self.found)
+        of_part = self.blocks.rows, self.blocks.columns
+        problem.backend.begin(self.sums, *(of_part if self.windows else self.blocks.added), self.found)
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.asked.clear()
+
+    def _windows(self) -> SharedWindows | None:
+        """Where windows of all views go, if ranks are to hand over these."""
+        problem, views = self.problem, self.batch.views
+        whole = self.with_object and self.with_probe and self.task and not self._waves_wanted and not self.keep
+        if not whole or self.alone:
+            return None
+        assert self.task
+        given = (problem.model, self.estimate.probe, self.task, self._shifted, len(views), len(self.blocks.added[0]))
+        if not problem.backend.hands_over(*given):
+            return None
+        return problem.layout.windows(views, self.estimate.window, problem.dtype, self._shifted)
 
     def _empty(self, name: str, like: Tensor) -> Tensor:
         """Sums of arrays like this (C, h, w), in parts, 0."""
@@ -110,9 +137,9 @@ class Accumulator:
         # where a window is shared out between pixels, four terms of a view may fall on one
         return shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
 
-    def chunks(self, keep: bool = False) -> Iterator[Chunk]:
-        """The batch's views for one sweep, whose waves `exit_wave_update` (with `keep`) or `loss_gradient` adds."""
-        waves: WaveUse = "used" if self._waves_wanted else "kept" if keep else "dropped"
+    def chunks(self) -> Iterator[Chunk]:
+        """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
+        waves: WaveUse = "used" if self._waves_wanted else "kept" if self.keep else "dropped"
         return self.problem.chunks(self.estimate, self.batch.views, waves=waves)
 
     @property
@@ -135,10 +162,10 @@ class Accumulator:
                 (chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves))
             )
 
-    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates, keep: bool = False) -> Tensor:
+    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
         assert self.task == "exit_wave_update"
-        chi, found = self._sweep(chunk, intermediates, keep)
+        chi, found = self._sweep(chunk, intermediates, self.keep)
         self.problem.see(chunk, found)
         return chi
 
@@ -172,11 +199,15 @@ class Accumulator:
 
     def _begin(self) -> None:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
+        if self.windows:
+            self._finish = partial(_gathered, self.problem, self.sums)
+            return
         if not self.alone:
             self.problem.backend.settle(self.sums)
         if self.common:
-            narrow = self.problem.backend.narrow
-            self._finish = partial(self.common.sum, self.blocks.rows, self.blocks.columns, narrow)
+            self._finish = self.problem.layout.add_up(
+                self.common, self.blocks, self.found, self.problem.backend.combine
+            )
         else:
             self._finish = self.problem.layout.begin(fields, self.blocks)
 
@@ -213,7 +244,7 @@ class Accumulator:
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)
-        fields = 2 if self.with_object else 0
+        fields = 2 if self.with_object and not self.windows else 0
         after = fields + len(adjoints)
         return found[:fields], found[fields:after], found[after:]
 
@@ -237,7 +268,10 @@ class Accumulator:
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
         if not fields or self.common:
             whole = fields or found
-            obj, weight = (BlockSparseField(Leaf(rows, columns, whole=field), rows, columns) for field in whole)
+            leaves = [Leaf(rows, columns, whole=field) for field in whole]
+            for leaf in leaves:
+                leaf.late = self.sums.late if self.windows else None
+            obj, weight = (BlockSparseField(leaf, rows, columns, self.problem.layout.max) for leaf in leaves)
             return obj, weight
         gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
         if all(gathered):
@@ -264,6 +298,14 @@ class Accumulator:
             found, modes = model.unshifted(found) if by_probe else found, model.unshifted(modes)
         light = narrowed(weight, real, 1)[0]
         return [_unless(beyond, found), _unless(beyond, light), modes, narrowed(opr_weight, real, len(opr))]
+
+
+def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
+    """Sums of other tensors; when they are there, so are the windows of all ranks."""
+    summed = problem.world.sum(*others)
+    problem.world.hand_over(sums.windows.handed_over)
+    problem.backend.gathered(sums)
+    return summed
 
 
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class RunState:
             "extent": list(estimate.extent),
             "layout": problem.layout.name,
             "window": list(problem.window),
-            "parts": [list(part) for part in problem.layout.parts],
+            "parts": [list(part) for part in problem.layout.parts if problem.layout.name == "tiled"],
             "slice_spacing_m": estimate.slice_spacing_m,
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
