@@ -192,6 +192,8 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     for n in values:
         assert torch.equal(resumed.state.estimate.others[n], whole.state.estimate.others[n])
     assert torch.equal(resumed.state.estimate.object, whole.state.estimate.object)
+    with pytest.raises(BadInput, match="which no optics of the recipe have; add them, or start anew"):
+        pm.Reconstruction(scan, precision="double", seed=1, saved=saved)
     with pytest.raises(BadInput, match="unknown/"):
         plain = pm.Reconstruction(scan, precision="double", seed=1)
         list(plain.run(stage | {"unknowns": {"object": True}, "epochs": 1}))

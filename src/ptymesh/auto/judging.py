@@ -66,22 +66,20 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
     halves = [problem.mask & black, problem.mask & ~black]
     found = []
     for fitted, judged in (halves, halves[::-1]):
-        found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged, moving=True))
+        found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged))
     first, second = found
     return Judged(first.misfit + second.misfit, first.counts + second.counts)
 
 
-def _seeing(problem: Problem, mask: torch.Tensor, moving: bool) -> Problem:
+def _seeing(problem: Problem, mask: torch.Tensor) -> Problem:
     """The problem with other pixels masked."""
     made = copy(problem)
-    made.mask, made.moving = mask, moving
+    made.mask = mask
     return made
 
 
-def _misfits(
-    problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, moving: bool = False
-) -> Judged:
-    seeing = _seeing(problem, mask, moving)
+def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor) -> Judged:
+    seeing = _seeing(problem, mask)
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
         found = seeing.backend.detector(seeing.model, chunk, seeing.forward(estimate, chunk), "evaluate")[1]
@@ -92,8 +90,8 @@ def _misfits(
 
 def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, own: frozenset[str]) -> Estimate:
     """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own."""
-    seeing = _seeing(problem, mask, moving=True)
-    fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone())
+    seeing = _seeing(problem, mask)
+    fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone(), moving=True)
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     for _ in range(STEPS):
         asked = []

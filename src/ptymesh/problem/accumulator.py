@@ -216,13 +216,13 @@ class Accumulator:
         problem = self.problem
         problem.collected()
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
-        parts.append(problem.answers[int(problem.stop_requested)].to(torch.float64))
+        parts.append(torch.full((), float(self.batch.stop), dtype=torch.float64, device=problem.device))
         fields, adjoints, rest = self._reduced(parts)
         while self._asks_for_more(rest[-1]):
             self._again()
             fields, adjoints, rest = self._reduced(parts)
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
-        *_, problem.stop_agreed, beyond = rest
+        *_, self.batch.asked.stop, beyond = rest
         obj, weight = self._in_place(fields)
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))

@@ -90,13 +90,6 @@ class Problem:
             try_transforms(self.device, dtype, measurement.window)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
-        #: While set, positions may move from batch to batch, on one rank earlier than on another.
-        self.moving = False
-        #: Raised by this rank (a signal); `stop_agreed` is its sum over ranks, as of the last batch.
-        self.stop_requested = False
-        self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
-        #: What a rank says: that it was not asked to stop, or was.
-        self.answers = torch.arange(2, dtype=self.real, device=self.device).unbind()
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         #: What can be done with fields of the object.
@@ -282,7 +275,7 @@ class Problem:
     def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a
         rank whose own views have not moved yet must round as the others do."""
-        return not self.moving and self.local_views.of(estimate, views).whole
+        return not estimate.moving and self.local_views.of(estimate, views).whole
 
     def _view_bytes(self, estimate: Estimate, waves: WaveUse) -> int:
         """What counts of a view against CHUNK_BYTES."""

@@ -34,7 +34,7 @@ from ptymesh.estimate import REACH
 from ptymesh.io import identity, load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.results import ObjectTiles, Result
+from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options, plain
@@ -43,7 +43,6 @@ from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.problem.floor import noise_floor
 from ptymesh.run import alike
-from ptymesh.run.changes import COLUMNS
 from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import frame, initial_estimate
@@ -367,7 +366,7 @@ class Reconstruction(Displayed):
     def _history(self) -> dict[str, np.ndarray]:
         """Without changes of what was never moved."""
         columns = {name: np.asarray(column) for name, column in self.state.history.items()}
-        return {name: column for name, column in columns.items() if name not in COLUMNS or column.any()}
+        return {name: column for name, column in columns.items() if not name.startswith(CHANGE) or column.any()}
 
     def _traffic(self) -> dict[str, float]:
         """Bytes and messages per batch of the busiest rank, where there are several. Collective."""
