@@ -20,6 +20,7 @@ import torch
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
 from ptymesh.problem import Problem
+from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
@@ -52,6 +53,14 @@ class Judged:
         spread = float(difference.std(ddof=1)) * math.sqrt(len(difference)) if len(difference) > 1 else 0.0
         mean = float(difference.sum())
         return mean / total, mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def own_unknowns(recipe: Recipe) -> frozenset[str]:
+    """Of positions, intensity and opr, what a recipe refines for each view."""
+    found = {"positions" for stage in recipe.stages if stage.positions}
+    found |= {"intensity" for stage in recipe.stages if stage.probe.intensity}
+    found |= {"opr" for stage in recipe.stages if stage.probe.opr and recipe.probe.opr_modes}
+    return frozenset(found)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:

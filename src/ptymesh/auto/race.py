@@ -34,6 +34,10 @@ HELD_VIEWS, MOST_HELD = 40, 0.2
 #: What is kept has to lower the held-out residual by a share, and by so many standard errors.
 SURE = 2.0
 
+#: What an epoch costs, in sweeps: with these engines; each further wave, as a share of that; with a background, whose
+#: epochs go without the kernels; and as a factor, with what each view has for itself.
+COSTS, FURTHER, LIT, OWN = {"rpie": 1.0, "adam": 1.0, "lsqml": 1.3}, 0.4, 4.5, 1.5
+
 Stop = Callable[[], bool]
 
 
@@ -47,7 +51,7 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps: passes of one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
+    """Sweeps: epochs of rPIE with one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
 
     sweeps: float
     spent: float = 0.0
@@ -87,7 +91,9 @@ class Track:
     @property
     def cost(self) -> float:
         """Of an epoch over all views, in sweeps."""
-        return (self.modes + len(self.estimate.opr)) * (1.5 if self.own else 1.0)
+        waves = 1 + FURTHER * (self.modes + len(self.estimate.opr) - 1)
+        lit = LIT if "unknowns" in self.engine else 0.0
+        return (COSTS[self.engine["engine"]] * waves + lit) * (OWN if self.own else 1.0)
 
     @property
     def value(self) -> float:
@@ -190,12 +196,12 @@ class Arena:
         self.recon.close()
 
 
-def better(new: Track, old: Track, least: float = 0.0) -> bool:
-    """Whether the new track explains what neither has seen better by at least this share, and that is no chance."""
+def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:
+    """Whether the new track explains better what neither has seen: by this share, and by so many standard errors."""
     if new.judged is None or old.judged is None:
         return new.judged is not None
     gain, sure = new.judged.gain_over(old.judged)
-    return gain > least and sure > SURE
+    return gain > least and sure > errors
 
 
 def _copy(estimate: Estimate) -> Estimate:
