@@ -49,13 +49,14 @@ class Seen:
     """An array that all ranks see, and what of this rank's panel is not in it yet.
 
     whole: (L, H, W); source: the panel that was written into it last, and its version then, as torch counts; changed:
-    blocks that kernels have written since, which torch does not count.
+    blocks that kernels have written since, which torch does not count; meetings: of the ranks until it was there.
     """
 
     whole: Tensor
     source: Tensor | None = None
     version: int = -1
     changed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    meetings: int = -1
 
 
 class Panels(Tiled):
@@ -149,8 +150,10 @@ class Panels(Tiled):
                 out = panel.new_empty(self.shape(panel))
                 return self._copied(panel, [everything] * self.world.size, everything, out)
             kept = self._seen[name] = Seen(whole)
-        self.world.meet()  # nobody cuts windows of what was there before
+        if self.world.meetings == kept.meetings:  # ranks may still cut windows of what was there before
+            self.world.meet()
         self.world.meet(self._refresh(kept, panel))
+        kept.meetings = self.world.meetings
         return kept.whole
 
     def _refresh(self, kept: Seen, panel: Tensor) -> int:

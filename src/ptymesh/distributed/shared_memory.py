@@ -177,6 +177,11 @@ class SharedMemory:
         self._counters[self.rank] = self._steps
         self._wait_for(self._counters, self._steps)
 
+    @property
+    def meetings(self) -> int:
+        """How often all ranks have met."""
+        return self._steps
+
     # --- letters ---
 
     def send(self, letter: Tensor, rank: int, by_socket: Callable[[], Any]) -> Any:

@@ -133,6 +133,11 @@ class World:
     def meet(self, handed_over: int = 0) -> None:
         """Returns when all ranks that share memory have come here; this one has handed over so many bytes there."""
 
+    @property
+    def meetings(self) -> int:
+        """How often ranks that share memory have met, in sums or otherwise: the same on all of them."""
+        return 0
+
     def hand_over(self, count: int) -> None:
         """Notes that this rank has handed over so many bytes in memory that ranks share."""
 
@@ -295,6 +300,11 @@ class Ranks(World):
     def meet(self, handed_over: int = 0) -> None:
         """See `World.meet`."""
         self._met(handed_over)
+
+    @property
+    def meetings(self) -> int:
+        """See `World.meetings`."""
+        return 0 if self._shared is None else self._shared.meetings
 
     def hand_over(self, count: int) -> None:
         """See `World.hand_over`."""

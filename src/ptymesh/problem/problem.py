@@ -322,10 +322,10 @@ class Problem:
 
     def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
         """Windows, incoming and exit waves of a chunk."""
-        return self.backend.forward(self.model, chunk, self._cut_from(estimate, chunk), estimate.probe, estimate.opr)
+        return self.backend.forward(self.model, chunk, self.cut_from(estimate, chunk), estimate.probe, estimate.opr)
 
     @staticmethod
-    def _cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
+    def cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
         """The object from which the chunk's windows are cut."""
         return estimate.object if chunk.object is None else chunk.object
 
@@ -415,7 +415,7 @@ class Problem:
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        return self.backend.position_step(self.model, chunk, self._cut_from(estimate, chunk), intermediates, chi)
+        return self.backend.position_step(self.model, chunk, self.cut_from(estimate, chunk), intermediates, chi)
 
     def keep(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
         """What a second sweep of the same chunk needs, without its patterns."""
