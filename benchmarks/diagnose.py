@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import about, write
-
 from ptymesh.diagnosis import causes
 from ptymesh.diagnosis.report import report
 from ptymesh.io.results import Result
@@ -299,6 +297,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*MAKERS, HEALTHY], metavar="CAUSE")
     parser.add_argument("--out", type=Path, help="JSON file for every instance's evidence")
     given = parser.parse_args()
+    from record import about, write  # of this folder; the tests take this file without it
+
     torch.set_num_threads(1)
     here = about()
     began, rows = time.process_time(), []
