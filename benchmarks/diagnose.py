@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from ptymesh.diagnosis import causes
 from ptymesh.diagnosis.report import report
 from ptymesh.io.results import Result
