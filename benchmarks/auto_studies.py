@@ -15,17 +15,16 @@ import contextlib
 import io
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import kinds
 import torch
 import yaml
+from record import about, write
 
 from ptymesh.auto import decide, described
 from ptymesh.distributed.world import Solo
@@ -141,6 +140,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     rows = json.loads(given.out.read_text())["rows"] if given.out and given.out.exists() else []
+    here = about()
     for seed in given.seeds:
         for kind in given.only:
             row = compared(kind, seed, given.trials)
@@ -148,10 +148,7 @@ def main() -> None:
             beside = f"  {row['ratio']:.3f} of the study's {row['study']['residual']:.5f}" if given.trials else ""
             took = f"{row['found']['find_cpu_s']:.1f} + {row['found']['run_cpu_s']:.1f} CPU s"
             print(f"{kind:16s} {seed}  {row['found']['residual']:.5f}{beside}  {took}", flush=True)
-            if given.out:
-                about = {"date": f"{date.today()}", "machine": platform.machine(), "cores": os.cpu_count()}
-                about |= {"threads": torch.get_num_threads(), "space": SPACE, "also": ALSO}
-                given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            write(given.out, {**here, "space": SPACE, "also": ALSO, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ of each view, which that cannot fit, stays at zero in held-out views. The bar: 2
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import about
+from record import write as write_record
 
 from ptymesh.auto.judging import judge, own_unknowns
 from ptymesh.distributed.world import Solo
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    began, rows = time.process_time(), []
+    began, rows, here = time.process_time(), [], about()
     with tempfile.TemporaryDirectory() as name:
         for data, raw in data_sets(Path(name), given.star, given.cryo).items():
             if given.data and data not in given.data:
@@ -126,10 +126,8 @@ def main() -> None:
                     ratio = float("inf")
                 rows.append({"data": data, "unknown": unknown, "without": without[key], "ratio": ratio})
                 print(f"{data:12s} {unknown:16s} {ratio:.4f} of {without[key]:.5f}", flush=True)
-                if given.out:
-                    about = {"date": f"{date.today()}", "epochs": given.epochs, "bar": BAR}
-                    about["cpu_seconds"] = round(time.process_time() - began)
-                    given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                took = {"epochs": given.epochs, "bar": BAR, "cpu_seconds": round(time.process_time() - began)}
+                write_record(given.out, {**here, **took, "rows": rows})
     print("\n".join(table(rows)))
 
 
