@@ -27,9 +27,10 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
     recipe = Recipe.parse({"data": {"path": str(path)}})
     said: list[str] = []
 
-    def begin(one: Recipe) -> Track:
+    def begin(one: Recipe, frozen: bool, times: int) -> Track:
+        still = {"probe": {"frozen": epochs}} if frozen else {}
         arena = Arena(one, load_measurement(one.data), Solo(), lambda: False, Budget(1e6), 60)
-        return arena.run(arena.start({"engine": "rpie", "batch": 8}), epochs)
+        return arena.run(arena.start({"engine": "rpie", "batch": 8, **still}), times * epochs)
 
     made = settled(
         recipe, load_measurement(recipe.data), begin, lambda key, sentence: said.append(f"{key}: {sentence}")
@@ -39,6 +40,7 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
 
 @pytest.mark.parametrize("factor", [1.0, 1.15])
 def test_the_distance_of_a_near_field(tmp_path: Path, factor: float) -> None:
+    """Told 15 % too long, it is found to 10 %."""
     scan = simulate(kind="near", views=40, window=32, seed=3, photons_per_view=3e7).measurement
     true = scan.geometry.distance_m
     assert true is not None
@@ -47,11 +49,11 @@ def test_the_distance_of_a_near_field(tmp_path: Path, factor: float) -> None:
     if factor == 1:
         assert made.data.distance_m is None and "As the file says" in said[0]
     else:
-        assert made.data.distance_m == pytest.approx(true, rel=0.05) and "times what the file says" in said[0]
+        assert made.data.distance_m == pytest.approx(true, rel=0.1) and "times what the file says" in said[0]
 
 
 def test_a_probe_out_of_focus_that_no_file_holds(tmp_path: Path) -> None:
-    scan = simulate(kind="xray", views=50, window=32, seed=3, probe_guess="none").measurement
+    scan = simulate(kind="xray", views=36, window=32, seed=3, probe_guess="none").measurement
     write_measurement(scan, tmp_path / "far.cxi")
     made, said = found(tmp_path / "far.cxi")
     assert made.probe.start.kind == "data" and made.probe.start.defocus_m != 0, said
@@ -67,7 +69,7 @@ def test_a_budget_may_end_it(tmp_path: Path) -> None:
     write_measurement(simulate(kind="near", views=20, window=32, seed=3).measurement, tmp_path / "near.cxi")
     recipe = Recipe.parse({"data": {"path": str(tmp_path / "near.cxi")}})
 
-    def begin(one: Recipe) -> Track:
+    def begin(one: Recipe, frozen: bool, times: int) -> Track:
         raise OverBudget
 
     assert settled(recipe, load_measurement(recipe.data), begin, lambda key, sentence: None) is recipe

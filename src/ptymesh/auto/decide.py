@@ -30,7 +30,7 @@ from ptymesh.run.recipe import Recipe, engine_of
 
 #: Views times pixels that are swept where nobody says, some 45 s on two cores; between so many sweeps. Shares of them
 #: that may be spent when the optics are known, when the questions end, and when the epochs are known.
-WORK, FEWEST, MOST, OPTICS, QUESTIONS, LENGTH = 1.1e10, 400, 1500, 0.15, 0.4, 0.7
+WORK, FEWEST, MOST, OPTICS, QUESTIONS, LENGTH = 1.1e10, 400, 1500, 0.25, 0.45, 0.725
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
@@ -192,10 +192,11 @@ class _Interview:
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
-        def begin(recipe: Recipe) -> Track:
+        def begin(recipe: Recipe, frozen: bool, times: int) -> Track:
             arena = Arena(recipe, self._part(recipe), self.world, self.stop, self.budget, self.scan.views)
             try:
-                return arena.run(arena.start(self._first(arena)), OPENING, OPTICS)
+                still = {"probe": {"frozen": OPENING}} if frozen else {}
+                return arena.run(arena.start({**self._first(arena), **still}), times * OPENING, OPTICS)
             finally:
                 arena.close()
 

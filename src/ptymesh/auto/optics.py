@@ -21,18 +21,22 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
 
-#: Radii of the beam that are tried, as shares of FOV, on either side of the focus; then factors of the best.
-RADII, FACTORS = (0.06, 0.12, 0.24), (1.35, 1.12)
+#: Radii of the beam that are tried, as shares of FOV, on either side of the focus. Between them a reconstruction finds
+#: its way; finer steps would lead to beams that are too wide, which fit any pattern more easily.
+RADII = (0.06, 0.12, 0.24)
 #: Factors of the distance: as far as this at first, then the square root of that; never further than MOST.
 STEP, MOST = 1.1, 1.5
+#: At first, longer distances look better than they are: the last word is spoken after so many times the usual epochs,
+#: among what looked best, and shorter ones by these factors.
+LONGER, SHORTER = 4, (1.0, STEP**-0.5)
 #: By so many standard errors another number has to lower the held-out residual. A share is not asked for: where counts
 #: are few, noise is most of it.
 SURE = 3.0
 #: Views by whose mean pattern the beam's cone is measured.
 VIEWS = 64
 
-#: Begins a recipe, and says how far it came.
-Begin = Callable[[Recipe], Track]
+#: Begins a recipe, with a probe that stays as it is or not, for so many times the usual epochs; says how far it came.
+Begin = Callable[[Recipe, bool, int], Track]
 Note = Callable[[str, str], None]
 
 
@@ -76,7 +80,8 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
         return recipe.model_copy(update={"probe": recipe.probe.model_copy(update={"start": changed})})
 
     far = [sign * share * unit for share in RADII for sign in (1, -1)]
-    best, first = _best(at, 0.0, [far, *([0.0] * len(FACTORS))], begin, FACTORS)
+    # a probe that moves would soon make up for the wrong defocus
+    best, first = _best(at, 0.0, far, lambda one: begin(one, True, 1))
     if best is None or first is None:
         return recipe
     z, track = best
@@ -99,23 +104,33 @@ def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Re
         data = recipe.data.model_copy(update={"distance_m": float(f"{told * factor:.4g}")})
         return recipe.model_copy(update={"data": data})
 
-    steps = [[STEP, 1 / STEP]]
-    best, first = _best(at, 1.0, steps, begin, (STEP, STEP**0.5, STEP**0.25))
+    factors = (STEP, STEP**0.5, STEP**0.25)
+    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda one: begin(one, False, 1), factors)
     if best is None or first is None:
         return recipe
-    factor, track = best
-    if factor == 1 or not better(track, first, errors=SURE):
+    try:
+        first = begin(recipe, False, LONGER)
+        ends = {factor: begin(at(factor), False, LONGER) for factor in (best[0] * shorter for shorter in SHORTER)}
+    except OverBudget:
+        return recipe
+    factor = min(ends, key=lambda one: ends[one].value)
+    if factor == 1 or not better(ends[factor], first, errors=SURE):
         note("data.distance_m", "As the file says: others were tried, and none helps clearly.")
         return recipe
-    note("data.distance_m", f"{factor:.3g} times what the file says: {track.value:.5f}, as told {first.value:.5f}.")
+    said = f"{ends[factor].value:.5f}, as told {first.value:.5f}"
+    note("data.distance_m", f"{factor:.3g} times what the file says: {said}.")
     return at(factor)
 
 
 def _best(
-    at: Callable[[float], Recipe], begin_at: float, rounds: Sequence[Any], begin: Begin, factors: Sequence[float]
+    at: Callable[[float], Recipe],
+    told: float,
+    others: Sequence[float],
+    begin: Callable[[Recipe], Track],
+    factors: Sequence[float] = (),
 ) -> tuple[tuple[float, Track] | None, Track | None]:
-    """The best number and its track, and that of the first; first among the numbers of the first round, then up and
-    down by each factor in turn as long as that helps. None where nothing could be begun."""
+    """The best number and its track, and that of the one that is told: among that one and others, then up and down by
+    each factor in turn as long as that helps. None where nothing could be begun."""
     tried: dict[float, Track] = {}
     refused = set()
 
@@ -128,17 +143,17 @@ def _best(
         return tried[x].value if x in tried else math.inf
 
     try:
-        value(begin_at)
-        best = min([begin_at, *rounds[0]], key=value)
+        value(told)
+        best = min((told, *others), key=value)
         for factor in factors:
-            while best and 1 / MOST < abs(best / (begin_at or best)) < MOST:
+            while 1 / MOST < best < MOST:
                 around = min((best / factor, best * factor), key=value)
                 if value(around) >= value(best):
                     break
                 best = around
     except OverBudget:
         pass
-    if begin_at not in tried:
+    if told not in tried:
         return None, None
     x = min(tried, key=lambda one: tried[one].value)
-    return (x, tried[x]), tried[begin_at]
+    return (x, tried[x]), tried[told]

@@ -17,7 +17,7 @@ class Vortices(Cause):
     title: ClassVar[str] = "Phase vortices in the object"
     patterns: ClassVar[bool] = False
     threshold: ClassVar[float] = 0.5
-    weight: ClassVar[float] = 1.5
+    weight: ClassVar[float] = 4.0  # nothing else winds a phase where there is light
 
     def number(self, look: Look) -> float:
         """How many where the scan is well lit."""
