@@ -200,7 +200,8 @@ def test_where_nothing_was_summed_nothing_is_added(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_two_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_two_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, alone: bool) -> None:
     """To the last bit what torch makes of them, also where a second part decides it; in rows of their own."""
     random = torch.Generator().manual_seed(5)
 
@@ -215,7 +216,7 @@ def test_two_sums_together_round_once(dtype: torch.dtype, slices: int, parts: in
     found = []
     for backend in (CpuBackend(dtype), Backend()):
         fields = torch.zeros(slices, 64, 96, dtype=dtype), torch.zeros(slices, 64, 96, dtype=dtype.to_real())
-        backend.combine(own, other, rows, columns, 2, fields)
+        backend.combine(own, None if alone else other, rows, columns, 2, fields)
         found.append(fields)
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs) and bool(theirs.abs().max() > 1)

@@ -28,7 +28,9 @@ from ptymesh.estimate import BLOCK
 #: What completes sums: arrays in the estimate's precision become what two in double are together, on some blocks
 #: (Backend.combine).
 Pair = tuple[Tensor, Tensor]
-Combine = Callable[[Pair, Pair, Tensor, Tensor, int, Pair], None]
+Combine = Callable[[Pair, Pair | None, Tensor, Tensor, int, Pair], None]
+#: Blocks (n,), and the ranks whose views reach into them.
+Shares = tuple[tuple[tuple[int, ...], Tensor, Tensor], ...]
 #: Arrays of this dtype, and how many.
 Kind = tuple[torch.dtype, int]
 
@@ -69,19 +71,17 @@ class Common:
         assert self.found is not None
         count, size = len(rows), len(self.sums)
         some = slice(count * self.rank // size, count * (self.rank + 1) // size)  # in the order of rows
-        return self._sum(rows[some], columns[some], 0, self.found, combine, count, others)
+        shares = ((tuple(range(size)), rows[some], columns[some]),) if some.start < some.stop else ()
+        return self._sum(shares, 0, self.found, combine, count, others)
 
-    def sum_panel(
-        self, top: int, rows: Tensor, columns: Tensor, found: Pair, combine: Combine, *others: Tensor
-    ) -> list[Tensor]:
+    def sum_panel(self, top: int, shares: Shares, found: Pair, combine: Combine, *others: Tensor) -> list[Tensor]:
         """`found` (L, h, W), with sums over ranks on blocks (n,) of a panel, which begins in this row of blocks, and
         those of other tensors. Collective."""
-        return self._sum(rows, columns, top, found, combine, len(rows), others)
+        return self._sum(shares, top, found, combine, sum(len(rows) for _, rows, _ in shares), others)
 
     def _sum(
         self,
-        rows: Tensor,
-        columns: Tensor,
+        shares: Shares,
         top: int,
         found: Pair,
         combine: Combine,
@@ -92,19 +92,21 @@ class Common:
 
         def act() -> list[Tensor]:
             summed = self.means.summed(others)
-            if len(rows):
-                *more, last = [pair for rank, pair in enumerate(self.sums) if rank != self.rank]
-                self._add(more, rows + top, columns)
-                combine(self.own, last, rows, columns, top, found)
+            for ranks, rows, columns in shares:
+                # nobody else reads or writes these blocks now, whoever has added to them
+                first, *more = [self.sums[rank] for rank in ranks]
+                self._add(first, more[1:], rows + top, columns)
+                combine(first, more[0] if more else None, rows, columns, top, found)
             # nobody adds to sums any more before all have read them
             self.means.meet(count * BLOCK**2 * sum(len(field) * field.element_size() for field in self.own))
             return [*found, *summed]
 
         return self.means.recorded(act)
 
-    def _add(self, more: list[Pair], rows: Tensor, columns: Tensor) -> None:
-        """What others have on these blocks (n,) is added to what this rank has."""
-        own = [field.numpy() for field in self.own]
+    @staticmethod
+    def _add(sums: Pair, more: list[Pair], rows: Tensor, columns: Tensor) -> None:
+        """What others have on these blocks (n,) is added to sums."""
+        own = [field.numpy() for field in sums]
         theirs = [[field.numpy() for field in pair] for pair in more]
         for top, bottom, left, right in rectangles(rows.numpy(), columns.numpy()) if more else ():
             for pair in theirs:

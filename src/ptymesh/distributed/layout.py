@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.common import Combine, Common
+from ptymesh.distributed.common import Combine, Common, Shares
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.windows import SharedWindows
@@ -112,7 +112,8 @@ class Blocks:
     mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
     given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
     arrives or is summed for others, ascending (distributed/tiled.py). whole: rows and columns of the blocks of the
-    whole object that the batch covers, where windows are cut from that (distributed/panels.py).
+    whole object that the batch covers, where windows are cut from that, and own, of those that this rank's views reach;
+    shares: of the blocks here, by the ranks whose views do (distributed/panels.py).
     """
 
     rows: Tensor
@@ -123,11 +124,18 @@ class Blocks:
     taken: dict[int, Tensor] = field(default_factory=dict)
     shared: Tensor | None = None
     whole: tuple[Tensor, Tensor] | None = None
+    own: tuple[Tensor, Tensor] | None = None
+    shares: Shares = ()
+
+    @property
+    def covered(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of all blocks of what windows are cut from that the batch covers."""
+        return (self.rows, self.columns) if self.whole is None else self.whole
 
     @property
     def added(self) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the blocks to which this rank adds."""
-        return (self.rows, self.columns) if self.whole is None else self.whole
+        """Those to which this rank adds, at most."""
+        return self.covered if self.own is None else self.own
 
     def none(self) -> Blocks:
         """A set without any block."""

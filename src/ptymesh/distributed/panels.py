@@ -12,7 +12,7 @@ repeats what another rank does, and nobody keeps what another rank keeps (Rajbha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,12 +24,12 @@ from torch import Tensor
 from ptymesh.distributed.common import Combine, Common, rectangles
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.layout import (
+    COVERED,
     Blocks,
     BlockSparseField,
     Boxes,
     Layout,
     Replicated,
-    blocks_together,
     owners,
     where,
 )
@@ -42,6 +42,10 @@ from ptymesh.physics.blocks import Leaf, cut_blocks
 
 #: A panel is written as a whole where more than this share of its blocks has changed.
 MOST = 0.5
+
+
+#: Ranks that a block's views may belong to are kept as bits of a number.
+MOST_RANKS = 63
 
 
 @dataclass
@@ -92,7 +96,7 @@ class Panels(Tiled):
     @staticmethod
     def fit(world: World, extent: tuple[int, int]) -> bool:
         """Whether these ranks may have an object of `extent` pixels in panels."""
-        return world.shares_memory and extent[0] // BLOCK >= world.size > 1
+        return world.shares_memory and extent[0] // BLOCK >= world.size > 1 and world.size <= MOST_RANKS
 
     # --- who owns what ---
 
@@ -203,19 +207,34 @@ class Panels(Tiled):
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Blocks of the panel that the windows of these views reach into, and those of the whole object."""
-        rows, columns = where(boxes.cover(views))
-        return self._of_panel(Blocks(sent(rows, self.world.device), sent(columns, self.world.device)))
+        return self.blocks_of(boxes, [views])[0]
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """The same of several batches, worked out together."""
-        return [self._of_panel(found) for found in blocks_together(boxes, batches, self.world.device)]
+        found, (height, width) = list[Blocks](), boxes.sides
+        step = max(1, COVERED // max(1, height * width))
+        for some in (batches[start : start + step] for start in range(0, len(batches), step)):
+            reached = np.zeros((len(some), height, width), dtype=np.int64)
+            for rank in range(self.world.size):
+                reached |= boxes.covers([views[self.owner[views] == rank] for views in some]).astype(np.int64) << rank
+            found += [self._found(one) for one in reached]
+        return found
 
-    def _of_panel(self, found: Blocks) -> Blocks:
-        tile = self.tiles[self.world.rank]
-        ends = torch.tensor([tile.top // BLOCK, tile.bottom // BLOCK], device=found.rows.device)
-        first, after = torch.searchsorted(found.rows, ends).tolist()
-        rows, columns = found.rows[first:after] - tile.top // BLOCK, found.columns[first:after]
-        return replace(found, rows=rows, columns=columns, whole=(found.rows, found.columns))
+    def _found(self, reached: np.ndarray) -> Blocks:
+        """Of one batch, where the ranks whose views reach into a block are bits of its number (H/b, W/b)."""
+        me, device = self.world.rank, self.world.device
+        top, bottom = self.tiles[me].top // BLOCK, self.tiles[me].bottom // BLOCK
+
+        def places(mask: np.ndarray) -> tuple[Tensor, Tensor]:
+            rows, columns = where(mask)
+            return sent(rows, device), sent(columns, device)
+
+        panel, shares = reached[top:bottom], []
+        for number in np.unique(panel[panel > 0]).tolist():
+            ranks = tuple(rank for rank in range(self.world.size) if number >> rank & 1)
+            shares.append((ranks, *places(panel == number)))
+        own = places(reached >> me & 1 > 0)
+        return Blocks(*places(panel > 0), whole=places(reached > 0), own=own, shares=tuple(shares))
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """None: all views are swept before sums travel."""
@@ -230,7 +249,7 @@ class Panels(Tiled):
     ) -> Callable[..., list[Any]]:
         """See the base; of the panel's blocks."""
         top = self.tiles[self.world.rank].top // BLOCK
-        return partial(common.sum_panel, top, blocks.rows, blocks.columns, found, combine)
+        return partial(common.sum_panel, top, blocks.shares, found, combine)
 
     def windows(
         self, views: np.ndarray, window: tuple[int, int], dtype: torch.dtype, each: bool

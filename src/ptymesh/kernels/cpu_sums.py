@@ -78,7 +78,7 @@ class CpuSums(FusedBackend):
     def combine(
         self,
         sums: tuple[Tensor, Tensor],
-        more: tuple[Tensor, Tensor],
+        more: tuple[Tensor, Tensor] | None,
         rows: Tensor,
         columns: Tensor,
         top: int,
@@ -87,7 +87,8 @@ class CpuSums(FusedBackend):
         """As `Backend.combine`."""
         inside = places_of(rows, columns)
         places = np.concatenate((inside + np.array([[[top], [0]]]), inside))
-        compiled_blocks.add(places, bands_of_rows(), *arrays_of(*sums), *arrays_of(*more), *arrays_of(*found))
+        both = (*arrays_of(*sums), *arrays_of(*(sums if more is None else more)))
+        compiled_blocks.add(places, bands_of_rows(), more is None, *both, *arrays_of(*found))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As `Backend.largest`."""

@@ -255,17 +255,19 @@ class Backend:
     def combine(
         self,
         sums: tuple[Tensor, Tensor],
-        more: tuple[Tensor, Tensor],
+        more: tuple[Tensor, Tensor] | None,
         rows: Tensor,
         columns: Tensor,
         top: int,
         found: tuple[Tensor, Tensor],
     ) -> None:
         """Fields (L, h, W) become what two sums (parts L, H, W) of the object, and their weights, are together on these
-        blocks (n,); the sums begin `top` rows of blocks before the fields."""
-        for own, other, target in zip(sums, more, found, strict=True):
-            both = [cut_blocks(parts, rows + top, columns) for parts in (own, other)]
-            put_blocks(target, rows, columns, narrowed(both[0] + both[1], target.dtype, len(target)))
+        blocks (n,), or the first alone; the sums begin `top` rows of blocks before the fields."""
+        for place, target in enumerate(found):
+            total = cut_blocks(sums[place], rows + top, columns)
+            if more is not None:
+                total = total + cut_blocks(more[place], rows + top, columns)
+            put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""

@@ -100,8 +100,8 @@ class Accumulator:
             views=len(self.batch.views) if self.alone else None,
             windows=self.windows,
         )
-        of_part = self.blocks.rows, self.blocks.columns
-        problem.backend.begin(self.sums, *(of_part if self.windows else self.blocks.added), self.found)
+        blocks = (self.blocks.rows, self.blocks.columns) if self.windows else self.blocks.covered
+        problem.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
@@ -114,7 +114,7 @@ class Accumulator:
         if not whole or self.alone:
             return None
         assert self.task
-        given = (problem.model, self.estimate.probe, self.task, self._shifted, len(views), len(self.blocks.added[0]))
+        given = (problem.model, self.estimate.probe, self.task, self._shifted, len(views), len(self.blocks.covered[0]))
         if not problem.backend.hands_over(*given):
             return None
         return problem.layout.windows(views, self.estimate.window, problem.dtype, self._shifted)

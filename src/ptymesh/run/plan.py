@@ -370,7 +370,7 @@ def _traffic(
         return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
     if isinstance(layout, Panels):
         handed = traits.objects * block * len(blocks.rows)
-        if _hands_over_windows(scan, engine, views * pixels, len(blocks.added[0])):
+        if _hands_over_windows(scan, engine, views * pixels, len(blocks.covered[0])):
             handed = 3 * scan.real_bytes * pixels * math.ceil(views / layout.world.size)
         seen = 2 * scan.real_bytes * scan.slices * BLOCK * BLOCK * len(blocks.rows)
         return 0.0, 0.0, handed + seen + others + traits.maxima * scan.slices * scan.real_bytes
