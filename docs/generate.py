@@ -23,6 +23,7 @@ from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
 from ptymesh.run.recipe import Recipe
+from ptymesh.run.starts import PROBE_STARTS, ProbeStart
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
 MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
@@ -212,7 +213,9 @@ def chosen(model: type[BaseModel]) -> str:
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """Groups of keys in a type."""
+    """Groups of keys in a type; of a probe start, all those that there are."""
+    if annotation is ProbeStart:
+        return list(PROBE_STARTS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for argument in get_args(annotation) for found in models(argument)]

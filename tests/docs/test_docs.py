@@ -222,6 +222,38 @@ def test_the_reader_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pm.load(path)
 
 
+def test_the_probe_start_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ptymesh as pm
+    from ptymesh.run.starts import PROBE_STARTS
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("Vortex"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(PROBE_STARTS, "_own", PROBE_STARTS._own | {"vortex": names["Vortex"]})
+    measured = pm.load(scan)
+    pixel, (h, w) = measured.geometry.object_pixel_m, measured.window
+    assert pixel is not None
+    start = {"kind": "vortex", "width_m": 5 * pixel[0], "charge": -2}
+    probe = Reconstruction(measured, device="cpu", probe={"start": start}).probe[0]
+    assert probe[h // 2, w // 2] == 0
+    ring = [probe[h // 2 + y, w // 2 + x] for y, x in ((0, 4), (4, 0), (0, -4), (-4, 0))]
+    turns = np.angle(np.array(ring) / ring[0])
+    assert np.allclose(np.exp(1j * turns), [1, -1, 1, -1], atol=1e-5)
+
+
+def test_the_writer_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptymesh.io.results import Result
+    from ptymesh.run.writers import WRITERS, write
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "def npz(" in block]
+    exec(compile(block, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(WRITERS, "_own", WRITERS._own | {"npz": names["npz"]})
+    waves = np.full((1, 8, 8), 2j, np.complex64)
+    (path,) = write("npz", Result(waves, waves, np.zeros((4, 2)), {}), tmp_path)
+    with np.load(path) as found:
+        assert np.allclose(found["amplitude"], 2) and np.allclose(found["phase"], np.pi / 2)
+
+
 def test_the_kernel_of_the_guide() -> None:
     names: dict[str, Any] = {"__name__": "guide"}
     exec(compile(guide("OnePass"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ptymesh import plot
-from ptymesh.compare import illuminated, illumination
+from ptymesh.compare import illumination
 from ptymesh.errors import BadInput
 from ptymesh.files import writing
 from ptymesh.io.results import Result
@@ -51,7 +51,6 @@ def write_figures(
     *,
     prefix: str = "",
     suffix: str = "png",
-    tiff: bool = False,
     patterns: Patterns | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Path]:
@@ -59,7 +58,6 @@ def write_figures(
 
     Args:
         suffix: png, pdf or svg.
-        tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
         before_each: called before each file is written; may raise.
 
@@ -76,10 +74,6 @@ def write_figures(
             before_each()
             plot.save_figure(figure, path)
             written.append(path)
-        if tiff:
-            before_each()
-            written += plot.object_tiffs(folder, result.object, result.pixel_size_m, illuminated(light, 0.05), prefix)
-            written += plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
     return written
 
 
