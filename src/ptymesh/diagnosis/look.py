@@ -124,6 +124,14 @@ class Look:
         return bool((self.y == np.round(self.y)).all())
 
     @cached_property
+    def excess(self) -> float:
+        """Misfit over what counting would leave of it, of the modelled intensities: about 1 where all is explained.
+        Infinite where the patterns are no counts."""
+        if not self.whole:
+            return math.inf
+        return float((self.misfit**2).sum() / max(counting(self.modelled[self.good]).sum(), 1e-30))
+
+    @cached_property
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
         """What each view asks of its position, and the standard error of that from counting, (B, 2) y x, in pixels.
 
