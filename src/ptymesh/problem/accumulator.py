@@ -216,7 +216,7 @@ class Accumulator:
         problem = self.problem
         problem.collected()
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
-        parts.append(torch.full((), float(self.batch.stop), dtype=torch.float64, device=problem.device))
+        parts.append(problem.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
         while self._asks_for_more(rest[-1]):
             self._again()

@@ -90,6 +90,8 @@ class Problem:
             try_transforms(self.device, dtype, measurement.window)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
+        #: What a rank says: that it was not asked to stop, or was.
+        self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         #: What can be done with fields of the object.
