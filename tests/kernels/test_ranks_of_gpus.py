@@ -37,7 +37,6 @@ def ran(check: str, size: int, folder: Path, *more: str) -> list[tuple[int, str,
 
 @pytest.mark.stand_in
 @pytest.mark.timeout(900)
-@pytest.mark.xfail(run=False, reason="since 25 November 2026 two ranks on pretended devices do not come back: a defect")
 def test_the_same_bits_as_one_rank_in_both_layouts(tmp_path: Path) -> None:
     ((status, alone, error),) = ran("bits", 1, tmp_path, ENGINES)
     assert status == 0, error
