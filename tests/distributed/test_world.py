@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ptymesh.distributed.boxes import Blocks, Boxes
 from ptymesh.distributed.devices import device_for
-from ptymesh.distributed.layout import Blocks, Boxes, Replicated, along_curve
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.owners import along_curve
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.physics import views
