@@ -126,7 +126,7 @@ def test_several_batches_cover_what_each_does(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(boxes.covers(batches), wanted) and not wanted[-1].any() and len(batches[-1])
     layout = Replicated(Solo(), anchors.double().numpy())
     for covered in (1, 41, 1 << 20):  # one batch at a time, two, all
-        monkeypatch.setattr("ptymesh.distributed.layout.COVERED", covered)
+        monkeypatch.setattr("ptymesh.distributed.boxes.COVERED", covered)
         found = layout.blocks_of(boxes, batches)
         each = [layout.blocks(boxes, views) for views in batches]
         for name in ("rows", "columns"):
