@@ -206,7 +206,7 @@ class Watchdog(threading.Thread):
             self._forgive()
             try:
                 with self._lock:
-                    verdict = self._tick()
+                    verdict = None if self._done.is_set() else self._tick()
             except Exception as error:
                 gone = self._idle() > self._budget()  # else it may still end by itself, after a checkpoint
                 verdict = self._without_store(error) if gone else None
@@ -233,6 +233,8 @@ class Watchdog(threading.Thread):
     def leave(self, failed: bool = False) -> None:
         """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
         self._done.set()
+        if self.is_alive() and threading.current_thread() is not self:  # Python would abort should it end within a
+            self.join(LAST_S)  # call of the store, whose C++ cannot be unwound
         stopping.forget(self.stopped)
         if not failed:
             self.heartbeat.phase = "left"
