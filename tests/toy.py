@@ -25,13 +25,13 @@ class Toy:
     model: Model
     truth: Estimate
 
-    def problem(self, world: World | None = None, layout: str = "replicated") -> Problem:
-        """As one rank of `world` sees it."""
+    def problem(self, world: World | None = None, layout: str = "replicated", halves: bool = False) -> Problem:
+        """As one rank of `world` sees it; halves: precision is mixed."""
         world, scan = world or Solo(), self.measurement
         owners = (
             Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
         )
-        return Problem(self.model, scan, owners, self.truth.object.dtype)
+        return Problem(self.model, scan, owners, self.truth.object.dtype, halves=halves)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:
         """An object of ones, the true probe disturbed, positions disturbed by up to `position_error` px."""

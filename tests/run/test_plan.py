@@ -109,6 +109,17 @@ def test_waves_that_engines_keep_and_chunks_of_gpus_count() -> None:
     assert memory("lsqml", batch=3000) > memory("lsqml", batch=40) + 2 * 740 * wave
 
 
+def test_kept_waves_take_half_in_mixed_precision() -> None:
+    """Of the plan, and of what an engine and a batch really hold."""
+    for name, kept in (("dm", 1), ("raar", 2), ("ap", 1), ("lsqml", 2)):
+        single, mixed = (
+            costs(replace(big(1024), kept_bytes=bytes_), ENGINES[name](epochs=1), 0, 1, MACHINE)["replicated"].memory
+            for bytes_ in (4, 2)
+        )
+        views = 64 if name == "lsqml" else 3000  # of a batch
+        assert single - mixed == kept * views * 4 * 128 * 128, name
+
+
 def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured, and the chunk, are those of the world's device."""
     found: list[object] = []

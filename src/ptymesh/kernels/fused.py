@@ -9,20 +9,19 @@ arithmetic on blocks) is left to torch (`Backend`), unless a kernel says otherwi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, step_along
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,22 @@ class FusedBackend(Backend, ABC):
             self.prepare()
         return FusedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
 
-    def kept(self, intermediates: Intermediates) -> Intermediates | None:
+    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
         """A fused intermediates with its probes, which took a transform."""
         if not isinstance(intermediates, FusedIntermediates):
             return None
         intermediates.__dict__.pop("exit", None)  # made again if it is asked for
-        return intermediates
+        if not halves or intermediates.beams.shared:
+            return lambda: intermediates
+        amplitudes, probes = intermediates.beams.amplitudes, Halves.of(intermediates.beams.waves)
+        del intermediates.__dict__["beams"]
+
+        def again() -> Intermediates:
+            made = copy(intermediates)
+            made.__dict__["beams"] = Beams(probes.waves, amplitudes)
+            return made
+
+        return again
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""

@@ -11,6 +11,7 @@ and `exit`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -129,8 +130,9 @@ class Backend:
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
         return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr), chunk.values)
 
-    def kept(self, intermediates: Intermediates) -> Intermediates | None:
-        """The intermediates without what a later pass can do without; None where it is to be made again instead."""
+    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
+        """What gives the intermediates back, without what a later pass can do without; None where they are to be made
+        again instead. halves: whether waves are kept as such."""
         return None
 
     def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from ptymesh.run.starts import (
     ProbeOptions,
     ResultStart,
 )
+from ptymesh.types import Precision, complex_dtype
 from ptymesh.unknowns import LARGEST
 
 #: Relative difference of pixel sizes below which two grids are the same.
@@ -63,7 +64,7 @@ def initial_estimate(
     *,
     object: ObjectOptions,
     probe: ProbeOptions,
-    precision: Literal["single", "double"],
+    precision: Precision,
     device: torch.device | str,
     margin_px: int,
     seed: int,
@@ -86,7 +87,7 @@ def initial_estimate(
     Raises:
         BadInput: a start that the geometry, the window or a file does not allow.
     """
-    geometry, dtype = measurement.geometry, torch.complex64 if precision == "single" else torch.complex128
+    geometry, dtype = measurement.geometry, complex_dtype(precision)
     earlier = _earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:
