@@ -239,6 +239,21 @@ def test_detector(task: str, fidelity: str) -> None:
         compare_detector(GpuCase(dtype, (13, 22), 2, **given), task)
 
 
+@pytest.mark.parametrize("fidelity", ["poisson", "intensity"])
+def test_step_lengths_of_many_spans(fidelity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the reference, and of each view the same bits, whatever others there are."""
+    monkeypatch.setattr(triton_backend, "TILE", 16)
+    monkeypatch.setattr(triton_backend, "SPAN", 2)
+    case = GpuCase(SINGLE, (8, 9), 1, background=2.0, fidelity=fidelity, counts=torch.float32, seed=6)
+    compare_detector(case, "exit_wave_update")
+    waves, found = case.many(), []
+    for places in (list(range(case.views)), [case.views - 1], [case.views - 1, 0]):
+        chunk, change = some_of(case.chunk, places), waves[places]
+        GpuBackend().exit_wave_update(case.model, chunk, change)
+        found.append(change[places.index(case.views - 1)])
+    assert float(found[0].abs().max()) > 0 and all(torch.equal(other, found[0]) for other in found[1:])
+
+
 def test_pixels_without_data_stay() -> None:
     check_pixels_without_data(GpuCase(counts=torch.float64))
 
@@ -250,7 +265,7 @@ def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
     found = []
     for backend in (Backend(), GpuBackend()):
         problem, state = toy.problem(), RunState(toy.start())
-        problem.backend = backend
+        problem.backend = problem.fields.backend = backend
         positions = {"positions": {"gain": 1}} if engine == "lsqml" else {}
         Loop(problem, state, [ENGINES[engine](epochs=1, batch=4, **positions)], seed=7).run()
         found.append(state.estimate)

@@ -102,6 +102,23 @@ class FusedIntermediates(Intermediates):
         return self._cut[1]
 
 
+@dataclass(frozen=True)
+class KeptProbes:
+    """Intermediates that are kept with their probes, in whole or as halves, and are given back when this is called."""
+
+    intermediates: FusedIntermediates
+    probes: Tensor | Halves
+    amplitudes: Tensor
+
+    def __call__(self) -> Intermediates:
+        """With probes of their own memory where they were halves, which goes when nobody needs it any more."""
+        if not isinstance(self.probes, Halves):
+            return self.intermediates
+        made = copy(self.intermediates)
+        made.__dict__["beams"] = Beams(self.probes.waves, self.amplitudes)
+        return made
+
+
 class FusedBackend(Backend, ABC):
     """A backend whose loops over pixels are kernels: the abstract methods, and what is done at the detector."""
 
@@ -176,17 +193,11 @@ class FusedBackend(Backend, ABC):
         if not isinstance(intermediates, FusedIntermediates):
             return None
         intermediates.__dict__.pop("exit", None)  # made again if it is asked for
-        if not halves or intermediates.beams.shared:
-            return lambda: intermediates
-        amplitudes, probes = intermediates.beams.amplitudes, Halves.of(intermediates.beams.waves)
+        beams = intermediates.beams
+        if not halves or beams.shared:
+            return KeptProbes(intermediates, beams.waves, beams.amplitudes)
         del intermediates.__dict__["beams"]
-
-        def again() -> Intermediates:
-            made = copy(intermediates)
-            made.__dict__["beams"] = Beams(probes.waves, amplitudes)
-            return made
-
-        return again
+        return KeptProbes(intermediates, Halves.of(beams.waves), beams.amplitudes)
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""

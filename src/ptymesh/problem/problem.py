@@ -10,8 +10,9 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -102,7 +103,10 @@ class Problem:
         self.stop_requested = False
         self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         #: What a rank says: that it was not asked to stop, or was.
-        self.answers = torch.arange(2, dtype=self.real, device=self.device).unbind()
+        self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
+        #: Where a device finds shifts, limits and the largest terms of a batch's sums.
+        zeros = partial(torch.zeros, dtype=torch.float64, device=self.device)
+        self.steps = zeros(SUMS, 2), zeros(SUMS), zeros(SUMS)
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
         #: Whether waves of a batch are kept for a second sweep, and of how many views they have been in this one.
@@ -418,9 +422,14 @@ class Problem:
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
 
+    def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
+        """work(*few), of a few numbers, in which nothing but these changes within a stage: a GPU launches it as one."""
+        found = self.backend.repeat((name,), work, brought=few)
+        return found if self.device.type == "cpu" else found.clone()
+
     def reduction(self, *shape: int) -> Reduction:
         """A sum over views of numbers or arrays of this shape."""
-        return Reduction(shape, self.device)
+        return Reduction(shape, self.device, self.backend.repeat)
 
     def totals(self, *reductions: Reduction) -> list[Tensor]:
         """Sums over all ranks, float64."""
@@ -455,12 +464,12 @@ class Problem:
 
         d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
         """
-        if swept.chi is None:  # nothing has moved: they are what they were
-            intermediates = self.forward(estimate, swept.chunk)
-            chi = self.backend.detector(self.model, swept.chunk, intermediates, "exit_wave_update")[0]
-            swept = self._kept(swept.chunk, intermediates, chi)
-        kept = swept.intermediates
-        intermediates = self.forward(estimate, swept.chunk) if kept is None else kept()
+        if swept.chi is None:  # nothing has moved: waves are what they were
+            again = self.forward(estimate, swept.chunk)
+            waves = self.backend.detector(self.model, swept.chunk, again, "exit_wave_update")[0]
+            swept = self._kept(swept.chunk, again, waves)
+        assert swept.chi is not None
+        intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
         return self.backend.systems(self.model, swept.chunk, intermediates, d_object, d_probe, chi[:, :modes])
 
