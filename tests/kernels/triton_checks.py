@@ -27,9 +27,10 @@ from torch import Tensor
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_backend
-from ptymesh.kernels.fused import FusedIntermediates
+from ptymesh.kernels.fused import FusedIntermediates, KeptProbes
 from ptymesh.kernels.triton_backend import GpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.run.loop import Loop
@@ -111,6 +112,20 @@ def test_position_steps(subpixel: str) -> None:
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_systems(subpixel: str) -> None:
     compare_systems(GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel))
+
+
+def test_probes_of_views_are_kept_as_halves() -> None:
+    """And come back in memory of their own each time, or as they were where precision is not mixed."""
+    case, backend = GpuCase(SINGLE, (4, 6), 1), GpuBackend(capture=False)
+    given = backend.forward(case.model, case.chunk, case.object, case.probe)
+    assert isinstance(given, FusedIntermediates)
+    waves = given.beams.waves.clone()
+    assert backend.kept(given)() is given and torch.equal(given.beams.waves, waves)
+    kept = backend.kept(given, halves=True)
+    assert isinstance(kept, KeptProbes) and isinstance(kept.probes, Halves) and "beams" not in vars(given)
+    again = kept()
+    assert isinstance(again, FusedIntermediates) and torch.equal(again.beams.waves, Halves.of(waves).waves)
+    assert 0 < relative(again.beams.waves.cpu(), waves.cpu()) < 4.9e-4 and "beams" not in vars(given)
 
 
 def empty(case: GpuCase, parts: int) -> Adjoints:
