@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: help setup demo docs test lint types contract pytest package slurm stand-in conformance fuzz faults kills gpu-check clean
+.PHONY: help setup demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
 	@echo "make test    lint, types, import contract, tests"
+	@echo "make long    further seeds, ranks and moments of what make test tries once"
 	@echo "make docs    the documentation as a site for a browser: site/index.html"
 	@echo "make package wheel and sdist, installed into fresh environments and used there; both in dist/"
 	@echo "make stand-in  what GPUs would do, on devices that are pretended: the checks that take minutes"
@@ -20,13 +21,23 @@ help:
 
 setup: $(VENV)/.installed
 
+# Which Triton, torch says: its builds for CUDA, which pip takes on Linux unless it is told of others, ask for one version
+# exactly. constraints.txt has the one beside torch's builds for CPUs.
+PINS = $(VENV)/constraints.txt
+PIP  = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@grep -v '^triton==' constraints.txt > $(PINS)
+	$(PIP) torch
+	@$(BIN)/python -c "import sys, importlib.metadata as m; sys.exit('triton' not in str(m.requires('torch')))" \
+	  || cp constraints.txt $(PINS)
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 demo: setup
 	$(BIN)/ptymesh demo --ranks 2 --out demo
+	@echo "In this shell, '. $(BIN)/activate' lets you type ptymesh."
 
 # Warnings are errors; then every link within the site is followed, and nothing may be fetched from a network.
 docs: setup $(VENV)/.docs
@@ -34,14 +45,14 @@ docs: setup $(VENV)/.docs
 	$(BIN)/python docs/check_site.py site
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 test: lint types contract pytest
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs benchmarks
+	$(BIN)/ruff format --check src tests docs benchmarks
 
 types: setup
 	$(BIN)/mypy
@@ -53,9 +64,13 @@ contract: setup
 pytest: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
+# What would keep `make test` too long: more seeds, moments, and numbers of ranks.
+long: setup
+	$(BIN)/python -m pytest -m long -n 3 --dist worksteal
+
 # With the newest versions of what ptymesh needs, and with the oldest that pyproject.toml allows: minutes, and a network.
 package: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,package]'
+	$(PIP) --editable '.[dev,package]'
 	$(BIN)/python -m pytest -m package -n 2 tests/packaging
 
 # What takes minutes in Triton's interpreter and on devices that are pretended.

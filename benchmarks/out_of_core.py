@@ -12,20 +12,20 @@ The disk's bandwidth is that of the same file: patterns in random order, and in 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 
 import ptymesh as pm
 from ptymesh.engines import ENGINES
 from ptymesh.measurement import Measurement
-from ptymesh.storage.patterns import Patterns, size
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from ptymesh.storage.patterns import Patterns, size
 
 PIECE = 64
 
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    here = record.about()
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         path = args.data or Path(folder) / "scan.cxi"
         if args.data is None:
@@ -115,8 +116,7 @@ def main() -> None:
     ]
     for name, value in rows:
         print(f"{name:56}{value}")
-    if args.out:
-        args.out.write_text(json.dumps({"table": dict(rows), "runs": [numbers for _, numbers in runs]}, indent=1))
+    record.write(args.out, here | {"table": dict(rows), "runs": [numbers for _, numbers in runs]})
 
 
 if __name__ == "__main__":

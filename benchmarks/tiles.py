@@ -3,6 +3,7 @@
     python benchmarks/tiles.py memory --data big.cxi        4 ranks: peak memory above imports, bytes per batch
     python benchmarks/tiles.py batches --data big.cxi       a batch of 64 there and on an object of 1,024 x 1,024
     python benchmarks/tiles.py ranks                        2 ranks of a thread against 1 rank of two threads
+                                    --out tiles.json        what was found, beside what the file holds already
 
 `ptymesh simulate big.cxi --views 20000 --window 128 --object-size 4096 --compression none` makes the data of the first.
 Nothing else should run on the machine.
@@ -95,10 +96,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    from record import about, write
+
+    measure = {"memory": memory, "batches": batches, "ranks": ranks_against_threads}[arguments.what]
+    here = about(threads=2)
     with tempfile.TemporaryDirectory() as folder:
-        tiny = simulated(Path(folder) / "tiny.cxi", 30, 300)
-        {"memory": memory, "batches": batches, "ranks": ranks_against_threads}[arguments.what](arguments, tiny, folder)
+        found = measure(arguments, simulated(Path(folder) / "tiny.cxi", 30, 300), folder)
+    before = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else {}
+    write(arguments.out, before | here | {arguments.what: found})
 
 
 def simulated(path: Path, views: int, side: int) -> str:
@@ -110,7 +117,7 @@ def simulated(path: Path, views: int, side: int) -> str:
     return str(path)
 
 
-def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> None:
+def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """Peak memory of each of 4 ranks above its imports, against the plan; bytes per batch."""
     from ptymesh.io import load_measurement
     from ptymesh.run.plan import Machine, costs, scan_of
@@ -140,9 +147,18 @@ def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> None:
         f"(planned {plans[4].bytes_per_batch / 1e6:.2f} MB), 1/{dense / sent:.0f} of the object (at least 1/20)"
     )
     print(f"seconds per epoch {found[0]['seconds']}")
+    return {
+        "object": list(scan.extent),
+        "views": len(scan.positions),
+        "planned_bytes": {n: plan.memory for n, plan in plans.items()},
+        "above_imports_bytes": [one["above"] for one in found],
+        "planned_bytes_per_batch": plans[4].bytes_per_batch,
+        "bytes_per_batch": sent,
+        "object_bytes": dense,
+    }
 
 
-def batches(arguments: argparse.Namespace, tiny: str, folder: str) -> None:
+def batches(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """Seconds per batch of 64 on the large object, and on one of about 1,024 x 1,024."""
     small = simulated(Path(folder) / "small.cxi", 1280, 1024)
     per_batch: dict[str, list[float]] = {"large": [], "small": []}
@@ -155,11 +171,13 @@ def batches(arguments: argparse.Namespace, tiny: str, folder: str) -> None:
             per_batch[name].append(min(one["seconds"]) / count)
     large, little = (1e3 * statistics.median(per_batch[name]) for name in ("large", "small"))
     print(f"batch of 64: {large:.2f} ms on the large object, {little:.2f} ms on the small one: {large / little:.2f}")
+    return {"ms_per_batch": {"large": large, "small": little}}
 
 
-def ranks_against_threads(arguments: argparse.Namespace, tiny: str, folder: str) -> None:
+def ranks_against_threads(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """2,000 views over about 1,500 x 1,500: 2 ranks of a thread, tiled and replicated, against 1 rank of two."""
     path = simulated(Path(folder) / "scan.cxi", 2000, 1500)
+    found = {}
     for engine in ("rpie", "lsqml"):
         seconds: dict[str, list[float]] = {"one": [], "tiled": [], "replicated": []}
         for _ in range(arguments.repeats):
@@ -173,6 +191,8 @@ def ranks_against_threads(arguments: argparse.Namespace, tiny: str, folder: str)
             f"{engine}: 1 rank of 2 threads {one:.2f} s/epoch; 2 ranks of 1 thread: tiled {tiled:.2f} s "
             f"({tiled / one:.2f}), replicated {whole:.2f} s ({whole / one:.2f})"
         )
+        found[engine] = {"one": one, "tiled": tiled, "replicated": whole, "tries": seconds}
+    return {"s_per_epoch": found}
 
 
 if __name__ == "__main__":

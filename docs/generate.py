@@ -23,6 +23,7 @@ from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
 from ptymesh.run.recipe import Recipe
+from ptymesh.run.starts import PROBE_STARTS, ProbeStart
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
 MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
@@ -59,7 +60,8 @@ for them in [engines](engines.md). Each stands under its name, on/off, with a [s
 OPERATORS = """\
 Pieces of the forward model between probe and detector, in their order, each under its name, on/off. What they declare
 stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns: {object: true,
-probe: true, NAME: true}`); lbfgs moves it always. Results hold it as `/unknowns/NAME`.
+probe: true, NAME: true}`); lbfgs moves it always. Results hold it as `/unknowns/NAME`. A piece that takes the object's
+part leaves object and probe as they are.
 """
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
@@ -211,7 +213,9 @@ def chosen(model: type[BaseModel]) -> str:
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """Groups of keys in a type."""
+    """Groups of keys in a type; of a probe start, all those that there are."""
+    if annotation is ProbeStart:
+        return list(PROBE_STARTS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for argument in get_args(annotation) for found in models(argument)]

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ptymesh  # noqa: F401  before torch: threads do not spin where others want the core
+
+# isort: split
 import pytest
 import torch
 

@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -18,10 +18,14 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io.cxi import write_measurement
 from ptymesh.io.load import READERS, cxi
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe
+from ptymesh.run.starts import ProbeStart
 from ptymesh.run.state import RunState
+from ptymesh.run.writers import write
 from ptymesh.simulate import simulate
 from toy import make
 
@@ -52,6 +56,24 @@ upside_down = SimpleNamespace(
     recognises=lambda path, data: path.suffix == ".ixc",
     read=lambda path, data: cxi.read(path, data),
 )
+
+
+class Flat(ProbeStart):
+    """The same everywhere."""
+
+    kind: Literal["flat"] = "flat"
+    side: int = 32
+    value: float = 1.0
+
+    def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> np.ndarray:
+        return np.full((self.side, self.side), self.value if self.value else np.nan)
+
+
+def views(result: Result, folder: Path) -> None:
+    """A writer."""
+    (folder / "views.txt").write_text(str(len(result.positions_px)))
+
+
 POINTS = [
     ("mine", "theirs:Mine", "ptymesh.engines"),
     ("odd", "pathlib:Path", "ptymesh.engines"),
@@ -60,6 +82,8 @@ POINTS = [
     ("quieter", "theirs:Quieter", "ptymesh.constraints"),
     ("theirs", "theirs:theirs", "ptymesh.regularisers"),
     ("upside_down", "theirs:upside_down", "ptymesh.readers"),
+    ("flat", "theirs:Flat", "ptymesh.probe_starts"),
+    ("views", "theirs:views", "ptymesh.writers"),
 ]
 
 
@@ -67,7 +91,7 @@ POINTS = [
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that offers one of each, and some that do not work."""
     package = ModuleType("theirs")
-    for thing in (Mine, Quieter, theirs):
+    for thing in (Mine, Quieter, theirs, Flat, views):
         setattr(package, thing.__name__, thing)
     package.upside_down = upside_down  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", package)
@@ -122,12 +146,43 @@ def test_an_installed_reader_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_an_installed_probe_start_makes_the_probe() -> None:
+    raw = {"data": {"path": "scan.cxi"}, "probe": {"start": {"kind": "flat", "value": 2}}}
+    recipe = Recipe.parse(raw)
+    assert recipe.probe.start == Flat(value=2)
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    scan = simulate(views=9, window=32).measurement
+    found = pm.Reconstruction(scan, device="cpu", probe={"start": "flat"}).probe[0]
+    assert np.ptp(abs(found)) == 0 < abs(found[0, 0])
+    with pytest.raises(BadInput, match=r"probe\.start is 'flt'; it should be auto or .* or flat; did you mean 'flat'"):
+        Recipe.parse({**raw, "probe": {"start": "flt"}})
+    with pytest.raises(BadInput, match=r"probe\.start\.valu is unknown; did you mean probe\.start\.value\?"):
+        Recipe.parse({**raw, "probe": {"start": {"kind": "flat", "valu": 2}}})
+    with pytest.raises(BadInput, match=r"The probe is \(16, 16\) and the window \(32, 32\); they must be equal"):
+        pm.Reconstruction(scan, device="cpu", probe={"start": {"kind": "flat", "side": 16}})
+    with pytest.raises(BadInput, match=r"The probe start flat makes values that are not finite; use another"):
+        pm.Reconstruction(scan, device="cpu", probe={"start": {"kind": "flat", "value": 0}})
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_writer_writes(tmp_path: Path) -> None:
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "output": {"writers": ["views"], "tiff": True}})
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert recipe.output.all_writers == ("tiff", "views")
+    flat = np.ones((1, 8, 8), np.complex64)
+    assert write("views", Result(flat, flat, np.zeros((4, 2)), {}), tmp_path) == []
+    assert (tmp_path / "views.txt").read_text() == "4"
+
+
+@pytest.mark.usefixtures("installed")
 def test_all_are_listed() -> None:
     result = CliRunner().invoke(app, ["plugins"])
     lines = result.output.splitlines()
     assert "engines: epie, rpie, mpie, lsqml" in result.output
     assert "models: aberrations, scan_geometry" in lines
-    assert "readers: cxi, tike" in lines
+    assert "readers: cxi, tike" in lines and "writers: tiff" in lines
+    assert "probe_starts: auto, file, data, electron, zone_plate, kb, pinhole, result, array" in lines
+    assert "  flat = theirs:Flat" in lines and "  views = theirs:views" in lines
     assert "  mine = theirs:Mine" in lines and "  quieter = theirs:Quieter" in lines
     assert any(line.startswith("  rpie = theirs:Mine  not used: ptymesh has one") for line in lines)
     assert any("odd = pathlib:Path is no engine" in line for line in lines)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import Solo, World
 from ptymesh.estimate import BLOCK, Estimate
@@ -28,9 +29,12 @@ class Toy:
     def problem(self, world: World | None = None, layout: str = "replicated", halves: bool = False) -> Problem:
         """As one rank of `world` sees it; halves: precision is mixed."""
         world, scan = world or Solo(), self.measurement
-        owners = (
-            Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
-        )
+        if layout == "panels" and Panels.fit(world, self.truth.extent):
+            owners: Replicated | Tiled = Panels(world, scan.positions, scan.window)
+        elif layout in ("replicated", "panels"):
+            owners = Replicated(world, scan.positions)
+        else:
+            owners = Tiled(world, scan.positions, scan.window)
         return Problem(self.model, scan, owners, self.truth.object.dtype, halves=halves)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:

@@ -21,13 +21,14 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from ptymesh.errors import PtymeshError
 from ptymesh.distributed.devices import device_for
+from ptymesh.errors import PtymeshError
 from ptymesh.run import machine
 
 HERE = Path(__file__).parent
@@ -190,11 +191,14 @@ def main() -> None:
         parser.error(f"--turns is {given.turns}; give 1 or more")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for(given.device, 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[dict[str, Any]] = []
+    if given.out and given.out.exists():  # comparisons that were made before stay
+        found = json.loads(given.out.read_text())["comparisons"]
     print(f"{about['gpu'] or about['cpu']}, {given.threads} threads; others keep {others:.1f} cores busy")
     print(f"{'engine':8s}{'modes':>6s}  {'peer':16s}{'views/s':>9s}{'ptymesh':>9s}{'ratio':>8s}  losses of the peer")
     for line in compare(given):
-        found.append(line)
+        found = [one for one in found if any(one[key] != line[key] for key in ("engine", "modes", "peer"))] + [line]
         losses = line["losses"][line["peer"].split()[0]]
         print(
             f"{line['engine']:8s}{line['modes']:6d}  {line['peer']:16s}{line['peer_views_per_s']:9.0f}"
@@ -202,7 +206,8 @@ def main() -> None:
             flush=True,
         )
         if given.out:
-            given.out.write_text(json.dumps({"machine": about, "comparisons": found}, indent=1) + "\n")
+            written = {"machine": about, "started": started, "comparisons": found}
+            given.out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from star import arguments, load, serve, synchronise
 
-from ptymesh.engines import ENGINES
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo
+from ptymesh.engines import ENGINES
 
 given = arguments()
 torch.set_num_threads(given.threads)

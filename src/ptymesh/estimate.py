@@ -52,7 +52,9 @@ class Estimate:
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; none unless asked for.
         parameters: numbers that make up probe or positions, by parametrisation and name (ptymesh.models).
-        others: unknowns of the model's operators by name, real, of the shapes that they declare (unknowns.py).
+        others: unknowns of the model's operators by name, of the shapes that they declare (unknowns.py).
+        moving: whether positions move from batch to batch, on one rank earlier than on another: none of them is then
+            taken for a whole number of pixels.
         corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
             of `object`).
     """
@@ -70,6 +72,7 @@ class Estimate:
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     others: dict[str, torch.Tensor] = field(default_factory=dict)
     opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
+    moving: bool = False
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given
 

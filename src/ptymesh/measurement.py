@@ -146,7 +146,7 @@ class Measurement(Displayed):
 
     @property
     def views(self) -> int:
-        """N."""
+        """Number of views."""
         return self.patterns.shape[0]
 
     @property

@@ -107,11 +107,11 @@ class Registry(Generic[Thing]):
         return len(self._own)
 
     def values(self) -> ValuesView[Thing]:
-        """Without what packages offer."""
+        """Those that ptymesh registers itself, without what other packages offer."""
         return self._own.values()
 
     def items(self) -> ItemsView[str, Thing]:
-        """Without what packages offer."""
+        """Names and values that ptymesh registers itself, without what other packages offer."""
         return self._own.items()
 
     def name_of(self, thing: Thing) -> str:

@@ -173,7 +173,7 @@ def _listen(pipe: int) -> None:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """The other thread acts."""
+    """Does nothing: the signal wakes the thread that acts on it."""
 
 
 def _forget() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -10,9 +12,13 @@ import pytest
 
 from ptymesh.auto import described, is_data, named_after
 from ptymesh.errors import BadInput
+from ptymesh.io import load_measurement
+from ptymesh.io.cxi_writer import write_measurement
+from ptymesh.io.options import DataOptions
+from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.simulate_file import write
-from ptymesh.simulate import checked
+from ptymesh.simulate import checked, simulate
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +120,53 @@ def test_arrays_of_one_size_are_not_guessed_between(tmp_path: Path) -> None:
     twice = np.ones((9, 16, 16), np.uint16)
     with pytest.raises(BadInput, match=r"name its datasets in data\.keys"):
         described(generic(tmp_path / "any.h5", others=twice))
+
+
+def stored(scan: Measurement, path: Path, change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """The scan in a file, its patterns changed as the detector stores them, zero frequency in the middle."""
+    seen = change(np.fft.fftshift(scan.patterns.read(np.arange(scan.views)), axes=(1, 2)))
+    source = ArraySource(np.ascontiguousarray(np.fft.ifftshift(seen, axes=(1, 2))))
+    write_measurement(replace(scan, patterns=source, probe=None), path)
+    return path
+
+
+def test_hot_pixels_are_named_as_the_file_stores_them(tmp_path: Path) -> None:
+    def heated(y: np.ndarray) -> np.ndarray:
+        y[:, 3, 5] += 200
+        y[:, 20, 11] += y.mean(axis=0).max().astype(y.dtype)
+        return y
+
+    made = simulate(kind="xray", views=48, window=32, seed=3).measurement
+    path = stored(made, tmp_path / "hot.cxi", heated)
+    raw, reasons = described(path)
+    assert raw["data"]["bad_pixels"] == [[3, 5], [20, 11]] and "hot (2)" in reasons["data.bad_pixels"][0]
+    mask = np.fft.fftshift(load_measurement(Recipe.parse(raw).data).mask)
+    assert not mask[3, 5] and not mask[20, 11] and mask.sum() == 32**2 - 2
+    with pytest.raises(BadInput, match=r"data\.bad_pixels names \[3, 32\], and the detector has 32 x 32 pixels"):
+        load_measurement(DataOptions.parse({"path": str(path), "bad_pixels": [[3, 32]]}, "data"))
+
+
+def test_a_detector_that_lies_transposed(tmp_path: Path) -> None:
+    made = simulate(kind="xray", views=120, window=32, seed=3).measurement
+    raw, reasons = described(stored(made, tmp_path / "turned.cxi", lambda y: y.transpose(0, 2, 1)))
+    assert raw["data"]["transpose"] is True and "closer to a gradient" in reasons["data.transpose"][0]
+    assert "transpose" not in described(stored(made, tmp_path / "as_told.cxi", lambda y: y))[0]["data"]
+    assert "transpose" not in described(tmp_path / "turned.cxi", ["positions.rotation_deg=0"])[0]["data"]
+
+
+def test_the_bright_disc_of_electrons_tells_the_pixel(tmp_path: Path) -> None:
+    made = simulate(kind="electron", views=100, window=32, seed=3, slices=1, scan="raster").measurement
+    wavelength, pixel = made.geometry.wavelength_m, made.geometry.object_pixel_m
+    assert wavelength and pixel
+    patterns = np.fft.fftshift(made.patterns.read(np.arange(100)), axes=(1, 2)).reshape(10, 10, 32, 32)
+    with h5py.File(tmp_path / "scan.h5", "w") as file:
+        file["counts"] = patterns
+    settings = [
+        "data.radiation=electron",
+        "data.energy_eV=200e3",
+        "positions.raster.step_m=7e-11",
+        f"probe.start={{kind: electron, semiangle_rad: {0.35 * wavelength / (2 * pixel[0])}}}",
+    ]
+    raw, reasons = described(tmp_path / "scan.h5", settings)
+    assert raw["data"]["object_pixel_m"] == pytest.approx(pixel[0], rel=0.1)
+    assert "The bright disc" in reasons["data.object_pixel_m"][0]

@@ -50,7 +50,7 @@ def test_the_recipe_in_the_result_reproduces_it(run: Run, made: Path, whole: Res
 
 
 def test_figures_and_tiff(run: Run, made: Path, tmp_path: Path) -> None:
-    settings = ["--set", "stages.0.epochs=1", "--set", "output={figures: true, tiff: true}"]
+    settings = ["--set", "stages.0.epochs=1", "--set", "output={figures: true, tiff: true, writers: [tiff]}"]
     status, out, err = run("run", made / "recipe.yaml", *settings, "--out", "drawn")
     assert (status, err) == (0, "")
     drawn = out.splitlines()[-1].removeprefix("Figures: ").split()

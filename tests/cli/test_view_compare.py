@@ -84,6 +84,13 @@ def test_view_writes_every_figure(scan: tuple[Path, Result], tmp_path: Path) -> 
     assert ran.stderr == ""
 
 
+def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path) -> None:
+    ran = run("view", scan[0] / "result.h5", "--out", tmp_path / "files", "--write", "tiff")
+    assert str(tmp_path / "files" / "object_phase.tiff") in ran.stdout.splitlines()
+    refused = CliRunner().invoke(app, ["view", str(scan[0] / "result.h5"), "--write", "tif"])
+    assert str(refused.exception) == "--write: 'tif' is not a writer; did you mean tiff."
+
+
 def test_view_without_the_data(scan: tuple[Path, Result], tmp_path: Path) -> None:
     """The rest is drawn, and it is said why not all; figures go beside the result, named after it."""
     result = scan[1]

@@ -1,5 +1,5 @@
-"""The same bits from the Siemens star whoever computes it: ranks 1 to 4, one or two threads, both layouts, and stopped
-on two ranks to go on with three.
+"""The same bits from the Siemens star whoever computes it: ranks 1 to 4, one or two threads, both layouts, chunks of
+one view and of seven, and stopped on two ranks to go on with three.
 
     python tests/conformance/star.py [--runs adam,rpie,lsqml] [--epochs N]
 
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -27,23 +28,26 @@ RUNS = {
     "rpie": (3, 100, "engine: rpie, batch: 64"),
     "lsqml": (3, 100, "engine: lsqml, batch: 64, positions: true, momentum: true"),
 }
-#: Ranks, threads of each, layout.
+#: Ranks, threads of each, layout, views in a chunk (0: as many as fit).
 WAYS = [
-    (1, 1, "replicated"),
-    (1, 2, "replicated"),
-    (2, 1, "replicated"),
-    (2, 1, "tiled"),
-    (3, 1, "replicated"),
-    (4, 1, "tiled"),
-    (4, 1, "replicated"),
+    (1, 1, "replicated", 0),
+    (1, 2, "replicated", 0),
+    (1, 2, "replicated", 7),
+    (1, 2, "replicated", 1),
+    (2, 1, "replicated", 0),
+    (2, 1, "tiled", 0),
+    (3, 1, "replicated", 0),
+    (4, 1, "tiled", 0),
+    (4, 1, "replicated", 0),
 ]
 FIELDS = ("object", "probe", "positions_px", "history/loss", "history/residual")
 
 
-def started(folder: Path, words: list[str], threads: int) -> subprocess.Popen[str]:
+def started(folder: Path, words: list[str], threads: int, chunk: int = 0) -> subprocess.Popen[str]:
     """`ptymesh` with these words, in this folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "ptymesh", *words]
+    program = [str(Path(__file__).resolve()), "--chunk", str(chunk)] if chunk else ["-m", "ptymesh"]
+    command = [sys.executable, *program, *words]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, text=True)
 
 
@@ -66,11 +70,27 @@ def found(folder: Path) -> dict[str, np.ndarray]:
         return {name: file[name][()] for name in FIELDS}
 
 
-def run(folder: Path, ranks: int, threads: int, layout: str) -> dict[str, np.ndarray]:
+def in_chunks(views: int, words: list[str]) -> None:
+    """`ptymesh` with these words, as if memory were enough for so many views."""
+    from ptymesh.__main__ import main
+    from ptymesh.problem import Problem
+
+    made = Problem.__init__
+
+    def limited(self: Problem, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self.chunk_limit = views
+
+    Problem.__init__ = limited  # type: ignore[method-assign]
+    sys.argv[1:] = words
+    main()
+
+
+def run(folder: Path, ranks: int, threads: int, layout: str, chunk: int) -> dict[str, np.ndarray]:
     """A run from start to end."""
-    out = folder / f"{ranks}-{threads}-{layout}"
+    out = folder / f"{ranks}-{threads}-{layout}-{chunk}"
     words = ["run", "recipe.yaml", "--out", out.name, "--ranks", str(ranks), "--layout", layout, "--device", "cpu"]
-    assert started(folder, words, threads).wait() == 0
+    assert started(folder, words, threads, chunk).wait() == 0
     return found(out)
 
 
@@ -94,21 +114,30 @@ def differing(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[
 
 def main() -> int:
     """All of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--runs", default=",".join(RUNS))
     parser.add_argument("--epochs", type=int)
-    given, failed = parser.parse_args(), 0
+    parser.add_argument("--chunk", type=int, help="run ptymesh with the words that follow in chunks of so many views")
+    given, words = parser.parse_known_args()
+    if given.chunk:
+        in_chunks(given.chunk, words)
+        return 0
+    if words:
+        parser.error(f"unknown: {' '.join(words)}")
+    failed = 0
     for name in given.runs.split(","):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             epochs = recipe(folder, name, given.epochs)
             wanted = run(folder, *WAYS[0])
-            ways = [(f"{r} ranks, {t} threads, {way}", (r, t, way)) for r, t, way in WAYS[1:]]
-            for words, way in [*ways, ("stopped on 2 ranks, resumed on 3", None)]:
+            ways = [(f"{r} ranks, {t} threads, {way}, chunks of {c or 'all'}", (r, t, way, c)) for r, t, way, c in WAYS]
+            for said, way in [*ways[1:], ("stopped on 2 ranks, resumed on 3", None)]:
                 got = run(folder, *way) if way else resumed(folder, min(40, epochs // 2))
                 wrong = differing(wanted, got)
                 failed += bool(wrong)
-                print(f"{name}: {words}: {'differs: ' + ', '.join(wrong) if wrong else 'same bits'}", flush=True)
+                print(f"{name}: {said}: {'differs: ' + ', '.join(wrong) if wrong else 'same bits'}", flush=True)
     return int(failed > 0)
 
 

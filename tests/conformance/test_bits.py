@@ -6,6 +6,7 @@ those of 101 x 190 are many enough for torch to share them between threads.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,12 @@ def outcome_with(world: World, how: dict, *arguments: Any) -> dict:
     return outcome(world, *arguments, **how)
 
 
+@functools.cache
+def undisturbed(run: str, window: tuple[int, int]) -> dict:
+    """On one rank with one thread."""
+    return outcome(Solo(), run, window)
+
+
 def same_bits(one: dict, other: dict) -> None:
     for name, array in one.items():
         assert array.shape == other[name].shape and np.array_equal(array, other[name], equal_nan=True), name
@@ -191,14 +198,14 @@ CELLS = [
 
 
 #: Numbers of ranks and layouts: some runs meet them all, the others take turns.
-WORLDS = [[(2, "replicated"), (4, "replicated"), (3, "tiled")], [(3, "replicated"), (2, "tiled"), (4, "tiled")]]
+WORLDS = [[(2, "panels"), (4, "replicated"), (3, "tiled")], [(3, "panels"), (2, "tiled"), (4, "tiled")]]
 EVERYWHERE = ("rpie", "lsqml", "dm", "adam")
 
 
 @pytest.mark.parametrize(("run", "window"), CELLS)
 def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore[no-untyped-def]
-    one = outcome(Solo(), run, window)
-    worlds = [(3, "replicated"), (3, "tiled")]
+    one = undisturbed(run, window)
+    worlds = [(3, "panels"), (3, "tiled")]
     if window == (32, 32):
         same_bits(one, outcome(Solo(), run, window))
         worlds = [*WORLDS[0], *WORLDS[1]] if run in EVERYWHERE else WORLDS[list(RUNS).index(run) % 2]
@@ -209,16 +216,20 @@ def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore
 
 @pytest.mark.parametrize("run", list(RUNS))
 def test_threads_and_chunks(run: str) -> None:
-    one, window = outcome(Solo(), run, (32, 32)), (32, 32)
-    same_bits(one, outcome(Solo(), run, window, threads=2, chunk=7))
-    same_bits(one, outcome(Solo(), run, window, threads=3, chunk=1))
+    same_bits(undisturbed(run, (32, 32)), outcome(Solo(), run, (32, 32), threads=2, chunk=7))
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
 def test_windows_that_are_shared_between_threads(run: str) -> None:
-    one = outcome(Solo(), run, LARGE)
-    same_bits(one, outcome(Solo(), run, LARGE, threads=2))
-    same_bits(one, outcome(Solo(), run, LARGE, threads=3, chunk=1))
+    same_bits(undisturbed(run, LARGE), outcome(Solo(), run, LARGE, threads=3, chunk=1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("run", list(RUNS))
+def test_more_threads_and_chunks(run: str) -> None:
+    same_bits(undisturbed(run, (32, 32)), outcome(Solo(), run, (32, 32), threads=3, chunk=1))
+    if run not in WINDOWS:
+        same_bits(undisturbed(run, LARGE), outcome(Solo(), run, LARGE, threads=2))
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
@@ -242,9 +253,9 @@ def test_what_rounds_by_its_place_is_noticed() -> None:
 
 def test_terms_that_are_larger_than_expected(ranks) -> None:  # type: ignore[no-untyped-def]
     """The batch is done again on all ranks alike; terms beyond everything end the run."""
-    wanted, one = outcome(Solo(), "lsqml", (32, 32)), outcome(Solo(), "lsqml", (32, 32), less=20)
+    wanted, one = undisturbed("lsqml", (32, 32)), outcome(Solo(), "lsqml", (32, 32), less=20)
     assert 0 < relative(one["object"], wanted["object"]) < 1e-5, "with larger steps"
-    for size, layout in ((2, "tiled"), (3, "replicated")):
+    for size, layout in ((2, "tiled"), (3, "replicated"), (2, "panels")):
         for other in ranks(size, outcome_with, {"less": 20}, "lsqml", (32, 32), layout):
             same_bits(one, other)
     for run in ("lsqml", "dm"):

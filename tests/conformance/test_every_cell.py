@@ -7,33 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_bits import RUNS, outcome, outcome_with, same_bits
+from test_bits import RUNS, outcome_with, same_bits, undisturbed
 
-from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 
 pytestmark = pytest.mark.every_cell
 SIDES = (32, 32)
-KNOWN: dict[str, dict] = {}
 
 
-def undisturbed(run: str) -> dict:
-    """On one rank with one thread."""
-    if run not in KNOWN:
-        KNOWN[run] = outcome(Solo(), run, SIDES)
-    return KNOWN[run]
-
-
-@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+@pytest.mark.parametrize("layout", ["panels", "tiled"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("run", list(RUNS))
 @pytest.mark.parametrize("threads", [1, 2])
 def test_cell(ranks: Any, run: str, size: int, layout: str, threads: int) -> None:
     for one in ranks(size, outcome_with, {"threads": threads}, run, SIDES, layout):
-        same_bits(undisturbed(run), one)
+        same_bits(undisturbed(run, SIDES), one)
 
 
-@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+@pytest.mark.parametrize("layout", ["panels", "tiled"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("run", list(RUNS))
 def test_resumed_elsewhere(ranks: Any, tmp_path: Path, run: str, size: int, layout: str) -> None:
@@ -41,7 +32,7 @@ def test_resumed_elsewhere(ranks: Any, tmp_path: Path, run: str, size: int, layo
     engine, _, stage = RUNS[run]
     whole = ENGINES[engine].model_fields["batch"].annotation is type(None)
     batches = {None: 1, 9: 5, 21: 2}[None if whole else stage.get("batch", 9)]
-    stop, other = min(batches + 2, 2 * batches), "tiled" if layout == "replicated" else "replicated"  # of three epochs
+    stop, other = min(batches + 2, 2 * batches), "tiled" if layout == "panels" else "panels"  # of three epochs
     ranks(size, outcome_with, {"folder": tmp_path, "stop": stop}, run, SIDES, layout)
     for one in ranks(size % 4 + 1, outcome_with, {"folder": tmp_path, "threads": 2}, run, SIDES, other):
-        same_bits(undisturbed(run), one)
+        same_bits(undisturbed(run, SIDES), one)

@@ -96,6 +96,9 @@ def test_a_residual_below_the_floor_and_held_out_views_above_it() -> None:
     assert named(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})) == ["over_fitting"]
     history = {"stage": np.zeros(9), "residual": np.full(9, 0.01), "held_out": np.full(9, 0.02)}
     assert named(result(history=history)) == ["over_fitting"]
+    refined = result(history=history)
+    refined.nominal_px = refined.positions_px + 0.01
+    assert "over_fitting" not in named(refined), "held-out views keep the positions that they were told"
 
 
 def test_the_end_of_a_run_is_three_lines_at_most() -> None:

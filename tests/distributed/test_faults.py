@@ -143,7 +143,14 @@ CAUSES = {
 
 @pytest.mark.parametrize(
     ("fault", "ranks", "rank"),
-    [("raise", 2, 1), ("raise", 3, 0), ("kill", 2, 0), ("kill", 3, 2), ("hang", 2, 0), ("hang", 3, 1)],
+    [
+        ("raise", 2, 1),
+        ("kill", 3, 2),
+        ("hang", 2, 0),
+        pytest.param("raise", 3, 0, marks=pytest.mark.long),
+        pytest.param("kill", 2, 0, marks=pytest.mark.long),
+        pytest.param("hang", 3, 1, marks=pytest.mark.long),
+    ],
 )
 def test_a_lost_rank_is_named_and_the_restarted_run_ends_as_if_nothing_had_been(
     folder: Path, undisturbed: dict[int, Result], fault: str, ranks: int, rank: int
@@ -169,7 +176,7 @@ def test_a_rank_that_fails_waits_for_nobody(folder: Path, monkeypatch: pytest.Mo
     assert last.startswith("ptymesh: Rank 1 ") and CAUSES["raise"] in last
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop", "stop-save"])
+@pytest.mark.parametrize("fault", ["kill", "stop", pytest.param("stop-save", marks=pytest.mark.long)])
 def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
     process = start(folder, 3, fault, 2)
     until_marked(folder, process)
@@ -186,7 +193,7 @@ def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> No
     assert "starting the ranks again" not in err
 
 
-@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.long)])
 def test_a_full_disk_leaves_the_previous_checkpoint(folder: Path, ranks: int, rank: int) -> None:
     status, err = finish(start(folder, ranks, "full", rank))
     assert status == 1
@@ -198,7 +205,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder: Path, ranks: int, ra
     assert not (folder / "out" / "result.h5").exists()
 
 
-@pytest.mark.parametrize(("ranks", "number"), [(2, signal.SIGTERM), (3, signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("ranks", "number"), [(2, signal.SIGTERM), pytest.param(3, signal.SIGUSR1, marks=pytest.mark.long)]
+)
 def test_asked_to_stop_it_is_not_restarted_and_goes_on_when_requeued(
     folder: Path, undisturbed: dict[int, Result], ranks: int, number: signal.Signals
 ) -> None:

@@ -138,7 +138,8 @@ def test_touched_blocks_are_those_that_sums_reach_and_no_others(subpixel: Subpix
         anchors, reached = torch.tensor([[y, x]]), torch.zeros(1, 128, 160)
         if subpixel == "bilinear":
             for moved in ((-2.0, -2.0), (2.0, 2.0)):
-                views.add_back_bilinear(reached, torch.ones(1, 1, *window), anchors, torch.tensor([moved]))
+                spread = views.spread_bilinear(torch.ones(1, 1, *window), anchors, torch.tensor([moved]))
+                views.add_back(reached, *spread)
         else:
             views.add_back(reached, torch.ones(1, 1, *window), anchors)
         blocks = blocked(reached).amax((0, 3, 4)) > 0

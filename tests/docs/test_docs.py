@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -12,16 +13,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from ptymesh.cli import main as module
+from ptymesh.io.load import READERS
 from ptymesh.io.results import Result
+from ptymesh.physics.backend import Backend
+from ptymesh.problem import Batch
 from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
-from toy import relative
+from toy import make, relative
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -129,6 +134,7 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
         (["docs/reference/python.md"], "result.h5"),
         (["docs/how-to/many-devices.md"], "scan.cxi"),
         (["docs/how-to/notebooks.md"], "scan.cxi"),
+        (["docs/how-to/single-shot.md"], "result.h5"),
         (["docs/tutorials/writing-methods.md"], "normalised.h5"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else given,
@@ -194,6 +200,74 @@ def test_the_operator_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) 
     reports = list(recon.run(pm.Adam(epochs=8, batch=10, unknowns=unknowns)))
     assert reports[-1].residual < 0.5 * reports[0].residual
     assert recon.result().unknowns["log_brightness"].any()
+
+
+def test_the_reader_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ptymesh as pm
+
+    reader = ModuleType("frames")
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "MappedSource(" in block]
+    exec(compile(block, "CONTRIBUTING.md", "exec", dont_inherit=True), reader.__dict__)
+    monkeypatch.setattr(READERS, "_own", READERS._own | {"frames": reader})
+    counts = np.arange(5 * 16 * 16, dtype=np.uint16).reshape(5, 16, 16)
+    about = {"frames": [16, 16], "energy_eV": 8e3, "distance_m": 2.0, "pixel_m": 75e-6}
+    about["positions_m"] = [[0, step * 1e-6] for step in range(5)]
+    path = tmp_path / "scan.frames"
+    path.write_bytes(json.dumps(about).encode() + b"\n" + counts.tobytes())
+    scan = pm.load(path)
+    assert scan.views == 5 and scan.geometry.distance_m == 2.0
+    assert np.array_equal(np.fft.fftshift(scan.patterns.read(np.arange(5)), axes=(1, 2)), counts)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(pm.BadInput, match=r"and should have \d+; copy it again"):
+        pm.load(path)
+
+
+def test_the_probe_start_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ptymesh as pm
+    from ptymesh.run.starts import PROBE_STARTS
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("Vortex"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(PROBE_STARTS, "_own", PROBE_STARTS._own | {"vortex": names["Vortex"]})
+    measured = pm.load(scan)
+    pixel, (h, w) = measured.geometry.object_pixel_m, measured.window
+    assert pixel is not None
+    start = {"kind": "vortex", "width_m": 5 * pixel[0], "charge": -2}
+    probe = Reconstruction(measured, device="cpu", probe={"start": start}).probe[0]
+    assert probe[h // 2, w // 2] == 0
+    ring = [probe[h // 2 + y, w // 2 + x] for y, x in ((0, 4), (4, 0), (0, -4), (-4, 0))]
+    turns = np.angle(np.array(ring) / ring[0])
+    assert np.allclose(np.exp(1j * turns), [1, -1, 1, -1], atol=1e-5)
+
+
+def test_the_writer_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptymesh.io.results import Result
+    from ptymesh.run.writers import WRITERS, write
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "def npz(" in block]
+    exec(compile(block, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(WRITERS, "_own", WRITERS._own | {"npz": names["npz"]})
+    waves = np.full((1, 8, 8), 2j, np.complex64)
+    (path,) = write("npz", Result(waves, waves, np.zeros((4, 2)), {}), tmp_path)
+    with np.load(path) as found:
+        assert np.allclose(found["amplitude"], 2) and np.allclose(found["phase"], np.pi / 2)
+
+
+def test_the_kernel_of_the_guide() -> None:
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("OnePass"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    toy = make(modes=2, background=0.5)
+    found = []
+    for backend in (names["OnePass"](), Backend()):
+        problem, estimate = toy.problem(), toy.start()
+        problem.backend = backend
+        problem.begin_epoch(estimate)
+        sums = problem.gradients(estimate, Batch(np.arange(20)))
+        found.append((sums.object.values, sums.probe, *problem.running()))
+    assert relative(found[0][0], found[1][0]) < 1e-12 and relative(found[0][1], found[1][1]) < 1e-12
+    assert found[0][2:] == pytest.approx(found[1][2:], rel=1e-12)
+    assert names["project"].signatures, "it was called"
 
 
 def test_recipes_of_the_pages() -> None:

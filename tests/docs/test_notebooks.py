@@ -23,6 +23,7 @@ def outputs(notebook: Any, kind: str) -> list[str]:
     return [one["data"][kind] for one in shown if kind in one.get("data", {})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(path, as_version=4)

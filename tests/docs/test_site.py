@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import shlex
 import sys
@@ -16,6 +17,7 @@ from ptymesh.cli import main as module
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -76,26 +78,46 @@ def test_the_gallery_has_commands_that_exist(monkeypatch: pytest.MonkeyPatch) ->
         assert re.search(r"\w\.png", lines[-1]), "the last line names the figure"
 
 
-def test_times_to_solution_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row of the page, from the file that it names."""
-    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
-    (file,) = re.findall(r"solution\.py (\S+\.json)", page)
-    found = json.loads((ROOT / file).read_text(encoding="utf-8"))
-    races = load(ROOT / "benchmarks" / "peers" / "solution.py", monkeypatch).races(found)
+def test_tables_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table that is written from a file of benchmarks/results."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    measured = load(DOCS / "measured.py", monkeypatch)
+    named = []
+    for page in measured.pages():
+        text = page.read_text(encoding="utf-8")
+        named += [found[1] for found in measured.MARKED.findall(text)]
+        assert measured.written(text) == text, f"{page.name}: run python docs/measured.py"
+    assert sorted(named) == sorted(measured.TABLES)
+
+
+def test_results_say_where_and_when() -> None:
+    """And the page of numbers names all of them."""
+    page = (DOCS / "background" / "numbers.md").read_text(encoding="utf-8")
+    files = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    assert set(re.findall(r"`(2[\d-]+-[\w-]+\.json)`", page)) == set(files)
+    for name, found in files.items():
+        assert found["machine"]["cpu"] and found["machine"]["torch"], name
+        assert name.startswith(found["started"][:10]), name
+
+
+def test_times_to_solution_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ptymesh's seconds are those of its epochs up to the goal, and no epoch before has reached it."""
+    found = json.loads(max(RESULTS.glob("*-peers.json")).read_text(encoding="utf-8"))
+    racing = load(ROOT / "benchmarks" / "peers" / "solution.py", monkeypatch)
+    races = racing.races(found)
     assert len(races) == 10
     for race in races:
-        numbers = (
-            f"{race.residual:.4f} | {race.peer_epochs} | {race.peer_seconds:.1f} | {race.epochs} | {race.seconds:.2f}"
-        )
-        assert f"{numbers} | {race.peer_seconds / race.seconds:.1f} |" in page
-        assert race.seconds == pytest.approx(sum(_seconds(found, race)[: race.epochs]))
+        one = measured_beside(found, race)
+        assert race.seconds == pytest.approx(sum(one["seconds"]["ptymesh"][: race.epochs]))
+        losses = one["losses"]["ptymesh"]
+        assert losses[race.epochs - 1] <= race.residual < min([*losses[: race.epochs - 1], math.inf])
 
 
-def _seconds(found: dict, race: object) -> list[float]:
+def measured_beside(found: dict, race: object) -> dict:
     (one,) = [
         one for one in found["comparisons"] if all(one[k] == getattr(race, k) for k in ("engine", "modes", "peer"))
     ]
-    return one["seconds"]["ptymesh"]
+    return one
 
 
 def test_questions_are_answered_within_two_clicks() -> None:

@@ -1,7 +1,9 @@
 """Gradient engines: slopes of every unknown against finite differences; losses, regularisers, scales and units."""
 
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,17 +11,21 @@ import torch
 from torch import Tensor
 
 from ptymesh import registry
+from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import EPIE, SGD, Adam, regularisers
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.losses import LOSSES, OfFunction
 from ptymesh.engines.regularisers import REGULARISERS
 from ptymesh.engines.sweep import covered
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
+from ptymesh.io import checkpoint
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
 from ptymesh.problem import Batch, Problem
-from toy import Toy, make, relative
+from ptymesh.run.loop import Loop
+from ptymesh.run.state import RunState
+from toy import Toy, make, relative, share
 
 BATCH = Batch(np.arange(0, 12, 2))
 STEP = 1e-6
@@ -310,3 +316,28 @@ def test_where_windows_are_dark_the_object_stays_too() -> None:
         for eps in (1e-8, Adam().eps)
     }
     assert moved[1e-8] > 0.05 and moved[Adam().eps] < 1e-3
+
+
+def regularised(world: World, folder: str, stop: int = 0) -> Tensor:
+    """The whole object after three epochs; stopped before batch `stop`, or from a checkpoint that is there."""
+    toy = make(views=30)
+    problem = toy.problem(world, "tiled")
+    if (Path(folder) / "manifest.json").exists():
+        state = RunState.load(checkpoint.load(Path(folder)), problem)
+    else:
+        state = RunState(share(toy.start(), problem))
+    asked = iter(range(1, 1000))
+    engine = Adam(epochs=3, batch=8, regularisers=[{"kind": "tv", "weight": 0.3}])
+    loop = Loop(problem, state, [engine], stop=lambda: next(asked) == stop)
+    loop.save = lambda: state.save(Path(folder), problem, {})
+    with suppress(Interrupted):
+        loop.run()
+    return problem.layout.whole(state.estimate.object, state.estimate)
+
+
+def test_regularisers_go_on_within_an_epoch(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """On other ranks than before, whose parts of the object are others."""
+    wanted = regularised(Solo(), str(tmp_path / "none"))
+    ranks(2, regularised, str(tmp_path / "some"), 6)
+    for found in ranks(3, regularised, str(tmp_path / "some")):
+        assert torch.equal(found, wanted)

@@ -13,7 +13,11 @@ SCAN = dict(kind="electron", views=300, window=64, seed=3, photons_per_view=1e8,
 
 
 @pytest.mark.parametrize(
-    "engine", [LSQML(epochs=60, batch=32), Adam(epochs=60, batch=32, lr=0.01)], ids=["lsqml", "adam"]
+    "engine",
+    [
+        pytest.param(LSQML(epochs=60, batch=32), id="lsqml"),
+        pytest.param(Adam(epochs=60, batch=32, lr=0.01), id="adam", marks=pytest.mark.long),
+    ],
 )
 def test_two_slices_without_cross_talk(engine: Engine) -> None:
     """NRMSE of each slice at most 0.02; correlation of its phase with the other slice's truth below 0.1."""

@@ -1,10 +1,11 @@
-"""A result as xarray: every array under its axes, coordinates in metres."""
+"""A result as xarray or hyperspy: every array under its axes, coordinates in metres."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -90,3 +91,44 @@ def test_a_result_is_read_without_it(result: Result, tmp_path: Path) -> None:
     result.save(tmp_path / "result.h5")
     read = Result.load(tmp_path / "result.h5").to_xarray()
     assert read.equals(result.to_xarray())
+
+
+@pytest.mark.parametrize("of", ["probes", "", None])
+def test_a_signal_of_something_else(result: Result, of: str) -> None:
+    with pytest.raises(BadInput, match="is made of 'object' or 'probe', not of"):
+        result.to_hyperspy(of)
+
+
+def test_hyperspy_that_is_not_there(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hyperspy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "hyperspy", None)
+    with pytest.raises(BadInput, match=r"hyperspy is not installed; run pip install 'ptymesh\[hyperspy\]'"):
+        result.to_hyperspy()
+
+
+def test_what_hyperspy_is_given(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its axes, as hyperspy's own dicts; `make package` makes real signals of them."""
+
+    class Signal:
+        def __init__(self, data: np.ndarray, axes: list[dict], **about: dict) -> None:
+            self.data, self.axes, self.about = data, axes, about
+
+    module = ModuleType("hyperspy.signals")
+    module.ComplexSignal2D = Signal  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hyperspy.signals", module)
+    monkeypatch.setitem(sys.modules, "hyperspy", ModuleType("hyperspy"))
+    made = result.to_hyperspy()
+    assert np.array_equal(made.data, result.object) and [axis["name"] for axis in made.axes] == ["z", "y", "x"]
+    z, y, x = made.axes
+    assert z["navigate"] and z["scale"] == 1e-6 and not y["navigate"] and y["units"] == "m"
+    labelled = result.to_xarray()
+    for axis in (y, x):
+        places = axis["offset"] + axis["scale"] * np.arange(axis["size"])
+        assert np.allclose(places, labelled[axis["name"]], rtol=1e-12, atol=1e-20)
+    assert made.about["original_metadata"]["ptymesh"]["final_residual"] == 0.09
+    beam = result.to_hyperspy("probe")
+    mode, y, x = beam.axes
+    assert mode["name"] == "mode" and mode["size"] == 3 and (y["offset"], x["offset"]) == (-8 * 2e-8, -6 * 3e-8)
+    single = replace(result, object=result.object[:1]).to_hyperspy()
+    assert single.data.shape == (40, 48) and [axis["name"] for axis in single.axes] == ["y", "x"]

@@ -2,7 +2,7 @@
 
 Counted on the pretended device (pretended.py): kernels of torch and Triton, copies, and launches of graphs. The nodes
 of a graph are not counted, which a GPU goes through by itself. What is reached is the limit: who makes it less lowers
-it, and says so in docs/benchmarks.md.
+it, and says so in docs/background/benchmarks.md.
 """
 
 from __future__ import annotations

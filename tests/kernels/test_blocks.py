@@ -195,3 +195,28 @@ def test_where_nothing_was_summed_nothing_is_added(dtype: torch.dtype) -> None:
     weight.zero_()
     CpuBackend(dtype).write(got := target.clone(), (s / w).expression, rows, columns, add=True)
     assert torch.equal(got, target), "nothing by nothing is no number"
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("alone", [False, True])
+def test_two_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, alone: bool) -> None:
+    """To the last bit what torch makes of them, also where a second part decides it; in rows of their own."""
+    random = torch.Generator().manual_seed(5)
+
+    def multiples(step: float) -> Tensor:
+        return (torch.randn(slices, 160, 96, dtype=torch.float64, generator=random) / 2**-20).round() * step
+
+    def sums() -> Tensor:
+        return torch.cat([multiples(step) for step in (2.0**-20, 2.0**-62)[:parts]])
+
+    own, other = ((torch.complex(sums(), sums()), sums()) for _ in range(2))
+    rows, columns = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1])
+    found = []
+    for backend in (CpuBackend(dtype), Backend()):
+        fields = torch.zeros(slices, 64, 96, dtype=dtype), torch.zeros(slices, 64, 96, dtype=dtype.to_real())
+        backend.combine(own, None if alone else other, rows, columns, 2, fields)
+        found.append(fields)
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs) and bool(theirs.abs().max() > 1)

@@ -126,7 +126,7 @@ def lens(seed: int) -> tuple[Measurement, dict[str, float], dict]:
     return made.measurement(np.concatenate(list(patterns(made)))), probes.aberration_parts(true), start
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_aberrations_that_were_told_wrong_are_found(seed: int) -> None:
     scan, true, start = lens(seed)
     recon = pm.Reconstruction(scan, device="cpu", probe={"start": start})
@@ -141,7 +141,7 @@ def test_aberrations_that_were_told_wrong_are_found(seed: int) -> None:
         assert abs(found[name] / value - 1) < 0.02, name
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_scan_that_was_told_turned_and_stretched_is_found(seed: int) -> None:
     """By 1 degree and 1 %, with 0.5 px of jitter and Poisson noise, to 0.1 degree and 0.1 %."""
     scan = simulate(

@@ -59,6 +59,16 @@ recipe = {"data": {"path": "demo/scan.cxi"}, "stages": [{"engine": "rpie", "epoc
 found = pm.tune(recipe, {"stages.0.gamma_object": [0.5, 1.0]}, trials=2, out="study", reconstruct=False)
 assert len(found.trials) == 2 and "Study" in found._repr_html_()
 """
+WITH_HYPERSPY = """
+import numpy as np
+import ptymesh as pm
+result = pm.Result.load("result.h5")
+whole, beam = result.to_hyperspy(), result.to_hyperspy("probe")
+y, x = whole.axes_manager.signal_axes[::-1]
+assert (y.name, x.name) == ("y", "x") and y.units == "m" and np.isclose(y.scale, result.pixel_size_m[0])
+assert np.allclose(y.axis, result.to_xarray().y) and whole.phase.data.shape == result.phase[0].shape
+assert beam.axes_manager.navigation_axes[0].name == "mode" and (beam.data == result.probe).all()
+"""
 
 
 @dataclass
@@ -146,8 +156,9 @@ def test_the_newest_versions(fresh: Callable[[], Environment], wheel: Path) -> N
     environment.install(str(wheel), TORCH)
     used(environment, wheel)
     environment("python", "-c", WITHOUT_EXTRAS)
-    environment.install(f"{wheel}[tune,xarray]", TORCH)
+    environment.install(f"{wheel}[tune,xarray,hyperspy]", TORCH)
     environment("python", "-c", WITH_EXTRAS)
+    environment("python", "-c", WITH_HYPERSPY)
 
 
 def test_the_oldest_versions(fresh: Callable[[], Environment], wheel: Path) -> None:

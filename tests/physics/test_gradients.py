@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptymesh.physics import fidelity
+from ptymesh.physics import fidelity, views
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import power
 from toy import Toy, make
@@ -66,8 +66,8 @@ def test_gradients(case: dict) -> None:
     g = model.detect_adjoint(detected * slope[:, None], f)
     to_windows, to_probes = model.forward_adjoint(intermediates, g)
     to_object = torch.zeros_like(e.object)
-    model.windows_adjoint(to_object, to_windows, e.anchors, f)
-    to_probe = model.probes_adjoint(to_probes, f, e.weights)
+    views.add_back(to_object, *model.placed(to_windows, e.anchors, f))
+    to_probe = model.unshifted(model.unshifted_terms(to_probes, f, e.weights[:, 0]).sum(0))
     rng = torch.Generator().manual_seed(2)
 
     def check(name: str, gradient: torch.Tensor, direction: torch.Tensor) -> None:
@@ -89,7 +89,9 @@ def test_gradients(case: dict) -> None:
     for k in range(len(e.opr)):
         direction = torch.zeros_like(e.opr)
         direction[k] = torch.randn(e.opr[k].shape, generator=rng, dtype=e.opr.dtype)
-        check("opr", model.opr_adjoint(to_probes, f, e.weights), direction)
+        shares = e.weights[:, 1:].unbind(1)
+        by_opr = [model.unshifted(model.unshifted_terms(to_probes[:, :1], f, share).sum(0)) for share in shares]
+        check("opr", torch.cat(by_opr), direction)
     to_weights = 2 * model.weights_adjoint(to_probes, e.probe, f, e.opr)
     check("weights", to_weights, torch.randn(e.weights.shape, generator=rng, dtype=torch.float64))
     check("background", slope.sum(0), torch.rand(e.window, generator=rng, dtype=torch.float64))

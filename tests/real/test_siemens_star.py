@@ -19,7 +19,6 @@ from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe
-from toy import relative
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "siemens-star.yaml"
 FILE = "siemens-star-small.npz.bz2"
@@ -77,22 +76,15 @@ def outcome(world: World, data: Path, epochs: int, precision: str) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize(("precision", "epochs", "tolerance"), [("double", 5, 1e-12), ("single", 1, 1e-5)])
-def test_the_number_of_ranks_does_not_show(
-    ranks: Any, data_dir: Path, precision: str, epochs: int, tolerance: float
-) -> None:
-    """Sums over ranks differ in their order alone (measured: 6e-15 and 5e-7)."""
-    arguments = (data_dir / FILE, epochs, precision)
+@pytest.mark.parametrize(("precision", "sizes"), [("double", (3,)), ("single", (2, 3, 4))])
+def test_the_number_of_ranks_does_not_show(ranks: Any, data_dir: Path, precision: str, sizes: tuple[int, ...]) -> None:
+    """Not in one bit."""
+    arguments = (data_dir / FILE, 2, precision)
     (one,) = ranks(1, outcome, *arguments)
     assert one["moved_px"] > 1e-3 and one["own"] == 516
-    for size in (2, 3, 4):
+    for size in sizes:
         many = ranks(size, outcome, *arguments)
         assert sum(other["own"] for other in many) == 516 and max(other["own"] for other in many) <= 516 // size + 1
         for other in many:
-            for name in ("object", "probe"):
-                assert relative(other[name], one[name]) <= tolerance, (name, size)
-            assert np.array_equal(other["anchors"], one["anchors"])
-            assert np.allclose(other["positions"], one["positions"], rtol=0, atol=100 * tolerance)
-            assert np.allclose(other["losses"], one["losses"], rtol=10 * tolerance)
-            assert other["residual"] == pytest.approx(one["residual"], rel=10 * tolerance)
-            assert np.array_equal(other["object"], many[0]["object"]) and other["losses"] == many[0]["losses"]
+            for name in ("object", "probe", "anchors", "positions", "losses", "residual"):
+                assert np.array_equal(other[name], one[name]), (name, size)

@@ -14,6 +14,7 @@ import pytest
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.run import drawing, figures
+from ptymesh.run.writers import WRITERS
 
 FOLLOW_S = 120.0
 
@@ -77,7 +78,7 @@ def test_an_unknown_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figures_follow(result: Path) -> None:
-    process = drawing.start(result, tiff=True, waited_for=False)
+    process = drawing.start(result, writers=["tiff"], waited_for=False)
     assert process.stdout is None, "nobody would read it"
     assert process.wait(FOLLOW_S) == 0
     made = {path.name for path in result.parent.iterdir()} - {"result.h5"}
@@ -85,7 +86,7 @@ def test_figures_follow(result: Path) -> None:
 
 
 def test_what_waits_is_told_the_names(result: Path) -> None:
-    drawn = drawing.wait(drawing.start(result, tiff=False, waited_for=True), result)
+    drawn = drawing.wait(drawing.start(result, waited_for=True), result)
     assert drawn and all(Path(name).is_file() for name in drawn)
 
 
@@ -97,11 +98,33 @@ def test_a_figure_that_fails_is_told_and_logged(
 
     monkeypatch.setattr(figures, "write_figures", fails)
     (result.parent / "log.txt").write_text("before\n")
-    assert drawing.attempt(result, False) == 1
+    assert drawing.attempt(result) == 1
     sentence = f"No figures were drawn: The disk is full. The result is complete; `ptymesh view {result}` draws them.\n"
     assert capsys.readouterr().err.endswith(f"ptymesh: {sentence}")
     before, line = (result.parent / "log.txt").read_text().splitlines(keepends=True)
     assert before == "before\n" and line.endswith(sentence)
+
+
+def test_a_writer_that_fails_is_told_and_the_others_write(
+    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(found: Result, folder: Path) -> None:
+        found.object[:] = 0
+        raise RuntimeError("no\nlicence")
+
+    def writes(found: Result, folder: Path) -> list[Path]:
+        (folder / "sum.txt").write_text(str(abs(found.object).sum()))
+        return [folder / "sum.txt"]
+
+    before = result.read_bytes()
+    monkeypatch.setattr(WRITERS, "_own", WRITERS._own | {"fails": fails, "writes": writes})
+    assert drawing.attempt(result, False, ["fails", "writes"]) == 1
+    said, err = capsys.readouterr()
+    sentence = "The writer fails failed: RuntimeError: no licence."
+    again = f"The result is complete; `ptymesh view {result} --write fails` tries again."
+    assert err == f"ptymesh: {sentence} {again}\n" and (result.parent / "log.txt").read_text().endswith(f"{again}\n")
+    assert said == f"{result.parent / 'sum.txt'}\n" and float((result.parent / "sum.txt").read_text()) > 0
+    assert result.read_bytes() == before and not list(result.parent.glob("*.png"))
 
 
 def test_a_process_that_is_killed_is_told(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +147,7 @@ def test_figures_of_a_result_that_is_replaced_are_left(
         return saved
 
     monkeypatch.setattr(figures.plot, "save_figure", then_replaced)
-    assert drawing.attempt(result, False) == 0
+    assert drawing.attempt(result) == 0
     assert [path.name for path in result.parent.glob("*.png")] == ["overview.png"]
     assert "No figures" not in capsys.readouterr().err
 
@@ -134,7 +157,7 @@ def test_a_killed_run_leaves_nobody_drawing(result: Path, tmp_path: Path) -> Non
     """Whoever waits for figures and is killed takes them along."""
     program = (
         "from pathlib import Path; from ptymesh.run import drawing; "
-        f"process = drawing.start(Path({str(result)!r}), tiff=False, waited_for=True); "
+        f"process = drawing.start(Path({str(result)!r}), waited_for=True); "
         "print(process.pid, flush=True); process.communicate()"
     )
     waiting = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -24,7 +24,7 @@ from ptymesh.run import state as state_module
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
-from toy import make, relative
+from toy import make, relative, share
 
 #: `sweep`: of a stage's first step, in which memory runs out. The later sweeps of L-BFGS and DM come after sums
 #: over ranks, which must not be asked for again.
@@ -57,10 +57,13 @@ class Scarce:
             self.largest = max(self.largest, len(views))
 
 
-def reconstruct(world: World, name: str, sweep: int | None, rank: int = 0) -> dict[str, Any]:
+def reconstruct(
+    world: World, name: str, sweep: int | None, rank: int = 0, layout: str = "replicated"
+) -> dict[str, Any]:
     """Two epochs; chunks of 2 views, and out of memory in that sweep on that rank."""
     toy = make(views=30, modes=2)
-    problem, state = toy.problem(world), RunState(toy.start(position_error=0.3))
+    problem = toy.problem(world, layout)
+    state = RunState(share(toy.start(position_error=0.3), problem))
     problem.chunk_limit = 2
     batch = {} if name in WHOLE else {"batch": 15}
     engine = ENGINES[name](epochs=2, positions={"start": 1}, **batch)
@@ -71,7 +74,7 @@ def reconstruct(world: World, name: str, sweep: int | None, rank: int = 0) -> di
     with contextlib.redirect_stderr(said):
         Loop(problem, state, [engine], seed=1).run()
     return {
-        "object": state.estimate.object.numpy(),
+        "object": problem.layout.whole(state.estimate.object, state.estimate).numpy(),
         "probe": state.estimate.probe.numpy(),
         "positions": state.estimate.positions.numpy(),
         "loss": np.array(state.history["loss"]),
@@ -82,10 +85,10 @@ def reconstruct(world: World, name: str, sweep: int | None, rank: int = 0) -> di
 
 
 @pytest.mark.parametrize(("name", "sweep"), ENGINES_AND_SWEEPS)
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_answer_is_the_same(ranks: Any, size: int, name: str, sweep: int) -> None:
-    expected = ranks(size, reconstruct, name, None)
-    found = ranks(size, reconstruct, name, sweep, size - 1)
+@pytest.mark.parametrize(("size", "layout"), [(1, "replicated"), (2, "panels"), (3, "replicated")])
+def test_the_answer_is_the_same(ranks: Any, size: int, layout: str, name: str, sweep: int) -> None:
+    expected = ranks(size, reconstruct, name, None, 0, layout)
+    found = ranks(size, reconstruct, name, sweep, size - 1, layout)
     for one, other in zip(found, expected, strict=True):
         for what in ("object", "probe", "positions", "loss"):
             assert relative(one[what], other[what]) < 1e-10, what
@@ -246,7 +249,8 @@ def test_a_probe_beyond_any_memory_is_refused_before_it_is_made() -> None:
 def scarce_residual(world: World, most: int) -> tuple[float, float, int]:
     """The residual, where the last rank has memory for so many views at a time; and its chunks' limit."""
     toy = make(views=30, modes=2)
-    problem, estimate = toy.problem(world), toy.start()
+    problem = toy.problem(world, "panels")
+    estimate = share(toy.start(), problem)
     detector = problem.backend.detector
 
     def scarce(model: Any, chunk: Any, *given: Any) -> Any:

@@ -71,6 +71,23 @@ def test_messages_are_those_of_a_run(ranks, name: str, layout: str, size_: int) 
         assert cost.bytes_reduced == found[2] and cost.reductions == found[3]
 
 
+@pytest.mark.parametrize("name", ["rpie", "adam", "lsqml"])
+def test_messages_of_ranks_that_share_memory(ranks, name: str) -> None:  # type: ignore[no-untyped-def]
+    """As many as in a run; bytes about those of one that writes no panel as a whole."""
+    found = np.array(ranks(2, counted, name, "panels")).max(0)
+    toy = make(views=45, modes=2, uneven=True)
+    scan = Scan(toy.measurement.positions, toy.truth.window, toy.truth.extent, (0.0, 0.0), 2, 1, 0, 8 * 672, 8, 0)
+    cost = costs(scan, engine(name), 3, 2, replace(MACHINE, shared=True))["replicated"]
+    assert cost.reductions == found[3] and cost.messages == found[1] == 0
+    assert cost.bytes_reduced == pytest.approx(found[2], rel=0.25)
+
+
+def test_ranks_that_share_memory_keep_panels() -> None:
+    one, two = (costs(big(2048), engine("adam"), 0, 2, replace(MACHINE, shared=s))["replicated"] for s in (False, True))
+    assert two.object < 0.7 * one.object and two.bytes_reduced < 0.8 * one.bytes_reduced
+    assert two.balance == one.balance, "views are dealt alike"
+
+
 def big(extent: int, views: int = 3000) -> Scan:
     positions = np.random.default_rng(0).random((views, 2)) * (extent - 150)
     return Scan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4, 0)

@@ -172,7 +172,8 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ),
         ({"output": {"checkpoint_every": 0}}, "output.checkpoint_every is 0; it should be greater than 0."),
         ({"output": {"figures": "maybe"}}, "output.figures is 'maybe'; it should be true or false."),
-        ({"output": {"figures": False, "tiff": True}}, "output: tiff files are written with the figures; set figures"),
+        ({"output": {"writers": ["tif"]}}, "output.writers: 'tif' is not a writer; did you mean tiff"),
+        ({"output": {"writers": ["tiff", "tiff"]}}, "output.writers: 'tiff' is named twice; name each writer once"),
         ([1], "The recipe is [1]; it should be a group of keys (data, seed, precision, "),
     ],
 )

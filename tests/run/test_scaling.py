@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ptymesh.cli.main import main
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.plot import scaling_figure
 from ptymesh.run import scaling
-from ptymesh.run.scaling import Trial, scale, summarise, table
+from ptymesh.run.scaling import Trial, _smaller, scale, summarise, table, ways
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
@@ -42,6 +43,57 @@ def test_arithmetic() -> None:
     assert Trial(1, [5.0], [0.0], [1], [1.0], 0.0).seconds == 5.0
 
 
+def test_where_the_time_goes() -> None:
+    """Of 2 x 3 s, one rank needs 4 s; each waits, and the one that waits least waits for messages."""
+    uneven = Trial(2, [3.0, 3.0], [0.6, 1.2], [1, 1], [1.0], 0.0, balance=0.9)
+    two = summarise([trial(1, 4.0), uneven])[1]
+    assert two.efficiency == pytest.approx(4 / 6)
+    assert two.lost["messages"] == pytest.approx(0.1), "0.6 s of two epochs of 3 s"
+    assert two.lost["imbalance"] == pytest.approx(0.05), "all other waiting, as shares would make it 0.074"
+    assert two.lost["waiting"] == pytest.approx(0, abs=1e-12)
+    assert two.efficiency + sum(two.lost.values()) == pytest.approx(1)
+    even = summarise([trial(1, 4.0), replace(uneven, balance=1.0)])[1]
+    assert even.lost["imbalance"] == 0 and even.lost["waiting"] == pytest.approx(0.05)
+    assert even.lost["repeated"] == two.lost["repeated"] == pytest.approx(1 - 4 / 6 - 0.15)
+
+
+def test_threads_and_weak_rows() -> None:
+    made = ways([1, 2, 4], 1, ("threads", "weak"))
+    assert [(w.kind, w.ranks, w.threads, w.share) for w in made] == [
+        *(("ranks", n, 1, 1.0) for n in (1, 2, 4)),
+        *(("threads", 1, n, 1.0) for n in (2, 4)),
+        *(("weak", n, 1, n / 4) for n in (1, 2)),
+    ]
+    times = {("ranks", 1): 8.0, ("ranks", 2): 5.0, ("ranks", 4): 2.5, ("weak", 1): 2.0, ("weak", 2): 2.2}
+    trials = [
+        replace(
+            trial(w.ranks, times.get((w.kind, w.ranks * w.threads), 4.4)),
+            kind=w.kind,
+            threads=w.threads,
+            share=w.share,
+        )
+        for w in made
+    ]
+    rows = summarise(trials)
+    assert [(row.kind, row.ranks, row.threads) for row in rows[3:]] == [
+        ("threads", 1, 2),
+        ("threads", 1, 4),
+        ("weak", 1, 1),
+        ("weak", 2, 1),
+        ("weak", 4, 1),
+    ]
+    assert rows[3].speed_up == pytest.approx(8 / 4.4) and rows[3].efficiency == pytest.approx(4 / 4.4)
+    assert [row.efficiency for row in rows[5:]] == pytest.approx([1, 2 / 2.2, 2 / 2.5]), "the last is the strong one"
+    lines = table(found(rows=[row.__dict__ for row in rows]))
+    assert "2 ranks have 0.88 of the speed of one with 2 threads." in lines
+    assert any(line.startswith("4 ranks lose work that every rank does again 20%") for line in lines)
+    assert _smaller(0.5, 101, (64, None, 1)) == [
+        "data.views.central=50",
+        "stages.0.batch=32",
+        "stages.2.batch=1",
+    ] and not _smaller(1.0, 101, (64,))
+
+
 def found(**changes: Any) -> dict[str, Any]:
     trials = [trial(1, 4.0), trial(2, 2.0, 1.0, 1e-14)]
     told = {"device": "cpu", "precision": "double", "threads_per_rank": 1, "cores": 4, "trials_per_count": 1}
@@ -51,7 +103,7 @@ def found(**changes: Any) -> dict[str, Any]:
 
 def test_table() -> None:
     lines = table(found())
-    assert lines[2].split() == ["2", "2.0000", "0.0000", "2.00", "100%", "8%", "10", "MiB", "1.0e-14"]
+    assert lines[2].split() == ["2", "1", "2.0000", "0.0000", "2.00", "100%", "8%", "10", "MiB", "1.0e-14"]
     assert lines[-1].startswith("Final objects agree to 1e-09 (double precision); 1 thread per rank, 4 cores")
     assert table(found(cores=1))[-1].startswith("There are fewer cores than ranks")
     assert "DO NOT AGREE" in table(found(agree=False))[-1]
@@ -63,7 +115,7 @@ def test_figure(tmp_path: Path) -> None:
     figure.savefig(tmp_path / "scaling.png")
     speed, share, curves, memory = figure.axes
     assert speed.get_ylabel() == "speed-up" and curves.get_ylabel() == "loss" and memory.get_ylim()[0] == 0
-    assert [line.get_label() for line in share.lines] == ["efficiency", "time in collectives"]
+    assert [bars.get_label() for bars in share.containers] == ["useful", "messages"]
     assert {line.get_label() for line in curves.lines} == {"1 rank", "2 ranks"}
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
@@ -72,19 +124,22 @@ def test_the_command(tmp_path: Path) -> None:
     write(checked(kind="xray", views=20, window=32, seed=3), tmp_path / "scan.cxi")
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     arguments = ["scaling", "recipe.yaml", "--ranks", "1,2", "--trials", "1", "--threads", "1", "--device", "cpu"]
-    arguments += ["--set", "stages.0.epochs=3", "--out", "scaled"]
-    process = python(["-m", "ptymesh", *arguments], tmp_path, spares=3)
+    arguments += ["--set", "stages.0.epochs=3", "--out", "scaled", "--also", "weak"]
+    process = python(["-m", "ptymesh", *arguments], tmp_path, spares=4)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
-    assert err.splitlines() == ["trial 1 of 1, 1 rank", "trial 1 of 1, 2 ranks"]
+    trials = ("1 rank", "2 ranks", "1 rank, 50% of the views")
+    assert err.splitlines() == [f"trial 1 of 1, {one}" for one in trials]
     assert "Final objects agree to 1e-09" in out
     assert {path.name for path in (tmp_path / "scaled").iterdir()} == {"scaling.json", "scaling.png"}
     numbers = json.loads((tmp_path / "scaled" / "scaling.json").read_text())
-    one, two = numbers["trials"]
+    one, two, half = numbers["trials"]
+    assert half["kind"] == "weak" and half["share"] == 0.5 and half["difference"] == 0 and 0.8 < two["balance"] < 1
     assert len(one["epoch_s"]) == 3 and len(two["waited_s"]) == 2 == len(two["peak_bytes"])
     assert one["waited_s"] == [0.0] and 0 < two["waited_s"][1] < sum(two["epoch_s"]) + 5
     assert min(two["peak_bytes"]) > 50 << 20 and two["difference"] < 1e-12
-    assert [row["ranks"] for row in numbers["rows"]] == [1, 2]
+    kinds = [("ranks", 1), ("ranks", 2), ("weak", 1), ("weak", 2)]
+    assert [(row["kind"], row["ranks"]) for row in numbers["rows"]] == kinds
 
 
 def test_results_that_do_not_agree_have_a_status(
@@ -126,3 +181,10 @@ def test_odd_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2 and "--ranks is '1,two'; give numbers of ranks such as 1,2,4." in capfd.readouterr().err
+
+
+def test_odd_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ptymesh", "scaling", "recipe.yaml", "--also", "threads,fibres"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2 and "there is no 'fibres'; give threads, weak, both or none" in capfd.readouterr().err

@@ -13,6 +13,8 @@ import ptymesh as pm
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.run.recipe import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
 from ptymesh.tune import objectives
 from ptymesh.tune.options import Contrast, FourierRings, Function, Goal, HeldOut
 from toy import make as make_toy
@@ -38,6 +40,19 @@ def test_held_out(recipe: Recipe) -> None:
     held = [report.held_out for report in recon.loop(hold_out=0.2).epochs()]
     assert [value for _, value in found] == held, "as an ordinary run with these views held out"
     assert [epoch for epoch, _ in values(HeldOut(every=3), recipe)] == [3, 4]
+
+
+def test_what_a_trial_refines_for_each_view_is_fitted_in_held_out_views(tmp_path: Path) -> None:
+    """Held-out views whose positions nobody refines are the worse, the better all others are."""
+    scan = tmp_path / "moved.cxi"
+    write(checked(kind="xray", views=40, window=32, position_error_px=1.0, seed=3), scan)
+    stage = {"engine": "rpie", "epochs": 12, "batch": 8, "positions": True}
+    moving = Recipe.parse({"data": {"path": str(scan)}, "stages": [stage], "hold_out": 0.2})
+    ((_, refined),) = values(HeldOut(every=99), moving)
+    recon = pm.Reconstruction(pm.load(scan), device="cpu")
+    recon.stages = [one.model_copy(deep=True) for one in moving.stages]
+    *_, last = recon.loop(hold_out=0.2).epochs()
+    assert last.held_out is not None and refined < 0.9 * last.held_out
 
 
 def test_held_out_views_do_not_depend_on_the_orientation(recipe: Recipe) -> None:

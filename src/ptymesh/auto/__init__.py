@@ -1,4 +1,4 @@
-"""What a user need not know: how data are read, and which stages suit them, found by evidence.
+"""Stages of a data set, found by trying: how data are read, and what suits them.
 
 data       a file alone becomes a recipe; what it does not say is asked for
 decide     the list of hypotheses about a scan, one after the other; the recipe that they end with

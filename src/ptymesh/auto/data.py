@@ -8,20 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from ptymesh.auto.layout import guessed_keys
+from ptymesh.auto.optics import bright_radius
+from ptymesh.auto.orientation import centres, rotation, unexplained
 from ptymesh.errors import BadInput
+from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.inspection import Summary, summarise
-from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
+from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.samples import PREFIX, located
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, PatternSource
 from ptymesh.run.recipe import AUTO, apply_overrides
 
 #: Views of a scan that are looked at.
 LOOKED_AT = 400
 #: Bytes of a file by which text is told from data.
 HEAD = 4096
+#: Views that tell an orientation, at least, and how much closer to a gradient another one must be.
+FEWEST, TURNED = 40, 1.5
+#: Radius in pixels of a bright disc that tells what a pixel is.
+SMALLEST_DISC = 4.0
 
 Reasons = dict[str, list[str]]
 
@@ -71,8 +80,33 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
         if found is not None:
             raw["data"]["keys"], why = found
             reasons["data.keys"] = [why]
+    _electron_pixel(raw, reasons)
     _look(raw, reasons)
     return raw, reasons
+
+
+def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
+    """The object pixel of electron patterns, where it is not told but the half angle of the beam's cone is: the bright
+    disc has that angle."""
+    data, start = raw["data"], (raw.get("probe") or {}).get("start")
+    angle = start.get("semiangle_rad") if isinstance(start, dict) and start.get("kind") == "electron" else None
+    told = {"object_pixel_m", "detector_pixel_m", "distance_m"} & data.keys()
+    if angle is None or told or data.get("radiation") != "electron" or "energy_eV" not in data:
+        return
+    known = DataOptions.parse(data, "data")
+    if known.keys is None or {"detector_pixel_m", "distance_m"} & known.keys.model_fields_set:
+        return  # which the file may tell
+    raster = (raw.get("positions") or {}).get("raster")
+    where = PositionOptions.parse({} if raster is None else {"raster": {"step_px": 1}}, "positions")
+    silent = {key: value for key, value in data.items() if key not in ("energy_eV", "radiation")}
+    scan = load_measurement(DataOptions.parse({**silent, "invalid": "missing"}, "data"), where)
+    radius = bright_radius(scan)
+    assert known.energy_eV is not None
+    if radius < SMALLEST_DISC or scan.window[0] != scan.window[1]:
+        return
+    pixel = electron_wavelength_m(known.energy_eV) * radius / (scan.window[0] * float(angle))
+    data["object_pixel_m"] = float(f"{pixel:.3g}")
+    reasons["data.object_pixel_m"] = [f"The bright disc, {angle:g} rad in radius, has {radius:.3g} pixels."]
 
 
 def _look(raw: dict[str, Any], reasons: Reasons) -> None:
@@ -87,11 +121,42 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
     some = dict(data)
     if "views" not in some and step > 1:
         some["views"] = {"step": step}
-    seen = summarise(load_measurement(DataOptions.parse(some, "data"), where))
-    for key, value, why in _choices(seen):
+    looked = load_measurement(DataOptions.parse(some, "data"), where)
+    seen = summarise(looked)
+    for key, value, why in [*_choices(seen), *_bad_pixels(seen, looked.patterns)]:
         if key not in data:
             data[key] = value
             reasons[f"data.{key}"] = [why]
+    _orient(raw, reasons)
+
+
+def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
+    """How the detector lies to the scan, where nobody says, and where the patterns' centres of mass do."""
+    data, positions = raw["data"], raw.get("positions") or {}
+    turned = {"rotation_deg", "transpose", "flip_y", "flip_x", "affine"} & positions.keys()
+    if turned or {"transpose", "flip_y", "flip_x"} & data.keys():
+        return
+    some = data if "views" in data else {**data, "views": {"central": LOOKED_AT}}
+    scan = load_measurement(DataOptions.parse(some, "data"), PositionOptions.parse(positions, "positions"))
+    if scan.geometry.propagation != "far_field" or scan.views < FEWEST:
+        return
+    c = centres(scan)
+    if scan.geometry.radiation == "electron":
+        found = rotation(c, scan.positions)
+        told, left, settings = found.told, found.left, {"transpose": True} if found.transpose else {}
+    else:
+        by_turn = unexplained(c, scan.positions)
+        best = min(by_turn, key=lambda name: by_turn[name])
+        told, left, settings = by_turn["as told"], by_turn[best], dict(yaml.safe_load(f"{{{best}}}"))
+    if told < TURNED * left:
+        return
+    why = f"So the patterns' centres of mass are {told / left:.2g} times closer to a gradient; or a half turn more."
+    if scan.geometry.radiation == "electron":
+        raw["positions"] = {**positions, "rotation_deg": round(found.angle_deg, 1)}
+        reasons["positions.rotation_deg"] = [why]
+    for key, value in settings.items():
+        data[key] = value
+        reasons[f"data.{key}"] = [why]
 
 
 def _invalid(scan: Measurement, step: int) -> str:
@@ -102,6 +167,18 @@ def _invalid(scan: Measurement, step: int) -> str:
     except BadInput as error:
         return str(error)
     return ""
+
+
+def _bad_pixels(seen: Summary, patterns: PatternSource) -> list[tuple[str, Any, str]]:
+    """Those that look wrong, as the file stores them."""
+    if not isinstance(patterns, PreparedSource):
+        return []
+    found = [patterns.window.stored(y, x) for y, x in (*seen.hot, *seen.dead, *seen.stuck)]
+    pixels = sorted({pixel for block in found for pixel in block})
+    if not 0 < len(pixels) <= MOST_BAD_PIXELS:
+        return []
+    counts = [f"{kind} ({len(getattr(seen, kind))})" for kind in ("hot", "dead", "stuck") if getattr(seen, kind)]
+    return [("bad_pixels", [list(pixel) for pixel in pixels], f"Pixels that look {' and '.join(counts)}.")]
 
 
 def _choices(seen: Summary) -> list[tuple[str, Any, str]]:

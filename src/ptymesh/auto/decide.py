@@ -4,7 +4,7 @@ The order matters: wrong positions and a beam that flickers look like further mo
 comes first. A background and further modes look like each other, and start side by side. Each question goes on from the
 same estimate with and without the change, for as many epochs.
 
-A sweep is a pass of one probe mode over all views. Of the sweeps that there are, questions may take QUESTIONS, the
+A sweep is an epoch of rPIE with one probe mode. Of the sweeps that there are, questions may take QUESTIONS, the
 search for the number of epochs goes up to LENGTH, and the rest is for the run itself.
 """
 
@@ -16,37 +16,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
+from ptymesh.auto.optics import settled
 from ptymesh.auto.race import Arena, Budget, OverBudget, Stop, Track, better
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
-from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, engine_of
 
-#: Sweeps where nobody says; shares of them that may be spent when the questions end, and when the epochs are known.
-SWEEPS, QUESTIONS, LENGTH = 2000, 0.5, 0.75
+#: Views times pixels that are swept where nobody says, some 45 s on two cores; between so many sweeps. Shares of them
+#: that may be spent when the optics are known, when the questions end, and when the epochs are known.
+WORK, FEWEST, MOST, OPTICS, QUESTIONS, LENGTH = 1.1e10, 400, 1500, 0.25, 0.45, 0.725
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
 OPENING, ANSWER = 12, 8
+#: What falls by more than this share until an answer is not asked anything yet.
+SETTLED = 0.15
 #: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
 STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
-#: What ends above so many times the residual without it has done harm, and is tried more slowly, if there is a way.
-HARM = 1.005
-#: By this share what is kept lowers the residual. OPR modes take in, view by view, whatever is not settled yet, and
-#: have to show more.
-GAINS = {"positions": 0.02, "intensity": 0.02, "background": 0.02, "modes": 0.03, "opr": 0.2}
-#: Probe modes that are tried, one after the other as long as it pays.
-MODES = {1: 2, 2: 4, 4: 8}
+#: What raises the residual by more than this share has done harm.
+HARM = 0.005
+#: What is asked before all else.
+OWN_FIRST = ("positions", "intensity")
+#: OPR modes take in, view by view, whatever is not settled yet, and have to show more than others.
+OPR_GAIN = 0.2
+#: Epochs until it is seen whether something can be left out again, and so often again where the residual falls below so
+#: much of what it was.
+AGAIN, PATIENCE, QUICKLY = 12, 4, 0.95
+NAMED = {
+    "positions": "the position of each view",
+    "intensity": "the intensity of each view",
+    "background": "the background",
+    "modes": "further probe modes",
+}
 
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
 ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
 LSQML: dict[str, Any] = {"engine": "lsqml"}
-#: Rates of a background: the usual one, and a careful one.
-BACKGROUND = (0.1, 0.01)
 
 Say = Callable[[str], None]
 
@@ -88,7 +99,7 @@ def decide(
     if time_s is not None:
         sweeps = _sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    interview = _Interview(recipe, scan, world, stop, Budget(sweeps or SWEEPS), said, speak)
+    interview = _Interview(recipe, scan, world, stop, Budget(sweeps or _sweeps_of(scan)), said, speak)
     found = interview.hold()
     if write:
         _together(world, lambda: _write(found) if world.rank == 0 else None)
@@ -104,6 +115,12 @@ def _together(world: World, make: Callable[[], Any]) -> Any:
         failure = error
     world.all_well(failure, "finding the stages")
     return made
+
+
+def _sweeps_of(scan: Measurement) -> int:
+    """What can be afforded where nobody says."""
+    h, w = scan.window
+    return int(min(MOST, max(FEWEST, WORK / (scan.views * h * w))))
 
 
 def _sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
@@ -142,8 +159,9 @@ class _Interview:
     ) -> None:
         self.recipe, self.scan, self.world, self.stop, self.budget = recipe, scan, world, stop, budget
         self.reasons, self.say = reasons, say
-        #: The engine that begins best.
+        #: The engine that begins best, and names of hypotheses in the order in which they were kept.
         self.opening: dict[str, Any] = {}
+        self.kept: list[str] = []
 
     def note(self, key: str, sentence: str) -> None:
         """Why something is as it is."""
@@ -151,17 +169,14 @@ class _Interview:
         self.say(sentence)
 
     def hold(self) -> Found:
-        """All of it."""
-        part = self._part()
-        arena = self._arena(part)
+        """Asks all questions, and returns what was found."""
+        self._optics()
+        arena = self._arena(self._part(self.recipe))
         track = self._opening(arena)
-        for question in (self._positions, self._intensity, self._light, self._rest, self._opr, self._engine):
-            try:
-                track = question(arena, track)
-            except OverBudget:
-                self.note(
-                    "stages", f"{question.__doc__} That was not asked: {self.budget.spent:.0f} sweeps were spent."
-                )
+        if self.recipe.probe.modes is not None:
+            self.note("probe.modes", f"{self.recipe.probe.modes}, as the recipe says.")
+        for question in (self._rounds, self._opr, self._again, self._engine):
+            track = question(arena, track)
         arena.close()
         probe = self.recipe.probe.model_copy(update={"modes": track.modes, "opr_modes": len(track.estimate.opr)})
         self.recipe = self.recipe.model_copy(update={"probe": probe})
@@ -174,25 +189,46 @@ class _Interview:
     def _arena(self, scan: Measurement) -> Arena:
         return Arena(self.recipe, scan, self.world, self.stop, self.budget, self.scan.views)
 
-    def _part(self) -> Measurement:
-        """Views in the middle of a large scan."""
-        views = self.recipe.data.views
-        if self.scan.views <= LARGE:
-            return self.scan
-        some = views.model_copy(update={"central": PART})
-        self.note("stages", f"Questions were asked on the {PART} views in the middle, of {self.scan.views}.")
-        data: DataOptions = self.recipe.data.model_copy(update={"views": some})
-        where: PositionOptions = self.recipe.positions
-        made: Measurement = _together(self.world, lambda: load_measurement(data, where))
+    def _optics(self) -> None:
+        """Defocus or distance, where they are not known."""
+
+        def begin(recipe: Recipe, frozen: bool, times: int) -> Track:
+            arena = Arena(recipe, self._part(recipe), self.world, self.stop, self.budget, self.scan.views)
+            try:
+                still = {"probe": {"frozen": OPENING}} if frozen else {}
+                return arena.run(arena.start({**self._first(arena), **still}), times * OPENING, OPTICS)
+            finally:
+                arena.close()
+
+        found = settled(self.recipe, self.scan, begin, self.note)
+        if found != self.recipe:
+            self.recipe, self.scan = found, self._loaded(found)
+
+    def _loaded(self, recipe: Recipe) -> Measurement:
+        made: Measurement = _together(self.world, lambda: load_measurement(recipe.data, recipe.positions))
         return made
 
-    def _opening(self, arena: Arena) -> Track:
-        """How does it begin?"""
+    def _part(self, recipe: Recipe) -> Measurement:
+        """Views in the middle of a large scan."""
+        data: DataOptions = recipe.data
+        if self.scan.views > LARGE:
+            data = data.model_copy(update={"views": data.views.model_copy(update={"central": PART})})
+        return self._loaded(recipe.model_copy(update={"data": data}))
+
+    @staticmethod
+    def _first(arena: Arena) -> dict[str, Any]:
+        """The engine that begins, with batches that suit the number of views."""
         size = 8
         while size < 64 and 16 * size < arena.views:
             size *= 2
-        first = None
-        for engine in ({"engine": "rpie", "batch": size}, {"engine": "rpie", "batch": size, "gamma_probe": 0.2}):
+        return {"engine": "rpie", "batch": size}
+
+    def _opening(self, arena: Arena) -> Track:
+        """The first epochs, more carefully where they lead nowhere."""
+        if arena.views < self.scan.views:
+            self.note("stages", f"Questions were asked on the {PART} views in the middle, of {self.scan.views}.")
+        first, plain = None, self._first(arena)
+        for engine in (plain, {**plain, "gamma_probe": 0.2}):
             track = arena.run(arena.start(engine), OPENING, until=math.inf)  # however little there is
             if track.judged is not None and (first is None or better(track, first)):
                 first = track
@@ -203,78 +239,137 @@ class _Interview:
         self.opening = first.engine
         self.note(
             "stages",
-            f"{OPENING} epochs of rPIE, batches of {size} views, end at {_number(first)} on held-out views; so does "
-            "every residual here mean views or pixels that no update has seen.",
+            f"{OPENING} epochs of rPIE, batches of {plain['batch']} views, end at {_number(first)} on held-out views; "
+            "every residual here is of views or pixels that no update has seen.",
         )
         return first
 
     # --- questions ---
 
-    def _positions(self, arena: Arena, track: Track) -> Track:
-        """Are views where the file says?"""
-        if self.recipe.positions.subpixel == "none":
-            return track
-        new = track.sharing({"positions": True}, "positions")
-        return self._compare(arena, track, [(new, "A position of each view")], "stages", "positions")
-
-    def _intensity(self, arena: Arena, track: Track) -> Track:
-        """Is the beam equally bright in all views?"""
-        new = track.sharing({"probe": {"intensity": True}}, "intensity")
-        return self._compare(arena, track, [(new, "An intensity of each view")], "stages", "intensity")
-
-    def _light(self, arena: Arena, track: Track) -> Track:
-        """Is there light that one coherent beam does not explain?"""
-        more = MODES.get(track.modes, 0)
-        if self.recipe.probe.modes is not None or not more:
-            return track
-        adam = track.using(self._sized(ADAM))
-        lit = adam.using({**adam.engine, "unknowns": {"background": {"lr": BACKGROUND[0]}}})
-        without, background, modes = (
-            arena.run(way, ANSWER, QUESTIONS) for way in (adam, lit, arena.with_modes(adam, more))
-        )
-        self.note(
-            "probe.modes",
-            f"First a background, {_number(background)}, or {more} probe modes, {_number(modes)}, or neither, "
-            f"{_number(without)}.",
-        )
-        if modes.value < background.value and better(modes, without, GAINS["modes"]):
-            return modes.using(track.engine)
-        return background if better(background, without, GAINS["background"]) else without.using(track.engine)
-
-    def _rest(self, arena: Arena, track: Track) -> Track:
-        """Is the beam coherent, and is there other light?"""
-        return self._background(arena, self._modes(arena, track))
-
-    def _modes(self, arena: Arena, track: Track) -> Track:
-        """Is the beam coherent?"""
-        if self.recipe.probe.modes is not None:
-            self.note("probe.modes", f"{self.recipe.probe.modes}, as the recipe says.")
-            return track
-        while (more := MODES.get(track.modes, 0)) and (fits := track):
-            ways = [(arena.with_modes(track, more), f"{more} probe modes")]
-            track = self._compare(arena, track, ways, "probe.modes", "modes")
-            if track.modes != more:
-                if more == 4:
-                    three = arena.with_modes(fits, 3)
-                    track = self._compare(arena, track, [(three, "3 probe modes")], "probe.modes", "modes")
-                break
+    def _rounds(self, arena: Arena, track: Track) -> Track:
+        """What is asked until nothing helps any more. What did not help is asked once more after others were kept."""
+        all_ = self._hypotheses(arena)
+        asked, refused = set(GAINS), set[str]()
+        try:
+            while asked:
+                track, plain = self._settle(arena, track)
+                kept, useless = self._round(arena, track, plain, all_, asked)
+                track = kept or plain
+                asked, refused = (set(GAINS) - refused - useless, refused | useless) if kept else (refused, set())
+        except OverBudget:
+            self._unasked("Whether anything else helps")
         return track
 
-    def _background(self, arena: Arena, track: Track) -> Track:
-        """Is there light that is not the beam's?"""
-        if "unknowns" in track.engine:
-            return track
-        adam, tried = self._sized(ADAM), []
-        for lr, what in zip(BACKGROUND, ("A background", "A background at a tenth of the rate"), strict=True):
-            tried.append((track.using({**adam, "unknowns": {"background": {"lr": lr}}}), what))
-        found = self._compare(arena, track.using(adam), tried, "stages", "background")
-        return found if "unknowns" in found.engine else found.using(track.engine)
+    def _round(
+        self, arena: Arena, track: Track, plain: Track, all_: Hypotheses, asked: set[str]
+    ) -> tuple[Track | None, set[str]]:
+        """All hypotheses from the same estimate; the one that comes furthest is kept. `plain`: without any of them.
+
+        Further modes make sense of positions that are wrong, too, and are asked about when these are not.
+        Returns the track that is kept, and the names of those that gained nothing.
+        """
+        bases, falls = {str(track.engine): plain}, _gain(plain, track)
+        found: list[tuple[Hypothesis, Track]] = []
+        useless, spent = set(), False
+        for one in all_.of(track):
+            if one.name not in asked or (found and one.name not in OWN_FIRST):
+                continue
+            try:
+                tried, enough, gain = self._tried(arena, track, one, all_, bases, falls)
+            except OverBudget:
+                spent = True
+                break
+            if enough:
+                found.append((one, tried))
+            elif gain <= 0:
+                useless.add(one.name)
+        if not found:
+            if spent:
+                raise OverBudget
+            return None, useless
+        best, tried = min(found, key=lambda each: each[1].value)
+        self.kept.append(best.name)
+        if len(found) > 1:
+            self.note(best.key, f"{best.what} comes furthest and is kept; the others are asked about again.")
+        return tried, useless
+
+    def _tried(
+        self, arena: Arena, track: Track, one: Hypothesis, all_: Hypotheses, bases: dict[str, Track], falls: float
+    ) -> tuple[Track, bool, float]:
+        """Where a hypothesis leads, whether that is enough, and the share of the residual that it gains."""
+        engine = str(one.without.engine)
+        if engine not in bases:
+            bases[engine] = arena.run(one.without, ANSWER, QUESTIONS)
+        base, tried = bases[engine], arena.run(one.track, ANSWER, QUESTIONS)
+        gain = _gain(tried, base)
+        if one.name == "background" and gain < -HARM:
+            tried = arena.run(all_.lit(track, BACKGROUND[1]), ANSWER, QUESTIONS)
+            gain = _gain(tried, base)
+        enough = better(tried, base, max(GAINS[one.name], falls / 2))
+        how = "helps" if enough else "is worse" if gain < -HARM else "is no clear gain"
+        self.note(one.key, f"{one.what}: {_number(tried)}, without {_number(base)}, which {how}.")
+        if one.name == "modes" and not enough:
+            all_.refused_modes.add(one.track.modes)
+        return tried, enough, gain
+
+    def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
+        """The track from which questions are asked, and the same without a change: while the residual falls fast,
+        anything seems to help. Raises OverBudget."""
+        base = arena.run(track, ANSWER, QUESTIONS)
+        for _ in range(PATIENCE):
+            if _gain(base, track) < SETTLED:
+                break
+            track, base = base, arena.run(base, ANSWER, QUESTIONS)
+        return track, base
+
+    def _hypotheses(self, arena: Arena) -> Hypotheses:
+        """With a background in as many steps an epoch as rPIE makes: it has a long way to go."""
+        return Hypotheses(self.recipe, arena, {**ADAM, "batch": self.opening["batch"]})
 
     def _opr(self, arena: Arena, track: Track) -> Track:
         """Does the beam change its shape from view to view?"""
         if self.recipe.probe.opr_modes:
             return track
-        return self._compare(arena, track, [(arena.with_opr(track, 2), "2 OPR modes")], "probe.opr_modes", "opr")
+        try:
+            without = arena.run(track, ANSWER, QUESTIONS)
+            tried = arena.run(arena.with_opr(track, 2), ANSWER, QUESTIONS)
+        except OverBudget:
+            return self._unasked("Whether the beam changes its shape", track)
+        enough = better(tried, without, OPR_GAIN)
+        how = "helps" if enough else "is no clear gain"
+        self.note("probe.opr_modes", f"2 OPR modes: {_number(tried)}, without {_number(without)}, which {how}.")
+        return tried if enough else without
+
+    def _again(self, arena: Arena, track: Track) -> Track:
+        """What was kept first may not be needed any more, now that others are there."""
+        all_ = self._hypotheses(arena)
+        for name in list(dict.fromkeys(self.kept)):
+            if len(set(self.kept)) < 2 or name == self.kept[-1]:
+                break
+            try:
+                kept = arena.run(track, AGAIN, QUESTIONS)
+                without = self._settled(arena, all_.without(track, name, self.opening), kept)
+            except OverBudget:
+                return self._unasked("Whether all of that is needed", track)
+            needed = better(kept, without, GAINS[name] / 2)
+            how = "is needed" if needed else "is not needed, and left out"
+            self.note("stages", f"Of what was kept, {NAMED[name]} {how}: {_number(kept)}, without {_number(without)}.")
+            track = kept if needed else without
+            if not needed:
+                self.kept = [other for other in self.kept if other != name]
+        return track
+
+    def _settled(self, arena: Arena, track: Track, beside: Track) -> Track:
+        """The track, which has to find its way without something, as long as it comes closer to the other one."""
+        track = arena.run(track, AGAIN, QUESTIONS)
+        for _ in range(PATIENCE):
+            before = track.value
+            if before <= beside.value:
+                break
+            track = arena.run(track, AGAIN, QUESTIONS)
+            if track.value > QUICKLY * before:
+                break
+        return track
 
     def _engine(self, arena: Arena, track: Track) -> Track:
         """Which engine goes on best?"""
@@ -284,37 +379,21 @@ class _Interview:
             ways += [(track.using({**track.engine, "lr": track.engine["lr"] / 3}), "adam at a third of the rate")]
         else:
             ways += [(track.using(self._sized(ADAM)), "adam"), (track.using(self._sized(LSQML)), "lsqml")]
-        run = [(arena.run(way, ANSWER, QUESTIONS), name) for way, name in ways]
+        try:
+            run = [(arena.run(way, ANSWER, QUESTIONS), name) for way, name in ways]
+        except OverBudget:
+            return self._unasked("Which engine goes on best", track)
         best, name = min(run, key=lambda one: one[0].value)
         self.note("stages", f"{name} goes on best: {', '.join(f'{n} {_number(t)}' for t, n in run)}.")
         return best
 
+    def _unasked(self, what: str, track: Any = None) -> Any:
+        self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
+        return track
+
     def _sized(self, engine: dict[str, Any]) -> dict[str, Any]:
         """With batches that suit the number of views: larger than those of the opening, whose steps are bold."""
         return {**engine, "batch": min(64, 4 * self.opening["batch"])}
-
-    def _compare(
-        self,
-        arena: Arena,
-        track: Track,
-        ways: list[tuple[Track, str]],
-        key: str,
-        what_for: str,
-    ) -> Track:
-        """Goes on without a change, and with it; where it does harm, with the next one, which is more cautious. What is
-        better stays."""
-        without = arena.run(track, ANSWER, QUESTIONS)
-        for new, what in ways:
-            tried = arena.run(new, ANSWER, QUESTIONS)
-            rated = _number(without), _number(tried)
-            if better(tried, without, GAINS[what_for]):
-                self.note(key, f"{what}: {rated[1]}, without {rated[0]}; kept.")
-                return tried
-            worse = "which is worse" if tried.value > HARM * without.value else "which is no clear gain"
-            self.note(key, f"{what}: {rated[1]}, without {rated[0]}, {worse}; left out.")
-            if tried.value <= HARM * without.value:
-                break
-        return without
 
     # --- how long ---
 
@@ -343,6 +422,13 @@ class _Interview:
         if epochs:
             stages.append({**track.stage, "epochs": epochs})
         return stages
+
+
+def _gain(new: Track, old: Track) -> float:
+    """Share of the old one's residual that is gone."""
+    if new.judged is None or old.judged is None:
+        return -math.inf if new.judged is None else math.inf
+    return new.judged.gain_over(old.judged)[0]
 
 
 def _number(track: Track) -> str:

@@ -20,6 +20,7 @@ import torch
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
 from ptymesh.problem import Problem
+from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
@@ -39,7 +40,7 @@ class Judged:
 
     @property
     def residual(self) -> float:
-        """Of all of them."""
+        """Misfit of all of these views over their counts."""
         total = float(self.counts.sum())
         return float(self.misfit.sum()) / total if total else math.nan
 
@@ -54,6 +55,14 @@ class Judged:
         return mean / total, mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
 
 
+def own_unknowns(recipe: Recipe) -> frozenset[str]:
+    """Of positions, intensity and opr, what a recipe refines for each view."""
+    found = {"positions" for stage in recipe.stages if stage.positions}
+    found |= {"intensity" for stage in recipe.stages if stage.probe.intensity}
+    found |= {"opr" for stage in recipe.stages if stage.probe.opr and recipe.probe.opr_modes}
+    return frozenset(found)
+
+
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:
     """How well an estimate explains these views, after what they have for themselves was fitted. Collective.
 
@@ -66,22 +75,20 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
     halves = [problem.mask & black, problem.mask & ~black]
     found = []
     for fitted, judged in (halves, halves[::-1]):
-        found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged, moving=True))
+        found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged))
     first, second = found
     return Judged(first.misfit + second.misfit, first.counts + second.counts)
 
 
-def _seeing(problem: Problem, mask: torch.Tensor, moving: bool) -> Problem:
+def _seeing(problem: Problem, mask: torch.Tensor) -> Problem:
     """The problem with other pixels masked."""
     made = copy(problem)
-    made.mask, made.moving = mask, moving
+    made.mask = mask
     return made
 
 
-def _misfits(
-    problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, moving: bool = False
-) -> Judged:
-    seeing = _seeing(problem, mask, moving)
+def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor) -> Judged:
+    seeing = _seeing(problem, mask)
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
         found = seeing.backend.detector(seeing.model, chunk, seeing.forward(estimate, chunk), "evaluate")[1]
@@ -92,8 +99,8 @@ def _misfits(
 
 def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, own: frozenset[str]) -> Estimate:
     """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own."""
-    seeing = _seeing(problem, mask, moving=True)
-    fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone())
+    seeing = _seeing(problem, mask)
+    fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone(), moving=True)
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     for _ in range(STEPS):
         asked = []

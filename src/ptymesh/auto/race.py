@@ -14,9 +14,12 @@ import numpy as np
 import torch
 
 from ptymesh.auto.judging import Judged, judge
+from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
+from ptymesh.engines import Engine
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.estimate import Estimate
+from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.run.batches import hold_out
@@ -31,6 +34,10 @@ HELD_VIEWS, MOST_HELD = 40, 0.2
 #: What is kept has to lower the held-out residual by a share, and by so many standard errors.
 SURE = 2.0
 
+#: What an epoch costs, in sweeps: with these engines; each further wave, as a share of that; with a background, whose
+#: epochs go without the kernels; and as a factor, with what each view has for itself.
+COSTS, FURTHER, LIT, OWN = {"rpie": 1.0, "adam": 1.0, "lsqml": 1.3}, 0.4, 4.5, 1.5
+
 Stop = Callable[[], bool]
 
 
@@ -44,7 +51,7 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps: passes of one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
+    """Sweeps: epochs of rPIE with one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
 
     sweeps: float
     spent: float = 0.0
@@ -78,13 +85,15 @@ class Track:
 
     @property
     def modes(self) -> int:
-        """M."""
+        """Number of probe modes."""
         return len(self.estimate.probe)
 
     @property
     def cost(self) -> float:
         """Of an epoch over all views, in sweeps."""
-        return (self.modes + len(self.estimate.opr)) * (1.5 if self.own else 1.0)
+        waves = 1 + FURTHER * (self.modes + len(self.estimate.opr) - 1)
+        lit = LIT if "unknowns" in self.engine else 0.0
+        return (COSTS[self.engine["engine"]] * waves + lit) * (OWN if self.own else 1.0)
 
     @property
     def value(self) -> float:
@@ -92,12 +101,19 @@ class Track:
         return math.inf if self.judged is None else self.judged.residual
 
     def using(self, engine: dict[str, Any]) -> Track:
-        """With another engine."""
+        """The same track with another engine."""
         return replace(self, engine=engine)
 
     def sharing(self, change: dict[str, Any], own: str = "") -> Track:
-        """With other options, and something more that views have for themselves."""
+        """The same track with other options, and something more that views have for themselves."""
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
+
+
+class _Whole(Reconstruction):
+    """With the whole object on every rank, so that estimates can be put aside and taken up again."""
+
+    def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
+        return Replicated(self.world, self.scan.positions)
 
 
 class Arena:
@@ -106,7 +122,7 @@ class Arena:
     def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
         self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
         self.share = scan.views / whole
-        self.recon = Reconstruction(
+        self.recon = _Whole(
             scan,
             object=recipe.object,
             probe=recipe.probe,
@@ -180,12 +196,12 @@ class Arena:
         self.recon.close()
 
 
-def better(new: Track, old: Track, least: float = 0.0) -> bool:
-    """Whether the new track explains what neither has seen better by at least this share, and that is no chance."""
+def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:
+    """Whether the new track explains better what neither has seen: by this share, and by so many standard errors."""
     if new.judged is None or old.judged is None:
         return new.judged is not None
     gain, sure = new.judged.gain_over(old.judged)
-    return gain > least and sure > SURE
+    return gain > least and sure > errors
 
 
 def _copy(estimate: Estimate) -> Estimate:

@@ -135,7 +135,7 @@ class Holding:
 
     @property
     def given(self) -> dict[str, str]:
-        """Those that were given."""
+        """The options that were given, by name."""
         return {field.name: str(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     @property

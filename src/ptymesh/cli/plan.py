@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +41,9 @@ def command(
     """Memory, messages and time on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
+    from ptymesh.launcher.launch import cores
+    from ptymesh.run.floor import pairs
+    from ptymesh.run.outlook import lines, outlook
     from ptymesh.run.plan import Machine, choose, costs, measured_rate, scan_of
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
@@ -61,10 +64,14 @@ def command(
         kind,
     )
     engine = loaded.stages[stage - 1]
-    found = [costs(scan, engine, loaded.seed, count, machine) for count in counts(ranks)]
+    here = cores() if kind == "cpu" else 0  # ranks on the cores of one machine share its memory
+    found = [costs(scan, engine, loaded.seed, count, replace(machine, shared=count <= here)) for count in counts(ranks)]
     rows = [cost for both in found for cost in both.values()]
+    ahead = outlook(scan, engine, pairs(measurement.geometry.propagation, loaded.positions.subpixel))
     if as_json:
-        typer.echo(json.dumps({"machine": asdict(machine), "costs": [asdict(cost) for cost in rows]}, indent=1))
+        told = {"machine": asdict(machine), "costs": [asdict(cost) for cost in rows]}
+        told["outlook"] = [{**asdict(one), "efficiency": one.efficiency, "fault": one.fault} for one in ahead]
+        typer.echo(json.dumps(told, indent=1))
         return
     height, width = scan.extent
     batch = engine.batch or "all views"
@@ -78,6 +85,8 @@ def command(
     for both in found:
         name, why = choose(both, machine)
         typer.echo(f"{both['tiled'].ranks} ranks: {name}; {why}.")
+    for line in lines(ahead):
+        typer.echo(line)
 
 
 def kind_of(device: str, rate: float | None) -> tuple[str, str]:

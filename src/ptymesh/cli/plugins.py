@@ -6,13 +6,15 @@ import typer
 
 
 def command() -> None:
-    """List engines, models, constraints, losses, regularisers and readers: ptymesh's own and those of other packages.
+    """List what can be plugged in (engines, readers, probe starts, writers ...): ptymesh's own and other packages'.
 
     What a package offers is imported, so that what does not work is told here. Status 2 where something does not.
     """
     import ptymesh.engines.losses
     import ptymesh.engines.regularisers
-    import ptymesh.io.load  # noqa: F401 - each has its registry
+    import ptymesh.io.load
+    import ptymesh.run.starts
+    import ptymesh.run.writers  # noqa: F401 - each has its registry
     from ptymesh.errors import BadInput
     from ptymesh.registry import Registry
 

@@ -267,28 +267,38 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     tiled = attributes["layout"] == "tiled"
     if not tiled:
         _diagnose(outcome)
-    if recipe.output.figures and tiled and outcome.path.stat().st_size > DRAWN:
-        typer.echo(f"`ptymesh view {outcome.path}` draws the whole object, which no rank has held.")
-    elif recipe.output.figures:
+    figures, writers = recipe.output.figures, recipe.output.all_writers
+    view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
+    if not (figures or writers):
+        return
+    if tiled and outcome.path.stat().st_size > DRAWN:
+        typer.echo(f"`{view}` {_doing(writers)} the whole object, which no rank has held.")
+    else:
         # what is written is safe, and figures can be drawn again
-        stopping.at_once(f"Stopped before all figures were drawn; `ptymesh view {outcome.path}` draws them.", 0)
-        _draw(outcome.path, recipe.output.tiff)
+        stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
+        _draw(outcome.path, figures, writers)
 
 
-def _draw(result: Path, tiff: bool) -> None:
-    """Figures, by a process of their own; no failure of theirs is one of the run."""
+def _doing(writers: Sequence[str]) -> str:
+    return "draws and writes" if writers else "draws"
+
+
+def _draw(result: Path, figures: bool, writers: Sequence[str]) -> None:
+    """Figures and what writers write, by a process of their own; no failure of theirs is one of the run."""
     from ptymesh.run import drawing
 
     waited_for = drawing.waits()
     try:
-        process = drawing.start(result, tiff=tiff, waited_for=waited_for)
+        process = drawing.start(result, figures=figures, writers=writers, waited_for=waited_for)
     except OSError as error:
         drawing.tell(f"no process could be started for them ({error.strerror}).", result)
         return
+    what = "Figures" if figures else "Files"
     if not waited_for:
-        typer.echo(f"Figures follow within seconds: {result.parent / 'overview.png'} and others")
+        first = result.parent / "overview.png" if figures else f"what {' and '.join(writers)} writes"
+        typer.echo(f"{what} follow within seconds: {first}{' and others' if figures else ''}")
     elif drawn := drawing.wait(process, result):
-        typer.echo(f"Figures: {' '.join(drawn)}")
+        typer.echo(f"{what}: {' '.join(drawn)}")
 
 
 def _diagnose(outcome: Outcome) -> None:

@@ -19,12 +19,19 @@ def command(
     threads: Annotated[
         int | None, typer.Option(metavar="N", help="Threads per rank; default: cores over the largest number of ranks.")
     ] = None,
+    also: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND,...",
+            help="What is timed beside ranks: threads (one rank with those of all), weak (views in proportion), none.",
+        ),
+    ] = "threads,weak",
     set_: Settings = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", parser=folder, help="Folder for scaling.json and scaling.png.")
     ] = Path("scaling"),
 ) -> None:
-    """Run a recipe several times on several numbers of ranks: seconds per epoch, speed-up, memory, agreement.
+    """Run a recipe several times on several numbers of ranks: seconds per epoch, speed-up, what is lost, agreement.
 
     Status 1 where the final results do not agree.
     """
@@ -32,18 +39,21 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.run.recipe import load_recipe
-    from ptymesh.run.scaling import save, scale, table
+    from ptymesh.run.scaling import THREADS, WEAK, save, scale, table
 
     try:
         counts = [int(part) for part in ranks.split(",")]
     except ValueError as error:
         raise BadInput(f"--ranks is {ranks!r}; give numbers of ranks such as 1,2,4.") from error
+    beside = [] if also == "none" else also.split(",")
+    if odd := [kind for kind in beside if kind not in (THREADS, WEAK)]:
+        raise BadInput(f"--also is {also!r}, and there is no {odd[0]!r}; give threads, weak, both or none.")
     how = Launching(max(counts), device, backend)
     how.check()
     loaded = load_recipe(recipe, set_ or (), out)
     check_folder(out / "run")
     refuse_to_overwrite(out / "run", force=False)
-    load_measurement(loaded.data, loaded.positions)
+    views = load_measurement(loaded.data, loaded.positions).views
     found = scale(
         recipe,
         counts,
@@ -54,6 +64,9 @@ def command(
         threads=threads,
         environment=how.environment,
         tell=lambda line: typer.echo(line, err=True),
+        also=beside,
+        views=views,
+        batches=[stage.batch for stage in loaded.stages],
     )
     for line in table(found):
         typer.echo(line)

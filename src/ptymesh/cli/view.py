@@ -28,15 +28,28 @@ def command(
     tiff: Annotated[
         bool, typer.Option("--tiff", help="Also write object and probe as TIFF, with pixel sizes.")
     ] = False,
+    write: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also have this writer write; see `ptymesh plugins`. May be repeated."),
+    ] = None,
 ) -> None:
     """Draw object, probe, coverage, positions, loss, and a typical and the worst pattern against their models.
 
     The patterns are read from the data set that the result names; without it the other figures are drawn.
     """
-    from ptymesh.errors import PtymeshError
+    from ptymesh.errors import BadInput, PtymeshError
     from ptymesh.io.results import Result
     from ptymesh.run.figures import patterns_of, write_figures
+    from ptymesh.run.writers import WRITERS, tiff_files
+    from ptymesh.run.writers import write as written_by
 
+    try:
+        for name in write or ():
+            WRITERS[name]  # raises
+    except BadInput:
+        raise
+    except ValueError as error:
+        raise BadInput(f"--write: {error}.") from error
     loaded = Result.load(result)
     try:
         patterns = patterns_of(loaded)
@@ -45,5 +58,10 @@ def command(
         typer.echo(f"No patterns are shown: {error}", err=True)
     prefix = "" if result.stem == "result" else f"{result.stem}-"
     folder = result.parent if out is None else out
-    for path in write_figures(loaded, folder, prefix=prefix, suffix=format_.value, tiff=tiff, patterns=patterns):
+    for path in write_figures(loaded, folder, prefix=prefix, suffix=format_.value, patterns=patterns):
         typer.echo(str(path))
+    for path in tiff_files(loaded, folder, prefix) if tiff else ():
+        typer.echo(str(path))
+    for name in write or ():
+        for path in written_by(name, loaded, folder):
+            typer.echo(str(path))

@@ -9,7 +9,7 @@ import typer
 
 
 class Precision(StrEnum):
-    """For which waves."""
+    """Precision of the waves for which kernels are compiled."""
 
     SINGLE = "single"
     DOUBLE = "double"

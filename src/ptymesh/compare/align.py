@@ -174,7 +174,7 @@ def _shift_factor(shape: tuple[int, ...], shift: np.ndarray) -> np.ndarray:
 
 
 def _shifted(image: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """T_shift image."""
+    """The image moved by `shift` pixels."""
     return fft.ifft2(fft.fft2(image) * _shift_factor(image.shape, shift))
 
 

@@ -26,7 +26,7 @@ class Finding:
     strength: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Its fields by name, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Cause(ABC):
 
     @abstractmethod
     def sentence(self, look: Look, number: float) -> str:
-        """What was seen."""
+        """What was seen, as a clause without a full stop."""
 
     @abstractmethod
     def recipe(self, look: Look) -> str:

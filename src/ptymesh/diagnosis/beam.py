@@ -16,6 +16,8 @@ from ptymesh.diagnosis.look import Look
 
 #: Mean count from which on fringes stand out of counting noise, and pixels of which there must be so many.
 BRIGHT, FEWEST = 5.0, 1000
+#: Times what counting leaves that a misfit must be for contrast to say anything.
+UNEXPLAINED = 1.5
 
 
 class Intensity(Cause):
@@ -73,14 +75,17 @@ class FewModes(Cause):
 
     name: ClassVar[str] = "few_modes"
     title: ClassVar[str] = "Partial coherence, or too few modes"
-    threshold: ClassVar[float] = 0.012
+    threshold: ClassVar[float] = 0.003
+    weight: ClassVar[float] = 0.6
 
     def number(self, look: Look) -> float:
-        """1 - contrast of y / contrast of I, over 5 x 5 pixels."""
+        """1 - contrast of y / contrast of I, over 5 x 5 pixels; 0 where counting explains the misfit."""
         mean = ndimage.uniform_filter(look.y, (0, 5, 5), mode="wrap")
         bright = mean > BRIGHT
         if np.count_nonzero(bright) < FEWEST:
             return float("nan")
+        if look.excess < UNEXPLAINED:
+            return 0.0
         data = contrast(look.y, look.y, bright)
         return 1 - data / max(contrast(look.modelled, None, bright), 1e-30)
 

@@ -12,7 +12,10 @@ from scipy import ndimage
 
 from ptymesh.diagnosis.base import Cause
 from ptymesh.diagnosis.look import Look
+from ptymesh.io.preprocess import PreparedSource
 
+#: Hot pixels that are named, at most.
+LISTED = 12
 #: Neighbours of a pixel, without itself.
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)
 
@@ -50,7 +53,7 @@ class HotPixels(Cause):
     weight: ClassVar[float] = 2.0
 
     def number(self, look: Look) -> float:
-        """How many."""
+        """How many pixels are hot."""
         return float(self._hot(look).sum())
 
     @staticmethod
@@ -67,4 +70,11 @@ class HotPixels(Cause):
         return f"{count} far above all neighbours in nine views of ten, such as row {y}, column {x} as the model has it"
 
     def recipe(self, look: Look) -> str:
-        return "data: {mask: hot.npy, mask_true: bad}"
+        scan = look.scan
+        assert scan is not None
+        if not isinstance(scan.patterns, PreparedSource):  # no file says how a detector stores them
+            return "data: {mask: hot.npy, mask_true: bad}"
+        far, (h, w) = scan.geometry.propagation == "far_field", scan.window
+        places = np.argwhere(self._hot(look)) + (np.array([h // 2, w // 2]) if far else 0)
+        pixels = [list(one) for y, x in places % (h, w) for one in scan.patterns.window.stored(int(y), int(x))]
+        return f"data: {{bad_pixels: {pixels[:LISTED]}}}" + ("  # and others" if len(pixels) > LISTED else "")

@@ -17,7 +17,7 @@ class Vortices(Cause):
     title: ClassVar[str] = "Phase vortices in the object"
     patterns: ClassVar[bool] = False
     threshold: ClassVar[float] = 0.5
-    weight: ClassVar[float] = 1.5
+    weight: ClassVar[float] = 4.0  # nothing else winds a phase where there is light
 
     def number(self, look: Look) -> float:
         """How many where the scan is well lit."""
@@ -123,7 +123,10 @@ class OverFitting(Cause):
     weight: ClassVar[float] = 4.0
 
     def number(self, look: Look) -> float:
-        """The larger of noise floor / residual, over 1.08, and held-out / running residual at the end, over 1.5."""
+        """The larger of noise floor / residual, over 1.08, and held-out / running residual at the end, over 1.5.
+
+        Where positions were refined the second one is left out: held-out views keep theirs, which may be wrong.
+        """
         return max(self._below(look) / 1.08, self._held(look) / 1.5)
 
     @staticmethod
@@ -134,6 +137,8 @@ class OverFitting(Cause):
     @staticmethod
     def _held(look: Look) -> float:
         history = look.result.history
+        if look.result.nominal_px is not None:
+            return 0.0
         held = np.asarray(history.get("held_out", [np.nan]), dtype=float)
         if not len(held) or not np.isfinite(held[-1]) or not len(history.get("residual", ())):
             return 0.0

@@ -8,7 +8,6 @@ I, y    modelled intensities, counts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from scipy import special
 
+from ptymesh.auto.orientation import centres
 from ptymesh.compare import illumination
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
@@ -159,22 +159,8 @@ class Look:
     @cached_property
     def centres(self) -> np.ndarray:
         """Centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
-        found = []
-        for y, _ in self.slabs():
-            y = np.fft.fftshift(y, axes=(1, 2))
-            rows, columns = (np.arange(n) - n // 2 for n in y.shape[1:])
-            total = np.maximum(y.sum(axis=(1, 2)), 1e-30)
-            found.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
-        c = np.concatenate(found)
-        return np.asarray(c - c.mean(axis=0))
-
-    def slabs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All views, a few at a time: counts and which hold data, (n, h, w)."""
         assert self.scan is not None
-        for start in range(0, self.scan.views, CHUNK):
-            measured = self.scan.patterns.read(np.arange(start, min(start + CHUNK, self.scan.views)))
-            good = self.scan.mask & (measured >= 0)
-            yield np.where(good, measured, 0).astype(np.float64), good
+        return centres(self.scan)
 
 
 #: Intensities up to which the misfit that counting leaves is tabulated.

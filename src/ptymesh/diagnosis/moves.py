@@ -37,7 +37,7 @@ class _Moves(Cause):
 
     @abstractmethod
     def how(self, look: Look) -> str:
-        """In which way."""
+        """In which way views ask to be moved, as a clause."""
 
 
 class ScanGeometry(_Moves):
@@ -68,7 +68,7 @@ class Drift(_Moves):
 
 
 class Vibration(_Moves):
-    """Moves follow neither."""
+    """Moves that neither a rotation or scale of the scan nor a drift explains."""
 
     name: ClassVar[str] = "vibration"
     title: ClassVar[str] = "Vibration, or positions not as told"

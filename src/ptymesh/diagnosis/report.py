@@ -48,11 +48,11 @@ class Report:
 
     @property
     def times(self) -> float | None:
-        """Residual over noise floor."""
+        """Residual as a multiple of the noise floor."""
         return self.residual / self.noise_floor if self.residual and self.noise_floor else None
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """The report in lines of text for a terminal."""
         said = [] if self.residual is None else [f"Residual {self.residual:.4g}{self._beside()}."]
         said.append(f"Convergence: {self.verdict}.")
         for place, one in enumerate(self.findings[:SHOWN], 1):

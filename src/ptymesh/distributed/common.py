@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,8 +25,14 @@ from torch import Tensor
 from ptymesh.distributed import shared_memory
 from ptymesh.estimate import BLOCK
 
-#: What completes sums: makes arrays in the estimate's precision of those in double, on some blocks (Passes.narrow).
-Narrow = Callable[[tuple[Tensor, Tensor], Tensor, Tensor, tuple[Tensor, Tensor]], None]
+#: What completes sums: arrays in the estimate's precision become what two in double are together, on some blocks
+#: (Backend.combine).
+Pair = tuple[Tensor, Tensor]
+Combine = Callable[[Pair, Pair | None, Tensor, Tensor, int, Pair], None]
+#: Blocks (n,), and the ranks whose views reach into them.
+Shares = tuple[tuple[tuple[int, ...], Tensor, Tensor], ...]
+#: Arrays of this dtype, and how many.
+Kind = tuple[torch.dtype, int]
 
 
 @dataclass(frozen=True)
@@ -43,47 +49,70 @@ class Means:
 class Common:
     """Arrays for sums of the object and of its weight, complex and real.
 
-    sums: of each rank, (parts L, H, W) in double precision; found: of all, (L, H, W) in the estimate's.
+    sums: of each rank, (parts L, H, W) in double precision; found: of all, (L, H, W) in the estimate's, where each rank
+    needs them of the whole object.
     """
 
     means: Means
     rank: int
-    sums: list[tuple[Tensor, Tensor]]
-    found: tuple[Tensor, Tensor]
+    sums: list[Pair]
+    found: Pair | None
 
     @property
-    def own(self) -> tuple[Tensor, Tensor]:
+    def own(self) -> Pair:
         """To which this rank adds."""
         return self.sums[self.rank]
 
-    def sum(self, rows: Tensor, columns: Tensor, narrow: Narrow, *others: Tensor) -> list[Tensor]:
+    def sum(self, rows: Tensor, columns: Tensor, combine: Combine, *others: Tensor) -> list[Tensor]:
         """`found`, with the sums over ranks on touched blocks (n,), and those of other tensors. Collective.
 
         What is found lasts until the next sums.
         """
+        assert self.found is not None
+        count, size = len(rows), len(self.sums)
+        some = slice(count * self.rank // size, count * (self.rank + 1) // size)  # in the order of rows
+        shares = ((tuple(range(size)), rows[some], columns[some]),) if some.start < some.stop else ()
+        return self._sum(shares, 0, self.found, combine, count, others)
+
+    def sum_panel(self, top: int, shares: Shares, found: Pair, combine: Combine, *others: Tensor) -> list[Tensor]:
+        """`found` (L, h, W), with sums over ranks on blocks (n,) of a panel, which begins in this row of blocks, and
+        those of other tensors. Collective."""
+        return self._sum(shares, top, found, combine, sum(len(rows) for _, rows, _ in shares), others)
+
+    def _sum(
+        self,
+        shares: Shares,
+        top: int,
+        found: Pair,
+        combine: Combine,
+        count: int,
+        others: tuple[Tensor, ...],
+    ) -> list[Tensor]:
+        """The same, where this rank finds these blocks; count: of those that it counts as handed over."""
 
         def act() -> list[Tensor]:
             summed = self.means.summed(others)
-            self._add_share(rows, columns, narrow)
-            self.means.meet(len(rows) * BLOCK**2 * sum(len(field) * field.element_size() for field in self.own))
-            return [*self.found, *summed]
+            for ranks, rows, columns in shares:
+                # nobody else reads or writes these blocks now, whoever has added to them
+                first, *more = [self.sums[rank] for rank in ranks]
+                self._add(first, more[1:], rows + top, columns)
+                combine(first, more[0] if more else None, rows, columns, top, found)
+            # nobody adds to sums any more before all have read them
+            self.means.meet(count * BLOCK**2 * sum(len(field) * field.element_size() for field in self.own))
+            return [*found, *summed]
 
         return self.means.recorded(act)
 
-    def _add_share(self, rows: Tensor, columns: Tensor, narrow: Narrow) -> None:
-        """This rank's share of the touched blocks (n,), in the order of rows, is added up and found."""
-        count, size = len(rows), len(self.sums)
-        some = slice(count * self.rank // size, count * (self.rank + 1) // size)
-        rows, columns = rows[some], columns[some]
-        own = [field.numpy() for field in self.own]
-        theirs = [[field.numpy() for field in pair] for r, pair in enumerate(self.sums) if r != self.rank]
-        for top, bottom, left, right in rectangles(rows.numpy(), columns.numpy()):
+    @staticmethod
+    def _add(sums: Pair, more: list[Pair], rows: Tensor, columns: Tensor) -> None:
+        """What others have on these blocks (n,) is added to sums."""
+        own = [field.numpy() for field in sums]
+        theirs = [[field.numpy() for field in pair] for pair in more]
+        for top, bottom, left, right in rectangles(rows.numpy(), columns.numpy()) if more else ():
             for pair in theirs:
                 for total, other in zip(own, pair, strict=True):
                     here = total[:, top:bottom, left:right]
                     np.add(here, other[:, top:bottom, left:right], out=here)
-        if len(rows):
-            narrow(self.own, rows, columns, self.found)
 
 
 def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -106,6 +135,7 @@ class Speakers(Protocol):
     """Ranks, as far as they speak to each other (world.Ranks); what they have noted of it."""
 
     rank: int
+    size: int
     record: Any
     collectives: int
     bytes_reduced: int
@@ -124,46 +154,75 @@ class Commons:
         self.kept: dict[tuple[Any, ...], Common | None] = {}
 
     def of(
-        self, world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype
+        self, world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool
     ) -> Common | None:
         """See `make`."""
-        key = (shape, parts, dtype)
+        key = (shape, parts, dtype, all_found)
         if key not in self.kept:
             self.kept = {known: kept for known, kept in self.kept.items() if known[0] == shape}
-            # its messages are none of the run's, nor of the step's, should that start anew
-            noted, world.record = (world.record, world.collectives, world.bytes_reduced), None
-            self.kept[key] = make(world, means, shape, parts, dtype)
-            world.record, world.collectives, world.bytes_reduced = noted
+            with unnoted(world):
+                self.kept[key] = make(world, means, shape, parts, dtype, all_found)
         return self.kept[key]
 
 
-def make(world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype) -> Common | None:
-    """Arrays for objects (L, H, W) of this dtype; None on all ranks where one of them has no room. Collective."""
+@contextmanager
+def unnoted(world: Speakers) -> Iterator[None]:
+    """Messages within it are none of the run's, nor of the step's, should that start anew."""
+    noted, world.record = (world.record, world.collectives, world.bytes_reduced), None
+    try:
+        yield
+    finally:
+        world.record, world.collectives, world.bytes_reduced = noted
+
+
+def make(
+    world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True
+) -> Common | None:
+    """Arrays for objects (L, H, W) of this dtype; None on all ranks where one of them has no room. Collective.
+
+    all_found: whether each rank needs the sums of the whole object in its dtype.
+    """
     wide = [(torch.complex128, parts), (torch.float64, parts)]
-    narrow = [(dtype, 1), (dtype.to_real(), 1)] if world.rank == 0 else []
-    memory = None
+    narrow = [(dtype, 1), (dtype.to_real(), 1)] if all_found else []
+    arrays = _of_all(world, [[*wide, *narrow], *[wide] * (world.size - 1)], shape)
+    if arrays is None:
+        return None
+    found = (arrays[0][2], arrays[0][3]) if all_found else None
+    return Common(means, world.rank, [(first, second) for first, second, *_ in arrays], found)
+
+
+def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """An array (L, H, W) that there is once, for all ranks to see; None on all of them where there is no room.
+    Collective."""
+    nothing: list[Kind] = []
+    with unnoted(world):
+        arrays = _of_all(world, [[(dtype, 1)], *[nothing] * (world.size - 1)], shape)
+    return None if arrays is None else arrays[0][0]
+
+
+def _of_all(world: Speakers, kinds: list[list[Kind]], shape: tuple[int, ...]) -> list[list[Tensor]] | None:
+    """What each rank has made of its kinds, seen by all; None on all ranks where that cannot be. Collective."""
+    memory, where = None, ""
     with suppress(OSError):
-        memory = _memory(-1, [*wide, *narrow], shape)
-    where = "" if memory is None else f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{memory[0]}"
-    sums, found, well = [], None, True
+        if kinds[world.rank]:
+            memory = _memory(-1, kinds[world.rank], shape)
+            where = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{memory[0]}"
+    found: list[list[Tensor]] = []
     for rank, place in enumerate(world.words(where)):
-        dtypes = [*wide, (dtype, 1), (dtype.to_real(), 1)] if rank == 0 else wide
-        arrays = None if memory is None or rank != world.rank else memory[1]
-        if arrays is None and place:
-            with suppress(OSError):
-                arrays = _memory(shared_memory.find(place), dtypes, shape)[1]
-        if arrays is None:
-            well = False
-            continue
-        sums.append((arrays[0], arrays[1]))
-        found = (arrays[2], arrays[3]) if rank == 0 else found
-    everybody = not world.agree(not well)  # from here on nobody needs to find it
+        with suppress(OSError):
+            if rank == world.rank and memory is not None:
+                found.append(memory[1])
+            elif place:
+                found.append(_memory(shared_memory.find(place), kinds[rank], shape)[1])
+            elif not kinds[rank]:
+                found.append([])
+    everybody = not world.agree(len(found) < world.size)  # from here on nobody needs to find it
     if memory is not None:
         os.close(memory[0])
-    return Common(means, world.rank, sums, found) if everybody and found is not None else None
+    return found if everybody else None
 
 
-def _memory(handle: int, kinds: list[tuple[torch.dtype, int]], shape: tuple[int, ...]) -> tuple[int, list[Tensor]]:
+def _memory(handle: int, kinds: list[Kind], shape: tuple[int, ...]) -> tuple[int, list[Tensor]]:
     """Arrays (count L, H, W) of these dtypes and counts one after the other in a file of memory, or in a new one (-1)
     which stays open; its handle."""
     pixels = math.prod(shape)

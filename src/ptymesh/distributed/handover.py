@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration, Replicated, owners
+from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration, owners
 from ptymesh.distributed.world import World
 
 #: Bytes of patterns that go to other ranks at a time.
@@ -93,7 +93,7 @@ def follow_draw(layout: Layout, nominal: np.ndarray, among: np.ndarray, compact:
 
     None where all stay where they are, as those of tiles do. Nothing has been sent yet.
     """
-    if not isinstance(layout, Replicated):
+    if not layout.follows_draw:
         return None
     were, owner = layout.owner, owners(nominal, layout.world.size, compact, among)
     if np.array_equal(were, owner):

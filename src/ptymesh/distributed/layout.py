@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.common import Common
+from ptymesh.distributed.common import Combine, Common, Shares
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.tiles import Rect
+from ptymesh.distributed.windows import SharedWindows
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
@@ -91,14 +92,16 @@ class BlockSparseField:
     def top(self) -> Tensor | float:
         """`max`, or its only number where that is known on the host."""
         tops = self.expression.tops if isinstance(self.expression, Leaf) else None
-        return self.max() if tops is None else float(tops.numpy().max())
+        if tops is None:
+            return self.max()
+        return float(tops.numpy().max() if self.over_ranks is _alone else self.over_ranks(tops.amax().view(1)))
 
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
         expression = self.expression
         tops = expression.tops if isinstance(expression, Leaf) else None
         if tops is not None:
-            return tops.amax().view(1, 1, 1, 1)
+            return self.over_ranks(tops.amax().view(1, 1, 1, 1))
         return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
@@ -108,7 +111,9 @@ class Blocks:
 
     mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
     given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
-    arrives or is summed for others, ascending (distributed/tiled.py).
+    arrives or is summed for others, ascending (distributed/tiled.py). whole: rows and columns of the blocks of the
+    whole object that the batch covers, where windows are cut from that, and own, of those that this rank's views reach;
+    shares: of the blocks here, by the ranks whose views do (distributed/panels.py).
     """
 
     rows: Tensor
@@ -118,9 +123,22 @@ class Blocks:
     given: dict[int, Tensor] = field(default_factory=dict)
     taken: dict[int, Tensor] = field(default_factory=dict)
     shared: Tensor | None = None
+    whole: tuple[Tensor, Tensor] | None = None
+    own: tuple[Tensor, Tensor] | None = None
+    shares: Shares = ()
+
+    @property
+    def covered(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of all blocks of what windows are cut from that the batch covers."""
+        return (self.rows, self.columns) if self.whole is None else self.whole
+
+    @property
+    def added(self) -> tuple[Tensor, Tensor]:
+        """Those to which this rank adds, at most."""
+        return self.covered if self.own is None else self.own
 
     def none(self) -> Blocks:
-        """No block at all."""
+        """A set without any block."""
         return Blocks(self.rows[:0], self.columns[:0])
 
 
@@ -170,6 +188,19 @@ def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, places - rows * mask.shape[1]
 
 
+def blocks_together(boxes: Boxes, batches: Sequence[np.ndarray], device: torch.device) -> list[Blocks]:
+    """Blocks that the windows of each of these batches reach into."""
+    found, (height, width) = list[Blocks](), boxes.sides
+    step = max(1, COVERED // max(1, height * width))
+    for some in (batches[start : start + step] for start in range(0, len(batches), step)):
+        hit = boxes.covers(some)
+        rows, columns = where(hit.reshape(-1, width))
+        counts = np.count_nonzero(hit, axis=(1, 2)).tolist()
+        split = (sent(places, device).split(counts) for places in (rows % height, columns))
+        found.extend(starmap(Blocks, zip(*split, strict=True)))
+    return found
+
+
 class Layout:
     """What all layouts share: who owns which view.
 
@@ -179,6 +210,8 @@ class Layout:
     """
 
     name: str
+    #: Whether views go to ranks that have equal shares of each batch of a stage (handover.py).
+    follows_draw = False
 
     def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
@@ -209,6 +242,34 @@ class Layout:
         mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
         return self.world.sum(mine)[0]
 
+    def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
+        """Anchors (B, 2) counted from the first pixel of what windows are cut from."""
+        return estimate.here(anchors)
+
+    def shape(self, obj: Tensor) -> tuple[int, ...]:
+        """Of what windows of this object, or of some of its slices, are cut from: (L, H, W)."""
+        return tuple(obj.shape)
+
+    def seen(self, obj: Tensor) -> Tensor:
+        """What windows of an object, of which this is the part that this rank has, are cut from. Collective."""
+        return obj
+
+    def wrote(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
+        """Blocks (n,) of this array have been written, whose version, as torch counts, was this before."""
+
+    def shown(self, obj: Tensor) -> Tensor:
+        """Of an object of which this is the part that this rank has, what it could see last."""
+        return obj
+
+    def spread(self, part: Tensor, name: str) -> Tensor:
+        """What windows of a field, of which this is this rank's part, are cut from; until the next of this name.
+        Collective."""
+        return part
+
+    def part(self, field: Tensor) -> Tensor:
+        """This rank's part of what was spread; of other arrays, these themselves."""
+        return field
+
     def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
         """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into, and that many pixels
         around them."""
@@ -234,6 +295,20 @@ class Layout:
     def common(self, obj: Tensor, parts: int) -> Common | None:
         """Memory that all ranks see for sums of this object (L, H, W) in so many parts, where it serves. Collective."""
         return None
+
+    def windows(
+        self, views: np.ndarray, window: tuple[int, int], dtype: torch.dtype, each: bool
+    ) -> SharedWindows | None:
+        """Where ranks hand over windows of a batch's views rather than sums: memory for these, which are of this dtype;
+        each: whether each view has its own light. Collective."""
+        return None
+
+    def add_up(
+        self, common: Common, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
+    ) -> Callable[..., list[Any]]:
+        """What sums up that memory on these blocks, to be called with other tensors once all views have been added. It
+        returns what is `found`, and sums of the others."""
+        return partial(common.sum, blocks.rows, blocks.columns, combine)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
@@ -280,6 +355,7 @@ class Replicated(Layout):
     """
 
     name = "replicated"
+    follows_draw = True
 
     def __init__(self, world: World, nominal: np.ndarray, compact: bool = False) -> None:
         super().__init__(world, owners(nominal, world.size, compact))
@@ -307,17 +383,7 @@ class Replicated(Layout):
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """The same of several batches, worked out together."""
-        if len(batches) == 1:
-            return super().blocks_of(boxes, batches)
-        found, (height, width) = list[Blocks](), boxes.sides
-        step = max(1, COVERED // max(1, height * width))
-        for some in (batches[start : start + step] for start in range(0, len(batches), step)):
-            hit = boxes.covers(some)
-            rows, columns = where(hit.reshape(-1, width))
-            counts = np.count_nonzero(hit, axis=(1, 2)).tolist()
-            split = (sent(places, self.world.device).split(counts) for places in (rows % height, columns))
-            found.extend(starmap(Blocks, zip(*split, strict=True)))
-        return found
+        return blocks_together(boxes, batches, self.world.device)
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
         """See `Layout.common`."""
@@ -389,7 +455,7 @@ class CarriedPatterns(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Of one pattern."""
+        """Bytes of one pattern."""
 
     def reserve(self, rows: int) -> None:
         """So many will have to be held."""

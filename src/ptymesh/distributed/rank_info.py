@@ -100,7 +100,7 @@ def settle_environment(environ: MutableMapping[str, str] | None = None) -> RankI
 
 
 def _address(place: RankInfo, environ: Mapping[str, str]) -> str:
-    """Where rank 0 is."""
+    """The host on which rank 0 runs."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return first_host(nodes)
     if place.local_size == place.size:

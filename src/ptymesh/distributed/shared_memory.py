@@ -75,17 +75,17 @@ class Plan:
 
     @property
     def outboxes(self) -> int:
-        """Where they begin."""
+        """Byte at which the outboxes begin."""
         return self.sums + 2 * self.size * self.place
 
     @property
     def outbox(self) -> int:
-        """Size of one."""
+        """Bytes of one rank's outbox."""
         return min(OUTBOX_BYTES, OUTBOXES_BYTES // self.size) // LINE * LINE
 
     @property
     def end(self) -> int:
-        """Size of all."""
+        """Bytes of the whole memory."""
         return self.outboxes + self.size * self.outbox
 
 
@@ -176,6 +176,11 @@ class SharedMemory:
         self._steps += 1
         self._counters[self.rank] = self._steps
         self._wait_for(self._counters, self._steps)
+
+    @property
+    def meetings(self) -> int:
+        """How often all ranks have met."""
+        return self._steps
 
     # --- letters ---
 

@@ -43,7 +43,7 @@ class Rect(NamedTuple):
         return self.bottom <= self.top or self.right <= self.left
 
     def __and__(self, other: Rect) -> Rect:
-        """Pixels of both."""
+        """The rectangle of pixels that both hold."""
         return Rect(
             max(self.top, other.top),
             max(self.left, other.left),

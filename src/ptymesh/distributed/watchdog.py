@@ -92,7 +92,7 @@ class Verdict:
     told: bool = True
 
     def to_json(self) -> str:
-        """For the store."""
+        """The verdict as text for the store of all ranks."""
         return json.dumps(self.__dict__)
 
     @property
@@ -201,7 +201,7 @@ class Watchdog(threading.Thread):
         self._host, self._beats = socket.gethostname(), dict.fromkeys(range(size), (-1, time.monotonic()))
 
     def run(self) -> None:
-        """Until `leave`."""
+        """Looks after the ranks until `leave` is called."""
         while True:
             self._forgive()
             try:
@@ -227,7 +227,7 @@ class Watchdog(threading.Thread):
 
     @property
     def done(self) -> bool:
-        """Whether it has left."""
+        """Whether `leave` was called."""
         return self._done.is_set()
 
     def leave(self, failed: bool = False) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ptymesh import stopping
 from ptymesh.distributed import program, shared_memory
-from ptymesh.distributed.common import Common, Commons, Means
+from ptymesh.distributed.common import Common, Commons, Means, one_for_all
 from ptymesh.distributed.devices import BACKEND, DEVICE, KINDS, backend_for, check_sums, claimed, device_for
 from ptymesh.distributed.heartbeat import Heartbeat, budgets
 from ptymesh.distributed.program import reason
@@ -60,7 +60,7 @@ class CollectiveLog:
 
     began: collectives of the world when it began; keep: whether results are kept; noted: collectives that it knows of;
     calls: how often something was received. Messages that a step had sent before it starts anew are not sent again: it
-    gets what they bring.
+    gets what they bring. opened: what was seen of others before anything was received, which is there as it was.
     """
 
     began: int
@@ -69,10 +69,12 @@ class CollectiveLog:
     calls: int = 0
     place: int = 0
     results: list[list[Tensor] | PendingMessages] = field(default_factory=list)
+    opened: list[Tensor] = field(default_factory=list)
+    passed: int = 0
 
     def rewind(self, collectives: int) -> bool:
         """Back to the beginning; False where that is not possible, as the world has done what is not on record."""
-        self.place = 0
+        self.place = self.passed = 0
         return collectives - self.began == self.noted and (self.keep or not self.calls)
 
 
@@ -82,6 +84,7 @@ class World:
     rank = 0
     size = 1
     through = ""  #: what messages between ranks go through
+    shares_memory = False  #: whether all ranks see memory that one of them makes
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -119,9 +122,40 @@ class World:
         assert not sends and not receives, "a rank alone has nobody to write to"
         return lambda: None
 
-    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype) -> Common | None:
+    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True) -> Common | None:
         """Memory of all ranks for sums of objects (L, H, W) of this dtype, where they share any. Collective."""
         return None
+
+    def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """An array that there is once, for all ranks to see, where they share memory. Collective."""
+        return None
+
+    def meet(self, handed_over: int = 0) -> None:
+        """Returns when all ranks that share memory have come here; this one has handed over so many bytes there."""
+
+    @property
+    def meetings(self) -> int:
+        """How often ranks that share memory have met, in sums or otherwise: the same on all of them."""
+        return 0
+
+    def hand_over(self, count: int) -> None:
+        """Notes that this rank has handed over so many bytes in memory that ranks share."""
+
+    def opening(self, act: Callable[[], Tensor]) -> Tensor:
+        """What `act`, which ranks call together, lets this one see of the others; should a step start anew, what it saw
+        then. What is seen before anything else is received stays as it is until something is."""
+        record = self.record
+        if record is None:
+            return act()
+        if record.keep:
+            return self._recorded(lambda: [act()])[0]
+        if record.calls:
+            record.calls += 1
+            return act()
+        record.passed += 1
+        if record.passed > len(record.opened):
+            record.opened.append(act())
+        return record.opened[record.passed - 1]
 
     def _recorded(self, act: Callable[[], list[Tensor]]) -> list[Tensor]:
         """What `act` returns, or what it returned when the step was taken before."""
@@ -247,12 +281,34 @@ class Ranks(World):
         act = self._reduction(dist.ReduceOp.MAX, torch.maximum)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
-    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype) -> Common | None:
+    @property
+    def shares_memory(self) -> bool:  # type: ignore[override]
+        """See `World.shares_memory`."""
+        return self._shared is not None
+
+    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True) -> Common | None:
         """See `World.common`."""
         if self._shared is None:
             return None
         summed = partial(self._bucketed, reduce=self._reduction(dist.ReduceOp.SUM, torch.add))
-        return self._commons.of(self, Means(self._recorded, summed, self._met), shape, parts, dtype)
+        return self._commons.of(self, Means(self._recorded, summed, self._met), shape, parts, dtype, all_found)
+
+    def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """See `World.one_for_all`."""
+        return None if self._shared is None else one_for_all(self, shape, dtype)
+
+    def meet(self, handed_over: int = 0) -> None:
+        """See `World.meet`."""
+        self._met(handed_over)
+
+    @property
+    def meetings(self) -> int:
+        """See `World.meetings`."""
+        return 0 if self._shared is None else self._shared.meetings
+
+    def hand_over(self, count: int) -> None:
+        """See `World.hand_over`."""
+        self.bytes_reduced += count
 
     def _met(self, handed_over: int) -> None:
         """Returns when all ranks have come here, where this one has handed over so many bytes."""

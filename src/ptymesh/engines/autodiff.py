@@ -15,10 +15,10 @@ The sweep is written out by hand and summed over ranks once per batch; what foll
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.engines import losses, regularisers
@@ -50,7 +50,7 @@ class Regulariser(Schedule):
 
     @property
     def density(self) -> Density:
-        """The function."""
+        """The function that `kind` names."""
         return REGULARISERS[self.kind] if isinstance(self.kind, str) else self.kind
 
 
@@ -70,11 +70,17 @@ class Autodiff(Engine):
     of the object.
     """
 
+    moves_optics: ClassVar[bool] = True
+
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
     averaged: float = Field(0.0, ge=0)
     parametrisation: Literal["complex", "phase", "amplitude_phase"] = "complex"
     regularisers: list[Regulariser] = Field(default_factory=list)
+
+    #: Pixels that windows cover in this epoch, of this rank's part of the object; not in checkpoints, which other ranks
+    #: may read.
+    _covered: Tensor | None = PrivateAttr(None)
 
     @field_validator("loss")
     @classmethod
@@ -102,12 +108,11 @@ class Autodiff(Engine):
         return True
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
+        """An object of phase alone gets amplitude 1."""
         if self.parametrisation == "phase":
             phase = phase_of(estimate.object)
             estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
-        if self.regularisers:
-            self.state["covered"] = covered(estimate)
+        self._covered = None  # windows may have moved since the epoch before
 
     def gradient(
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
@@ -138,7 +143,9 @@ class Autodiff(Engine):
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
     ) -> tuple[Tensor, Tensor]:
         """Mean density over the pixels under windows, each counted once, and its slope by the object there."""
-        layout, under = problem.layout, self.state["covered"]
+        if self._covered is None:
+            self._covered = covered(estimate)
+        layout, under = problem.layout, self._covered
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
         around, where = layout.around(estimate.object, estimate, regularisers.REACH)
@@ -186,7 +193,7 @@ class Autodiff(Engine):
         for name in leaves.keys() & {"probe", "opr", "weights"}:
             real(estimate[name]).copy_(leaves[name] * parts[name].unit)
         for name in leaves.keys() & estimate.others.keys():
-            estimate.others[name].copy_(leaves[name] * parts[name].unit)
+            real(estimate.others[name]).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
         # numbers of the host: the unknowns that wait for the device

@@ -1,9 +1,10 @@
 """The forward model as one torch function whose backward pass is written out by hand: for models of a user's own.
 
+    obj = problem.layout.seen(estimate.object)                      # what windows are cut from, to make leaves of
     for chunk in problem.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
-    by_object = problem.layout.sum_field(obj.grad)                  # over ranks, once per batch
+    by_object = problem.layout.sum_field(obj.grad)                  # over ranks, of this one's part of the object
     by_probe = problem.world.sum(probe.grad)[0]
 
 Whatever the user computes from parameters to object and probe, and from intensities to a number, is torch's ordinary

@@ -107,6 +107,8 @@ class Engine(Options):
     remembers: ClassVar[tuple[Unknown, ...]] = ()
     #: Whether it works with operators in the model (`optics`); those whose own model of the exit wave has none do not.
     with_optics: ClassVar[bool] = True
+    #: Whether it moves the unknowns that these operators declare.
+    moves_optics: ClassVar[bool] = False
 
     epochs: Count = 50
     batch: Count | None = 64
@@ -165,6 +167,11 @@ class Engine(Options):
         if problem.model.operators and not self.with_optics:
             named = ", ".join(placed.operator.name for placed in problem.model.operators)
             raise BadInput(f"{self.name} does not know optics ({named}); use another engine, such as lsqml or adam.")
+        if problem.model.replaced and not self.moves_optics:
+            named = ", ".join(placed.operator.name for placed in problem.model.operators if placed.operator.replaces)
+            raise BadInput(
+                f"{self.name} would move nothing, as optics.{named} takes the object's part; use adam or lbfgs."
+            )
         for name, model in self.models.items():
             model.check(problem.geometry)
             if model.of == "positions" and problem.model.subpixel == "none":

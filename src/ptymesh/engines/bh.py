@@ -127,7 +127,8 @@ def second_order(
     """
     model, kind = problem.model, problem.model.fidelity
     intermediates = problem.forward(estimate, chunk)
-    jet = exit_jet(model, estimate.object, intermediates, directions, chunk.anchors, chunk.fractions, chunk.weights)
+    obj = problem.cut_from(estimate, chunk)
+    jet = exit_jet(model, obj, intermediates, directions, chunk.anchors, chunk.fractions, chunk.weights)
     detected = problem.detect(chunk, jet.value)
     S = power(detected)
     slope, curvature = fidelity.slope(kind, S, chunk.data), fidelity.curvature(kind, S, chunk.data)

@@ -239,16 +239,22 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
 
     The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise; returned in rad/px, y x.
     """
-    total = estimate.object.prod(0)
-    owned = problem.layout.owned(estimate).expand(total.shape)
+    layout = problem.layout
+    around, at = layout.around(estimate.object, estimate, 1)  # pixels next to those of this rank
+    total, lit_around = around.prod(0), layout.around(where[None], estimate, 1)[0][0]
+    owned = torch.zeros_like(lit_around)
+    y, x = (
+        slice(c - first, c - first + n) for c, first, n in zip(estimate.corner, at.corner, where.shape, strict=True)
+    )
+    owned[y, x] = layout.owned(estimate).expand(where.shape)
     sums = []
     for axis in (0, 1):
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
-        both = where.narrow(axis, 0, n) & where.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
+        both = lit_around.narrow(axis, 0, n) & lit_around.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
         along = torch.where(both, times(first.conj(), second), 0)
         sums += [along.real, along.imag]
-    gradient = phase_of(torch.view_as_complex(problem.layout.totals(estimate, *sums).view(2, 2))).tolist()
+    gradient = phase_of(torch.view_as_complex(layout.totals(estimate, *sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]
     corner = [m - c for m, c in zip(middle, estimate.corner, strict=True)]
     ramp = _ramp(estimate.object, gradient, -1.0, corner)

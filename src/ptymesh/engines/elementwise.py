@@ -138,6 +138,12 @@ class Elementwise(Autodiff):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
                 raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")
         there = {unknown.name for unknown in problem.model.unknowns}
+        if not self.unknowns.moving().keys() - problem.model.replaced:
+            (first, *_) = (p.operator for p in problem.model.operators if p.operator.replaces)
+            raise BadInput(
+                f"Nothing would move: optics.{first.name} takes the part of {', '.join(self.unknowns.moving())}; add "
+                f"unknowns: {{{first.unknowns[0].name}: true}} to the stage."
+            )
         for name in self.unknowns.moving():
             if name not in Unknowns.model_fields and name not in there:
                 raise BadInput(
@@ -196,6 +202,7 @@ class Elementwise(Autodiff):
             if memory:
                 optimiser.state[leaf] = memory
         optimiser.step()
+        torch.autograd.graph.increment_version(list(leaves.values()))  # torch does not count what it writes in one pass
         for name, leaf in leaves.items():
             for key, tensor in optimiser.state[leaf].items():
                 if tensor is not None:

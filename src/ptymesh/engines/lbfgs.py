@@ -58,8 +58,7 @@ class LBFGS(Autodiff):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """One step along the quasi-Newton direction, and the pair that it teaches."""
-        wanted = {"object", "amplitude", "probe"} - batch.frozen
-        wanted |= {unknown.name for unknown in problem.model.unknowns}
+        wanted = {"object", "amplitude", "probe", *(unknown.name for unknown in problem.model.unknowns)} - batch.frozen
         here = self.gradient(problem, estimate, batch, wanted)
         kept = batch.asked.positions, batch.asked.weights, batch.asked.gradients
         parts = self._fixed(here.parts)
@@ -176,8 +175,9 @@ def combination(products: Tensor) -> Tensor:
 def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector]]) -> Tensor:
     """<a, b> over all unknowns, (n,) float64 on the host; the object's pixels lie with several ranks: one message."""
     names = list(pairs[0][0])
-    of_object = problem.fields.dots(((a[n], b[n]) for n in names if n in OBJECT for a, b in pairs), estimate)
-    total = of_object.view(-1, len(pairs)).sum(0)
+    total = torch.zeros(len(pairs), dtype=torch.float64, device=problem.device)
+    if of_object := [(a[n], b[n]) for n in names if n in OBJECT for a, b in pairs]:
+        total = problem.fields.dots(of_object, estimate).view(-1, len(pairs)).sum(0)
     for name in [n for n in names if n not in OBJECT]:
         total = total + torch.stack([total_of(a[name] * b[name]) for a, b in pairs])
     return total.cpu()

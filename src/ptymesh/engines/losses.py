@@ -77,7 +77,7 @@ class OfFidelity:
         self.kind = kind
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """As `fidelity.slope`."""
+        """Slope of the model's fidelity, dL/dI (`fidelity.slope`)."""
         return fidelity.slope(self.kind, S, data)
 
     def sums(self, S: Tensor, data: Data) -> Tensor:

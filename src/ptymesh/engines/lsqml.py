@@ -96,10 +96,10 @@ class LSQML(Engine):
         problem.add(estimate.probe, by_probe * d_probe)
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Gradients, list[CachedChunk]]:
-        accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update"), []
-        for chunk in accumulator.chunks(keep=True):
+        accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update", keep=True), []
+        for chunk in accumulator.chunks():
             intermediates = problem.forward(estimate, chunk)
-            chi = accumulator.exit_wave_update(chunk, intermediates, keep=True)
+            chi = accumulator.exit_wave_update(chunk, intermediates)
             swept.append(problem.keep(chunk, intermediates, chi))
         return accumulator.total(), swept
 

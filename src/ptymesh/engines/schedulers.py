@@ -66,7 +66,7 @@ class Scheduler(Options):
 
     @property
     def kind(self) -> type[LRScheduler]:
-        """torch's class."""
+        """The class of torch's scheduler that the name stands for."""
         found: type[LRScheduler] = getattr(lr_scheduler, SHORT.get(self.name, self.name))
         return found
 

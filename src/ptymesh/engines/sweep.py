@@ -4,7 +4,8 @@ L          loss of a batch over its divisor D;  c  its curvature (losses.py)
 g_jm       slope_j . Psi_jm on the detector, D^H g at the exit;  dL/d conj(x) of everything is an adjoint of it
 slope      dL/dx of a real unknown; of a complex one dL/dRe x + i dL/dIm x = 2 dL/d conj(x), as pairs of reals
 scale      1 / largest Gauss-Newton curvature of the unknown: a step of -scale x slope is ePIE's for object and probe.
-           The slopes of positions and weights are divided by each view's own curvature from the start
+           The slopes of positions and weights are divided by each view's own curvature from the start; an operator's
+           unknown with a row per view has a scale for each
 unit       size of the unknown: rms of the probe, mean count for the background, the tilt that moves the wave by a
            pixel from slice to slice, what an operator of the model says of its own, 1 otherwise
 """
@@ -53,9 +54,9 @@ class Sweep:
         )
         self.terms = problem.reduction(loss.terms)
         shapes = {"background": (2, *problem.window), "slice_spacing": (2,), "tilt": (2, 2)}
-        shapes |= {name: (2, *estimate[name].shape) for name, one in self._others.items() if one.scope != "view"}
-        #: Of operators' unknowns with a row per view: views, and their steps (B, numbers of a row).
-        self._steps: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        shapes |= {name: (2, *real(estimate[name]).shape) for name, one in self._others.items() if one.scope != "view"}
+        #: Of operators' unknowns with a row per view, chunk by chunk: slopes (B, numbers of a row), last curvature.
+        self._of_views: dict[str, list[Tensor]] = {}
         self.reductions = {name: problem.reduction(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
@@ -84,17 +85,18 @@ class Sweep:
             both = [_along(model.tilt_derivative(intermediates, axis), waves) for axis in (0, 1)]
             self.reductions["tilt"].add(torch.stack(both, dim=2))
         if self._others:
-            self._add_others(chunk, model.operator_slopes(intermediates, waves))
+            self._add_others(model.operator_slopes(intermediates, waves))
 
-    def _add_others(self, chunk: Chunk, found: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """What the unknowns of the model's operators ask for; of those with a row per view, its Gauss-Newton step."""
+    def _add_others(self, found: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """What the unknowns of the model's operators ask for; of those with a row per view, its largest curvature."""
         for name, one in self._others.items():
-            along, norm = (t.to(torch.float64) for t in found[name])
+            along, norm = (real(t).to(torch.float64) for t in found[name])
             if one.scope == "view":
-                step = (along / above_zero(norm)).reshape(len(along), -1)
-                self._steps.setdefault(name, []).append((chunk.views, step))
+                rows = (along.reshape(len(along), -1), norm.reshape(len(norm), -1).amax(1, keepdim=True))
+                self._of_views.setdefault(name, []).append(torch.cat(rows, dim=1))
             else:
-                self.reductions[name].add(torch.stack((along, norm), dim=1))
+                norm = norm[..., None] if one.complex else norm
+                self.reductions[name].add(torch.stack((along, norm.expand_as(along)), dim=1))
 
     def _loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool) -> Tensor:
         """-D^H (slope Psi) of any loss, (B, M, h, w)."""
@@ -149,10 +151,12 @@ class Sweep:
         """What the unknowns of views ask for, this rank's own."""
         problem, rows = self.problem, {}
         of_views = {"positions": self.batch.asked.positions, "weights": self.batch.asked.weights}
-        of_views |= {name: self._steps.get(name, []) for name, one in self._others.items() if one.scope == "view"}
         for name in [name for name in of_views if name in self.wanted]:  # in one order on all ranks, unlike a set's
             width = self.estimate[name][0].numel()
             rows[name] = problem.rows(self.batch, [step for _, step in of_views[name]], width)
+        for name in [name for name, one in self._others.items() if one.scope == "view"]:
+            width = real(self.estimate[name])[0].numel() + 1
+            rows[name] = problem.rows(self.batch, self._of_views.get(name, []), width)
         return rows
 
     def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
@@ -169,18 +173,28 @@ class Sweep:
             along, norm = others[gap]
             unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
-        by_view = {name for name, one in self._others.items() if one.scope == "view"}
-        for name in [name for name in ("positions", "weights", *self._others) if name in others]:
-            slope = torch.zeros_like(self.estimate[name])
-            unit = self.problem.model.sizes.get(name, 1.0)
-            if name in by_view or name not in self._others:
-                rows = (others[name] / -c).to(slope.dtype)
-                slope[self.problem.sent(self.batch.views)] = rows.reshape(-1, *slope.shape[1:])
-                parts[name] = Part(slope, torch.ones_like(c), unit)
+        for moved in [name for name in ("positions", "weights") if name in others]:
+            slope = self._of_all(others[moved] / -c, torch.zeros_like(self.estimate[moved]))
+            parts[moved] = Part(slope, torch.ones_like(c))
+        for name, one in self._others.items():
+            like, unit = real(self.estimate[name]), self.problem.model.sizes[name]
+            if one.scope == "view":
+                along, norm = others[name][:, :-1], others[name][:, -1:]
+                most = above_zero(norm.max())
+                curvature = self._of_all(torch.where(norm > 0, norm, most), most.expand(len(like), 1))
+                along = self._of_all(along, torch.zeros_like(like))
+                scale = D / (2 * c * curvature.view(-1, *[1] * (like.ndim - 1)))
             else:
                 along, norm = others[name]
-                parts[name] = Part((along * (-2 / D)).to(slope.dtype), D / (2 * c * above_zero(norm.max())), unit)
+                scale = D / (2 * c * above_zero(norm.max()))
+            parts[name] = Part((along * (-2 / D)).to(like.dtype), scale, unit)
         return parts
+
+    def _of_all(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Of all views (N, ...): these rows (B, n) of the batch's, and of the others what is given."""
+        found = others.clone()
+        found[self.problem.sent(self.batch.views)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
+        return found
 
     def _pixel_tilt(self) -> Tensor:
         """Change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""

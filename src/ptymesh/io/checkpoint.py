@@ -72,7 +72,7 @@ class PerView(Mapping[str, np.ndarray]):
 
     @property
     def views(self) -> int:
-        """N."""
+        """Number of views."""
         return sum(len(held) for _, held in self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
                 raise BadInput(f"The checkpoint's {path} does not hold the arrays that its manifest names; {COPY}.")
             shared |= {name: np.asarray(_held(file, f"shared/{name}")[()]) for name in _names(file, "shared")}
             shards.append((path, _views(file)))
-            names.append(_names(file, "per_view"))
+            names.append(set(_names(file, "per_view")))
             for name in _names(file, "tiles"):
                 tiles.setdefault(name, []).append(path)
     if odd := {name for some in names for name in some ^ names[0]}:
@@ -271,7 +271,7 @@ def _held(file: h5py.File, name: str) -> h5py.Dataset:
 
 def _inventory(file: h5py.File) -> dict[str, str]:
     """Type and shape of every array in a shard, by name."""
-    names = ["views", *(f"{group}/{name}" for group in GROUPS for name in sorted(_names(file, group)))]
+    names = ["views", *(f"{group}/{name}" for group in GROUPS for name in _names(file, group))]
     held = {name: _held(file, name) for name in names}
     return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
 
@@ -284,14 +284,14 @@ def _views(file: h5py.File) -> np.ndarray:
     return np.asarray(found[()])
 
 
-def _names(file: h5py.File, group: str) -> set[str]:
-    """Names of all datasets below a group, with '/'."""
-    found: set[str] = set()
+def _names(file: h5py.File, group: str) -> list[str]:
+    """Names of all datasets below a group, with '/', in one order on all ranks: what engines remember goes by it."""
+    found: list[str] = []
     held = plain.member(file, group)
     if not isinstance(held, h5py.Group):
         raise BadInput(f"The checkpoint's {file.filename} has no group {group}; {COPY}.")
-    held.visititems(lambda name, item: found.add(name) if isinstance(item, h5py.Dataset) else None)
-    return found
+    held.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+    return sorted(found)
 
 
 def _begin(directory: Path) -> int:

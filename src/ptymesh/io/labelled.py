@@ -1,4 +1,4 @@
-"""A result as an xarray.Dataset, whose axes carry names and coordinates.
+"""A result as an xarray.Dataset or a hyperspy signal, whose axes carry names and coordinates.
 
 N       views
 M, K    incoherent probe modes; variable-probe (OPR) modes
@@ -18,6 +18,7 @@ from ptymesh.io.results import Result
 
 if TYPE_CHECKING:
     import xarray
+    from hyperspy.signals import ComplexSignal2D
 
 #: Columns of the history and what they are called here, where that differs: "epoch" is the axis.
 _COLUMNS = {"epoch": "epoch_of_stage"}
@@ -71,6 +72,37 @@ def dataset(result: Result) -> xarray.Dataset:
         for name, column in result.history.items():
             variables[_COLUMNS.get(name, name)] = ("epoch", np.asarray(column))
     return xarray.Dataset(variables, coords, _attributes(result))
+
+
+def signal(result: Result, of: str = "object") -> ComplexSignal2D:
+    """Object (L, H, W) or probe (M, h, w) as a hyperspy signal: y and x, in metres (or px), of an image.
+
+    Slices and modes are what one navigates through; an object of one slice is a single image. y and x have their zero
+    where those of `dataset` have it.
+
+    Raises BadInput where `of` is neither "object" nor "probe", or where hyperspy is not installed.
+    """
+    if of not in ("object", "probe"):
+        raise BadInput(f"A hyperspy signal is made of 'object' or 'probe', not of {of!r}.")
+    try:
+        from hyperspy.signals import ComplexSignal2D
+    except ImportError as error:
+        raise BadInput("hyperspy is not installed; run pip install 'ptymesh[hyperspy]'.") from error
+    pixel, origin, unit = _frame(result)
+    if of == "object":
+        images, zero = result.object, origin
+        spacing = result.slice_spacing_m
+        through = {"name": "z", "scale": spacing, "units": "m"} if spacing > 0 else {"name": "slice"}
+        images = images[0] if len(images) == 1 else images
+    else:
+        images, through = result.probe, {"name": "mode"}
+        zero = np.array(images.shape[-2:]) // 2
+    axes: list[dict[str, Any]] = [{**through, "size": len(images), "navigate": True}] if images.ndim == 3 else []
+    for name, size, scale, corner in zip("yx", images.shape[-2:], pixel, zero, strict=True):
+        place = {"scale": float(scale), "offset": float(-corner * scale), "units": unit}
+        axes.append({"name": name, "size": size, **place, "navigate": False})
+    title = {"General": {"title": of}, "Signal": {"quantity": "transmission" if of == "object" else "amplitude"}}
+    return ComplexSignal2D(images, axes=axes, metadata=title, original_metadata={"ptymesh": _attributes(result)})
 
 
 def _frame(result: Result) -> tuple[np.ndarray, np.ndarray, str]:

@@ -17,6 +17,9 @@ from ptymesh import options
 from ptymesh.geometry import Propagation, Radiation
 from ptymesh.options import FilePath, Reference
 
+#: Longer lists of bad pixels belong into a mask.
+MOST_BAD_PIXELS = 200
+
 
 def _both(value: Any) -> Any:
     """One number for y and x; YAML reads 1e-8 as text, which becomes a number where it is checked."""
@@ -33,6 +36,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
+Pixel = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 ArrayRef = Annotated[Reference, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
 
@@ -111,6 +115,7 @@ class DataOptions(Options):
         crop: detector pixels kept around the centre. bin: pixels summed along y and x.
         pad: size of the window after binning; new pixels are masked.
         mask: array, combined with the file's own; `mask_true` says what non-zero means there.
+        bad_pixels: [row, column] of detector pixels that hold no data, besides those of masks.
         saturation: detector value from which on a pixel holds no data in that view.
         dark: number or array subtracted (clipped at zero). flat: array that divides, relative to its mean.
         gain: detector units per count, number or array.
@@ -145,6 +150,7 @@ class DataOptions(Options):
 
     mask: ArrayRef | None = None
     mask_true: Literal["good", "bad"] = "good"
+    bad_pixels: Annotated[tuple[Pixel, ...], Field(max_length=MOST_BAD_PIXELS)] = ()
     saturation: Positive | None = None
     dark: Number | ArrayRef | None = None
     flat: ArrayRef | None = None

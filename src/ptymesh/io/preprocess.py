@@ -233,6 +233,15 @@ def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.n
     if data.mask is not None:
         given = detector_array(data.mask, "data.mask", shape, data.follow)
         good = good & ((given != 0) == (data.mask_true == "good"))
+    for y, x in data.bad_pixels:
+        if y >= shape[0] or x >= shape[1]:
+            raise BadInput(
+                f"data.bad_pixels names [{y}, {x}], and the detector has {shape[0]} x {shape[1]} pixels, counted from "
+                f"[0, 0]; remove that one."
+            )
+    if data.bad_pixels:
+        good = good.copy()
+        good[tuple(np.array(data.bad_pixels).T)] = False
     flat = None
     if data.flat is not None:
         flat = detector_array(data.flat, "data.flat", shape, data.follow)

@@ -14,7 +14,7 @@ h, w    window pixels
     /positions_nominal_px   (N, 2) float64 y x   where the positions started, when they were refined
     /opr/weights            (N, 1 + K) float     amplitude of the incident beam per view, then its shares of /opr/modes
     /opr/modes              (K, h, w) complex    variable-probe modes; both when used
-    /unknowns/*             real arrays          of the model's operators (`optics`), in their units
+    /unknowns/*             real or complex      arrays of the model's operators (`optics`), in their units
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, and change_* of each
@@ -182,6 +182,13 @@ class Result(Displayed):
         Raises BadInput where xarray is not installed.
         """
         return import_module("ptymesh.io.labelled").dataset(self)
+
+    def to_hyperspy(self, of: str = "object") -> Any:
+        """The object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
+
+        Raises BadInput where `of` is another word, or where hyperspy is not installed.
+        """
+        return import_module("ptymesh.io.labelled").signal(self, of)
 
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
@@ -364,7 +371,7 @@ def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
         return {}
     if not isinstance(group, h5py.Group):
         raise BadInput(f"/unknowns of {path} is no group of arrays; it is not a ptymesh result.")
-    found = {name: _array(group, name) for name in group}
+    found = {name: _array(group, name, REAL + "c") for name in group}
     for name, array in found.items():
         if not np.isfinite(array).all():
             raise BadInput(f"The {name} of {path} holds values that are not finite; take another result, or run again.")

@@ -97,7 +97,8 @@ def upright(measurement: Measurement, pattern: np.ndarray) -> np.ndarray:
 def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]:
     """(n, 2) y x of unmasked pixels that are hot, dead or stuck, in the upright frame.
 
-    hot: five times brighter on average than all but one of the eight neighbours, by more than chance.
+    hot: five times brighter on average than all but one of the eight neighbours, by more than chance; or never darker
+    than a fifth of its mean, where all of them are far darker at times.
     dead: never a count where the neighbours together make 25 expected. stuck: the same non-zero count in every view.
     The middle of far-field patterns, where the direct beam may be that sharp, is left out.
     """
@@ -108,6 +109,9 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     second = ndimage.rank_filter(mean, -2, footprint=ring, mode="nearest")
     around = ndimage.median_filter(mean, size=5, mode="nearest")
     hot = mask & (mean > 5 * second) & (mean * views > 5 * second * views + 20)
+    least = np.where(mask, found.least, 0)
+    darkest = ndimage.maximum_filter(least, footprint=ring, mode="nearest")
+    hot |= mask & (views >= 40) & (least > 0.2 * mean) & (least > 3 * darkest + 5 * np.sqrt(darkest) + 5)
     dead = mask & (found.most == 0) & (around * views >= 25)
     stuck = mask & (found.least == found.most) & (found.most > 0) & (views >= 10)
     if measurement.geometry.propagation == "far_field":

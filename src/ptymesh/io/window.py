@@ -123,6 +123,13 @@ class Window:
                 slab = slab.take(index, axis=k)
         return np.ascontiguousarray(slab.swapaxes(-1, -2)) if self.transpose else slab
 
+    def stored(self, y: int, x: int) -> list[tuple[int, int]]:
+        """(row, column) of the stored detector pixels in a window pixel, which is counted with DC in the middle."""
+        if self.transpose:
+            y, x = x, y
+        rows, columns = ([int(i) for i in one.pixels[k] if i >= 0] for one, k in ((self.y, y), (self.x, x)))
+        return [(row, column) for row in rows for column in columns]
+
     @property
     def exists(self) -> np.ndarray:
         """(h b, w b) bool: where there is a detector pixel."""

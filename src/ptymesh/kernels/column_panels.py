@@ -170,8 +170,74 @@ def _stage8(x: Any, at: int, y: Any, to: int, s: int, root: Any) -> None:
 
 
 @inlined
+def _turned_on(y: Any, o: int, c: Any, d: Any, real: Any, imaginary: Any) -> None:
+    """Writes a pixel of the result, turned by its twiddle c + i d."""
+    store(y, o, c * real - d * imaginary)
+    store(y, o + LANES, c * imaginary + d * real)
+
+
+@inlined
+def _stage3(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
+    """n / 3 butterflies, each over a run of s pixels; size: of the whole transform."""
+    m, between, third = n // THREE, PAIR * s, TWO * (size // THREE)
+    far, cos, sin = m * between, spread(twiddles[third]), spread(-twiddles[third + ONE])
+    for p in range(m):
+        t = TWO * p * step
+        c1, d1 = spread(twiddles[t]), spread(twiddles[t + ONE])
+        c2, d2 = spread(twiddles[TWO * t]), spread(twiddles[TWO * t + ONE])
+        begin, o = at + p * between, to + THREE * p * between
+        for i in range(begin, begin + between, PAIR):
+            x0, u0 = load(x, i), load(x, i + LANES)
+            x1, u1 = load(x, i + far), load(x, i + far + LANES)
+            x2, u2 = load(x, i + TWO * far), load(x, i + TWO * far + LANES)
+            a, b, e, f = x1 + x2, u1 + u2, sin * (x1 - x2), sin * (u1 - u2)
+            store(y, o, x0 + a)
+            store(y, o + LANES, u0 + b)
+            a, b = x0 + cos * a, u0 + cos * b
+            _turned_on(y, o + between, c1, d1, a + f, b - e)
+            _turned_on(y, o + TWO * between, c2, d2, a - f, b + e)
+            o += PAIR
+
+
+@inlined
+def _stage5(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
+    """n / 5 butterflies, each over a run of s pixels; size: of the whole transform."""
+    m, between, fifth = n // U(5), PAIR * s, TWO * (size // U(5))
+    far = m * between
+    cos1, sin1 = spread(twiddles[fifth]), spread(-twiddles[fifth + ONE])
+    cos2, sin2 = spread(twiddles[TWO * fifth]), spread(-twiddles[TWO * fifth + ONE])
+    for p in range(m):
+        t = TWO * p * step
+        c1, d1 = spread(twiddles[t]), spread(twiddles[t + ONE])
+        c2, d2 = spread(twiddles[TWO * t]), spread(twiddles[TWO * t + ONE])
+        c3, d3 = spread(twiddles[THREE * t]), spread(twiddles[THREE * t + ONE])
+        c4, d4 = spread(twiddles[U(4) * t]), spread(twiddles[U(4) * t + ONE])
+        begin, o = at + p * between, to + U(5) * p * between
+        for i in range(begin, begin + between, PAIR):
+            i1, i2 = i + far, i + TWO * far
+            i3, i4 = i2 + far, i2 + TWO * far
+            x0, u0 = load(x, i), load(x, i + LANES)
+            x1, u1, x4, u4 = load(x, i1), load(x, i1 + LANES), load(x, i4), load(x, i4 + LANES)
+            a, b, e, f = x1 + x4, u1 + u4, x1 - x4, u1 - u4
+            x2, u2, x3, u3 = load(x, i2), load(x, i2 + LANES), load(x, i3), load(x, i3 + LANES)
+            g, h, k, q = x2 + x3, u2 + u3, x2 - x3, u2 - u3
+            store(y, o, x0 + a + g)
+            store(y, o + LANES, u0 + b + h)
+            x1, u1 = x0 + cos1 * a + cos2 * g, u0 + cos1 * b + cos2 * h
+            x2, u2 = x0 + cos2 * a + cos1 * g, u0 + cos2 * b + cos1 * h
+            x3, u3 = sin1 * e + sin2 * k, sin1 * f + sin2 * q
+            x4, u4 = sin2 * e - sin1 * k, sin2 * f - sin1 * q
+            o1, o2 = o + between, o + TWO * between
+            _turned_on(y, o1, c1, d1, x1 + u3, u1 - x3)
+            _turned_on(y, o2, c2, d2, x2 + u4, u2 - x4)
+            _turned_on(y, o2 + between, c3, d3, x2 - u4, u2 + x4)
+            _turned_on(y, o2 + TWO * between, c4, d4, x1 - u3, u1 + x3)
+            o += PAIR
+
+
+@inlined
 def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
-    """The same with any radix, term by term; size: of the whole transform."""
+    """n / radix butterflies of any radix, term by term; size: of the whole transform."""
     m, between = n // radix, PAIR * s
     for p in range(m):
         for k in range(radix):
@@ -212,6 +278,10 @@ def transform(x: Any, at: int, spare: Any, size: int, plan: Any, twiddles: Any) 
             _stage8(source, i, target, o, s, spread(twiddles[size // U(4)]))
         elif radix == 2:
             _stage2(source, i, target, o, s)
+        elif radix == 3:
+            _stage3(source, i, target, o, n, s, size, twiddles, step)
+        elif radix == 5:
+            _stage5(source, i, target, o, n, s, size, twiddles, step)
         else:
             _stage(radix, source, i, target, o, n, s, size, twiddles, step)
         n, s, step = n // radix, s * radix, step * radix

@@ -46,12 +46,13 @@ ROWS = 128
 
 
 @inlined
-def _reach(n: Any, h: int) -> Any:
-    """First row that windows of h + 1 rows at n (B, 2) reach, and the one after the last."""
+def _reach(n: Any, h: int, rows: int) -> Any:
+    """First row that windows of h + 1 rows at n (B, 2) reach, of so many, and the one after the last."""
     top, bottom = n[0, 0], n[0, 0]
     for j in range(1, len(n)):
         top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
-    return top, bottom + h + 1
+    top, bottom = min(max(top, 0), rows), min(bottom + h + 1, rows)
+    return top, max(top, bottom)
 
 
 @inlined
@@ -186,13 +187,13 @@ def add_windows(
     weight: Any,
     tops: Any,
 ) -> None:
-    """sums += sum_j S_j^H windows_j and weight += sum_j a_j^2 S_j^H light_j.
+    """sums += sum_j S_j^H windows_j and weight += sum_j a_j^2 S_j^H light_j, where there are rows of them.
 
     stale (H/b, W/b) uint8: blocks which become zero before anything is added to them, and are stale no more; of no
     rows, there are none. tops (bands, k > 8): in each band's row is the largest weight that it has added to, if not one
     larger yet; where t is zero.
     """
-    top, bottom = _reach(n, windows.shape[1])
+    top, bottom = _reach(n, windows.shape[1], weight.shape[1])
     for i in prange(bands):
         _add_windows(
             np.int64(i), windows, light, n, t, a, shifts, top, bottom, bands, constants[1], stale, sums, weight, tops[i]
@@ -216,7 +217,7 @@ def _add_light(band: int, light: Any, n: Any, a: Any, shifts: Any, top: int, bot
 @parallel
 def add_light(light: Any, n: Any, a: Any, shifts: Any, bands: int, out: Any) -> None:
     """out (parts, H, W) += sum_j a_j^2 S_j^H light, light (h, w) real."""
-    top, bottom = _reach(n, light.shape[0])
+    top, bottom = _reach(n, light.shape[0], out.shape[1])
     for i in prange(bands):
         _add_light(np.int64(i), light, n, a, shifts, top, bottom, bands, out)
 
@@ -343,11 +344,12 @@ def divide_windows(
 ) -> None:
     """target (H, W) += numbers[0] sum_j S_j^H windows_j / (numbers[1] weight + numbers[2]), weight as in `add_windows`.
 
-    Sums are made row by row, and never leave the cache: rows (bands, parts, 1, W) and weights (bands, parts, 1, W) are
-    room for them. by_column: views in the order of their columns. divide: if not, the target stays; tops (bands, k > 8)
-    say in each band's row the largest weight that it has found, if not one larger yet. W is whole vectors.
+    Windows may reach beyond its first and last rows. Sums are made row by row, and never leave the cache: rows (bands,
+    parts, 1, W) and weights (bands, parts, 1, W) are room for them. by_column: views in the order of their columns.
+    divide: if not, the target stays; tops (bands, k > 8) say in each band's row the largest weight that it has found,
+    if not one larger yet. W is whole vectors.
     """
-    (top, bottom), bands = _reach(n, windows.shape[1]), len(rows)
+    (top, bottom), bands = _reach(n, windows.shape[1], len(target)), len(rows)
     for i in prange(bands):
         band = np.int64(i)
         start, stop = _rows(False, top, bottom, band, bands)

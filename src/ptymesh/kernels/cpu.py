@@ -32,6 +32,7 @@ from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, window_of
 from ptymesh.kernels.kept import Planes
+from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Task
@@ -145,6 +146,11 @@ class CpuBackend(CpuSums):
         if into.shifted:
             return self._sweep_shifted(model, chunk, intermediates, task, into, keep, far)
         return self._sweep_shared(model, chunk, intermediates, task, into, keep, far)
+
+    def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
+        """As `Backend.hands_over`: where a rank alone would let them wait."""
+        pixels, far = views * probe.shape[-2] * probe.shape[-1], self._by_strips(model, window_of(probe))
+        return far is not None and _may_wait(task, keep=False) and pays(pixels, self.dtype, each, blocks)
 
     def _sweep_shifted(
         self,

@@ -46,6 +46,11 @@ class CpuSums(FusedBackend):
         if isinstance(into.late, ObjectSums):
             into.late.complete()
 
+    def gathered(self, into: Adjoints) -> None:
+        """As `Backend.gathered`."""
+        if isinstance(into.late, ObjectSums):
+            into.late.gather()
+
     def forget(self) -> None:
         """See the base."""
         self.room.forget()
@@ -69,6 +74,21 @@ class CpuSums(FusedBackend):
         """As `Backend.narrow`."""
         arrays = (*arrays_of(*sums), *arrays_of(*found))
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
+
+    def combine(
+        self,
+        sums: tuple[Tensor, Tensor],
+        more: tuple[Tensor, Tensor] | None,
+        rows: Tensor,
+        columns: Tensor,
+        top: int,
+        found: tuple[Tensor, Tensor],
+    ) -> None:
+        """As `Backend.combine`."""
+        inside = places_of(rows, columns)
+        places = np.concatenate((inside + np.array([[[top], [0]]]), inside))
+        both = (*arrays_of(*sums), *arrays_of(*(sums if more is None else more)))
+        compiled_blocks.add(places, bands_of_rows(), more is None, *both, *arrays_of(*found))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As `Backend.largest`."""

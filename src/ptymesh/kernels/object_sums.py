@@ -23,6 +23,7 @@ from ptymesh.kernels.arguments import bands_of_rows, constants_of, numpy_dtype
 from ptymesh.physics.blocks import Leaf, Quotient
 
 if TYPE_CHECKING:
+    from ptymesh.distributed.windows import SharedWindows
     from ptymesh.kernels.kept import Arrays, Rooms
     from ptymesh.physics.backend import Adjoints, Backend
 
@@ -35,6 +36,13 @@ OVERLAP = 8
 #: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
 TOPS = 16
 _NONE_STALE = np.zeros((0, 0), np.uint8)
+
+
+def pays(pixels: int, dtype: torch.dtype, each: bool, blocks: int) -> bool:
+    """Whether it pays to wait with windows of so many pixels together, over so many blocks; each: with a light each."""
+    if pixels * (dtype.itemsize + each * dtype.to_real().itemsize) > WAITING_BYTES:
+        return False
+    return pixels <= OVERLAP * blocks * BLOCK**2
 
 
 class ObjectSums:
@@ -64,6 +72,8 @@ class ObjectSums:
         self._batch = self._blocks = blocks
         #: These may wait, if they come in one chunk; None: none may, as other ranks add to the sums, or read them.
         self._views = into.views
+        #: Where windows wait that other ranks add, too.
+        self._shared: SharedWindows | None = into.windows
         self._stale: Array = _NONE_STALE
         #: Of rows, whoever adds to the object: the number of threads may be another one by then.
         self.bands = bands_of_rows()
@@ -129,22 +139,29 @@ class ObjectSums:
         Returns whether they are to wait until the sums are read; if not, each panel is to be added before the next one.
         Those that wait already are added.
         """
-        self.flush()
         self._kinds = dtype, dtype.to_real()
+        if self._shared:
+            return True
+        self.flush()
         wait = may_wait and self._worthwhile(views, views * window[0] * window[1], lights > 1)
         self._shapes = views if wait else panel, lights, window
         return wait
 
     def _worthwhile(self, views: int, pixels: int, with_light: bool) -> bool:
         """Whether it pays to wait with so many views, that have so many pixels together; and a light each, or none."""
-        wave, light = (dtype.itemsize for dtype in self._kinds)
-        if self._blocks is None or self._views != views or pixels * (wave + with_light * light) > WAITING_BYTES:
+        if self._blocks is None or self._views != views:
             return False
-        return pixels <= OVERLAP * len(self._blocks[0]) * BLOCK**2
+        return pays(pixels, self._kinds[0], with_light, len(self._blocks[0]))
 
     def next(self, corners: Array, amplitudes: Array, between: Array | None = None) -> tuple[Array, Array]:
         """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2); between: weights of the
         next pixel, down and right, (k, 2)."""
+        if self._shared:
+            windows, light, *numbers = self._shared.own(self._waiting, len(corners))
+            for room, values in zip(numbers, (corners, 0 if between is None else between, amplitudes), strict=True):
+                room[...] = values
+            self._waiting += len(corners)
+            return windows, light
         if not self._waiting:
             self._make_room()
         some = slice(self._waiting, self._waiting + len(corners))
@@ -159,6 +176,17 @@ class ObjectSums:
         self._light = self._room("lights", min(lights, views), window, light)
         self._corners, self._amplitudes = np.empty((views, 2), np.int64), np.empty(views, numpy_dtype(light))
         self._between = np.zeros((views, 2), numpy_dtype(light))
+
+    def gather(self) -> None:
+        """Those of other ranks wait, too."""
+        if self._shared:
+            found = self._shared.all()
+            self._windows, self._light, self._corners, self._between, self._amplitudes = found
+            self._waiting, self._looked, self._shared = len(self._windows), False, None
+            self._kinds = (
+                torch.from_numpy(self._windows[:0]).dtype,
+                torch.from_numpy(self._light[:0]).dtype,
+            )
 
     def flush(self) -> None:
         """Adds the views that wait."""

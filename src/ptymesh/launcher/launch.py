@@ -188,13 +188,13 @@ class _Inherit(LogsSpecs):
     """Ranks keep our streams; `child.settle` redirects those of the others into one file each, in order."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """No redirection by torch."""
+        """Tells torch to redirect no stream."""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
 
     @property
     def root_log_dir(self) -> str:
-        """None."""
+        """No folder: torch keeps no logs."""
         return ""
 
 

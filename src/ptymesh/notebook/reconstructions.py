@@ -33,7 +33,7 @@ def html(recon: Reconstruction) -> str:
 def _light(recon: Reconstruction) -> np.ndarray | None:
     """Counts on each object pixel (H, W); None where this rank holds a part of the object."""
     estimate = recon.state.estimate
-    if tuple(estimate.object.shape[-2:]) != tuple(estimate.extent):
+    if recon.object.shape[-2:] != tuple(estimate.extent):
         return None
     positions, weights = estimate.positions.cpu().numpy(), estimate.weights.cpu().numpy()
     return illumination(estimate.extent, recon.probe, positions, weights)

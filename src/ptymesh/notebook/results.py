@@ -28,7 +28,7 @@ LARGEST_SIDE = 300
 
 
 def html(result: Result) -> str:
-    """The result."""
+    """The result as HTML."""
     attrs = result.attrs
     slices, height, width = result.object.shape
     spacing = f", {length_name(result.slice_spacing_m)} apart" if slices > 1 and result.slice_spacing_m > 0 else ""

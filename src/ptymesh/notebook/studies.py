@@ -16,7 +16,7 @@ SHOWN = 5
 
 
 def html(outcome: Outcome) -> str:
-    """The study."""
+    """The study as HTML."""
     done = ranked(outcome)
     states = dict.fromkeys(one.state for one in outcome.trials)
     facts = {

@@ -57,7 +57,8 @@ class Chunk:
     background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
     stays as it is while a batch is swept, by name, for a pass to fill. places: of the views (B,) in `counts`, where
     that is an array (n, h, w) of more patterns than theirs. border: whether other ranks wait for the chunk's sums.
-    values: of the unknowns of the model's operators, by name (operators.py).
+    values: of the unknowns of the model's operators, by name (operators.py). object: (L, H, W) that anchors count in,
+    where that is not the estimate's.
     """
 
     views: Tensor
@@ -73,6 +74,7 @@ class Chunk:
     places: Tensor | None = None
     border: bool = False
     values: Values = field(default_factory=dict)
+    object: Tensor | None = None
 
     @property
     def patterns(self) -> Tensor:
@@ -94,6 +96,7 @@ class Adjoints:
     and part. reached: (6,) the largest terms so far.
     views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
     are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
+    windows: where those of views go that other ranks add, too, until `gather` says that all are there.
     """
 
     object: Tensor | None
@@ -109,6 +112,7 @@ class Adjoints:
     views: int | None = None
     late: Late | None = None
     kept: tuple[Any, ...] = ()
+    windows: Any = None
 
     def rounded(self, kind: int, terms: Tensor) -> Tensor:
         """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""
@@ -158,7 +162,7 @@ class Backend:
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
 
-        Of "watch", what comes back means nothing.
+        Of "evaluate", what comes back means nothing.
         """
         detected = model.detect(waves, chunk.fractions)
         found: Tensor = getattr(self, task)(model, chunk, detected)
@@ -243,6 +247,14 @@ class Backend:
         if into.object is not None and into.object_weight is not None:
             self.clear(into.object, into.object_weight, rows, columns)
 
+    def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
+        """Whether ranks should hand over windows of so many views, over so many blocks, to each other, not their sums;
+        each: whether each view has its own light. Only if all that `task` makes goes through `sweep`."""
+        return False
+
+    def gathered(self, into: Adjoints) -> None:
+        """The windows of all ranks are there."""
+
     def settle(self, into: Adjoints) -> None:
         """The object's sums are complete: they are about to travel, or to be read."""
 
@@ -251,6 +263,23 @@ class Backend:
         for parts, target in zip(sums, found, strict=True):
             values = narrowed(cut_blocks(parts, rows, columns), target.dtype, len(target))
             put_blocks(target, rows, columns, values)
+
+    def combine(
+        self,
+        sums: tuple[Tensor, Tensor],
+        more: tuple[Tensor, Tensor] | None,
+        rows: Tensor,
+        columns: Tensor,
+        top: int,
+        found: tuple[Tensor, Tensor],
+    ) -> None:
+        """Fields (L, h, W) become what two sums (parts L, H, W) of the object, and their weights, are together on these
+        blocks (n,), or the first alone; the sums begin `top` rows of blocks before the fields."""
+        for place, target in enumerate(found):
+            total = cut_blocks(sums[place], rows + top, columns)
+            if more is not None:
+                total = total + cut_blocks(more[place], rows + top, columns)
+            put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""

@@ -48,7 +48,7 @@ class Late(Protocol):
     """What completes sums over a batch, the object's and its weight, when somebody reads them."""
 
     def settle(self) -> None:
-        """They are complete."""
+        """Completes the sums."""
 
     def tops(self, of: Tensor) -> Tensor | None:
         """Numbers on the host of which the largest is that of this only slice, where it is known: of the weight."""
@@ -95,7 +95,7 @@ class Leaf:
 
     @property
     def is_complex(self) -> bool:
-        """Whether its values are complex."""
+        """Whether the values of this expression are complex."""
         kept = self._whole if self._values is None else self._values
         assert kept is not None
         return kept.is_complex()
@@ -123,7 +123,7 @@ class Operation:
 
     @property
     def is_complex(self) -> bool:
-        """Whether its values are."""
+        """Whether the values of this expression are complex."""
         second = self.second
         by_second = isinstance(second, Leaf | Operation) and second.is_complex
         return self.first.is_complex or by_second or (isinstance(second, Tensor) and second.is_complex())
@@ -156,7 +156,7 @@ class Quotient:
         return 1 - self.blend, self.top * self.blend + TINY
 
     def spelled_out(self) -> Operation:
-        """The same in operations."""
+        """The same quotient as operations on leaves and numbers."""
         factor, summand = self.divisor
         divisor = Operation("add", Operation("multiply", self.weight, factor), summand)
         return Operation("divide", Operation("multiply", self.change, self.times), divisor)

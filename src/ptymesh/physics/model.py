@@ -139,6 +139,15 @@ class Model:
         return tuple(unknown for placed in self.operators for unknown in placed.operator.unknowns)
 
     @property
+    def replaced(self) -> frozenset[str]:
+        """Unknowns whose part the operators' own take, so that no engine moves them."""
+        return frozenset[str]().union(*(placed.operator.replaces for placed in self.operators))
+
+    def axes(self, window: tuple[int, int]) -> dict[str, int]:
+        """How long the axes are that only unknowns of the operators have."""
+        return {name: n for placed in self.operators for name, n in placed.operator.axes(window).items()}
+
+    @property
     def sizes(self) -> dict[str, float]:
         """How large a change of each of these matters, in its unit."""
         return {name: size for placed in self.operators for name, size in placed.sizes.items()}
@@ -246,15 +255,6 @@ class Model:
         assert intermediates.probes is not None, "made by a model with operators"
         return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
-    def probes_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """sum_j w_j0 T_{-f_j} of (B, M, h, w) -> (M, h, w), the adjoint of `probes` in the probe."""
-        return self._unshifted_sum(to_probes, fractions, weights[:, 0])
-
-    def opr_adjoint(self, to_probes: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """sum_j w_jk T_{-f_j} of the first mode's (B, M, h, w) -> (K, h, w), the adjoint of `probes` in the V_k."""
-        sums = [self._unshifted_sum(to_probes[:, :1], fractions, w) for w in weights[:, 1:].unbind(1)]
-        return torch.cat(sums)
-
     def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
         """<dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first."""
         ones = fractions.new_ones((len(fractions), 1))
@@ -263,11 +263,11 @@ class Model:
             parts.append(over_window(overlap(self.probes(mode[None], fractions, ones)[:, 0], to_probes[:, 0])))
         return torch.stack(parts, dim=1).to(fractions.dtype)
 
-    def _unshifted_sum(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        return self.unshifted(self.unshifted_terms(waves, fractions, weights).sum(0))
-
     def unshifted_terms(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """Terms (B, M, h, w) whose sum over views `unshifted` makes sum_j w_j T_{-f_j} waves_j; weights (B,)."""
+        """Terms (B, M, h, w) whose sum over views `unshifted` makes sum_j w_j T_{-f_j} waves_j; weights (B,).
+
+        With w_j0 and all modes that is the adjoint of `probes` in the probe, with w_jk and the first mode in V_k.
+        """
         weighted = waves * weights[:, None, None, None]
         if self.subpixel != "fourier":
             return weighted
@@ -277,15 +277,9 @@ class Model:
         """The sum of `unshifted_terms` (M, h, w) as a probe."""
         return ifft(total) if self.subpixel == "fourier" and len(total) else total
 
-    def windows_adjoint(self, out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
-        """Adds (B, L, h, w) back into out (L, H, W), the adjoint of `windows`."""
-        if self.subpixel == "bilinear":
-            views.add_back_bilinear(out, windows, anchors, fractions)
-        else:
-            views.add_back(out, windows, anchors)
-
     def placed(self, windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-        """What `windows_adjoint` adds, (B, L, h', w'), and the object pixels (B, 2) under its corners."""
+        """What `views.add_back` adds for the adjoint of `windows`, (B, L, h', w'), and the object pixels (B, 2) under
+        its corners."""
         if self.subpixel == "bilinear":
             return views.spread_bilinear(windows, anchors, fractions)
         return windows, anchors

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ptymesh.geometry import Geometry
 from ptymesh.options import Options
+from ptymesh.physics.propagate import try_transforms
 from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]
@@ -41,17 +42,29 @@ class WaveOperator(Options):
     #: Where it stands: after the probe has been shifted to a view, or behind the last slice.
     at: ClassVar[Place] = "probe"
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
+    #: Unknowns that stay as they start where this is in the model, as its own take their part.
+    replaces: ClassVar[frozenset[str]] = frozenset()
+
+    def axes(self, window: tuple[int, int]) -> dict[str, int]:
+        """How long axes are that no other unknown has, by name; window: (h, w)."""
+        return {}
 
     def check(self, geometry: Geometry) -> None:
         """Raises BadInput where the measurement's geometry does not say what this needs."""
 
     def starts(self, sizes: dict[str, int], device: Any, real: torch.dtype) -> dict[str, Tensor]:
         """The unknowns where a reconstruction begins, where axes are so long: each as it is declared."""
-        return {u.name: torch.full(u.shape(sizes), u.start, dtype=real, device=device) for u in self.unknowns}
+        known = sizes | self.axes((sizes["h"], sizes["w"]))
+        kinds = {u.name: real.to_complex() if u.complex else real for u in self.unknowns}
+        return {u.name: torch.full(u.shape(known), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns}
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """How large a change of each unknown matters, in its unit (1 unless named): learning rates count in these."""
         return {}
+
+    def transforms(self, geometry: Geometry) -> tuple[tuple[int, int], ...]:
+        """Sides of the arrays that are Fourier transformed, besides those of the window."""
+        return ()
 
     def tables(self, geometry: Geometry) -> Tables:
         """Arrays that stay as they are, in float64 or complex128; they are brought to the model's precision."""
@@ -68,7 +81,8 @@ class WaveOperator(Options):
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Of each unknown and view, Re <dG psi / d theta, back> and ||dG psi / d theta||^2, (B, ...) each.
 
-        The dots are the unknown's own axes, without N. `back` (B, M, h, w) is what comes back to where G ends.
+        The dots are the unknown's own axes, without N; of a complex one the first is complex, by its real and its
+        imaginary part. `back` (B, M, h, w) is what comes back to where G ends.
         """
         raise NotImplementedError
 
@@ -85,6 +99,9 @@ class Placed:
     def of(cls, operator: WaveOperator, geometry: Geometry, dtype: torch.dtype, device: Any) -> Placed:
         """Raises BadInput where the geometry does not say what the piece needs."""
         operator.check(geometry)
+        if torch.device(device).type != "cpu":
+            for sides in operator.transforms(geometry):
+                try_transforms(torch.device(device), dtype, sides)
         real = torch.empty(0, dtype=dtype).real.dtype
         made = operator.tables(geometry)
         tables = tuple(t.to(device, dtype if t.is_complex() else real) for t in made)

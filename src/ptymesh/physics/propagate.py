@@ -70,10 +70,6 @@ def _in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str) -> Tensor
     return found[: len(found) - lacking].view(x.shape)
 
 
-#: Far field: Psi = F psi (DC at the corner); its adjoint is its inverse.
-far_field, far_field_adjoint = fft, ifft
-
-
 def frequencies(shape: tuple[int, int], pixel_m: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """k_y as (h, 1) and k_x as (1, w), float64, cycles per metre (per pixel when pixel_m = (1, 1)), FFT order."""
     ky = torch.fft.fftfreq(shape[0], pixel_m[0], dtype=torch.float64, device=device)

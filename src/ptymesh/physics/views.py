@@ -59,11 +59,6 @@ def shift(probe: Tensor, fractions: Tensor) -> Tensor:
     return ifft(times(fft(probe), ramps(fractions, _window(probe))[:, None]))
 
 
-def shift_adjoint(waves: Tensor, fractions: Tensor) -> Tensor:
-    """sum_j T_{-f_j} waves_j: waves (B, M, h, w) -> (M, h, w), the adjoint of `shift` of one probe."""
-    return ifft(times(fft(waves), ramps(fractions, _window(waves)).conj()[:, None]).sum(0))
-
-
 def derivative(waves: Tensor, axis: int) -> Tensor:
     """Spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f P."""
     k = frequencies(_window(waves), (1.0, 1.0), waves.device)[axis].to(waves.real.dtype)
@@ -110,13 +105,9 @@ def cut_bilinear(
     return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _bilinear_weights(t, order))
 
 
-def add_back_bilinear(out: Tensor, windows: Tensor, anchors: Tensor, fractions: Tensor) -> None:
-    """Adjoint of `cut_bilinear`, added into out (L, H, W) in place."""
-    add_back(out, *spread_bilinear(windows, anchors, fractions))
-
-
 def spread_bilinear(windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `add_back_bilinear` adds, (B, L, h + 1, w + 1), and the object pixels (B, 2) under its corners."""
+    """What `add_back` adds for the adjoint of `cut_bilinear`, (B, L, h + 1, w + 1), and the object pixels (B, 2) under
+    its corners."""
     corner, t = _corners(anchors, fractions)
     weights = _bilinear_weights(t)
     b, slices, h, w = windows.shape

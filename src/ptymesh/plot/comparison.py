@@ -43,7 +43,7 @@ class Rings(Protocol):
 
     @property
     def threshold(self) -> np.ndarray:
-        """Of each ring."""
+        """Correlation of each ring below which it is taken for noise."""
 
     @property
     def resolution(self) -> float | None:
@@ -55,7 +55,7 @@ class Rings(Protocol):
 
     @property
     def unit(self) -> str:
-        """m or px."""
+        """Unit of the resolution: m or px."""
 
 
 def comparison_figure(

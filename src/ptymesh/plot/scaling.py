@@ -12,22 +12,27 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from ptymesh.plot.style import BLUE, GREEN, GREY, ORANGE, PURPLE, legend, logarithmic, new_figure, plain_axes
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
+#: What is lost, as in run/scaling.py.
+_LOST = {"repeated": "repeated work", "messages": "messages", "imbalance": "unequal shares", "waiting": "waiting"}
+_LOST_COLOURS = (ORANGE, PURPLE, GREEN, GREY)
 
 
 def scaling_figure(
     rows: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]], title: str | None = None
 ) -> Figure:
-    """Speed-up, efficiency and time in collectives, loss against time, memory of a rank.
+    """Speed-up, where the ranks' time goes, loss against time, memory of a rank.
 
     Args:
-        rows: `ranks`, `seconds`, `deviation`, `speed_up`, `efficiency`, `communication`, `peak_bytes` of each number of
-            ranks.
-        trials: `ranks`, `epoch_s`, `loss`, `seconds` of each run.
+        rows: `kind`, `ranks`, `threads`, `seconds`, `deviation`, `speed_up`, `efficiency`, `lost`, `peak_bytes` of each
+            way (run/scaling.py).
+        trials: `kind`, `ranks`, `epoch_s`, `loss`, `seconds` of each run.
     """
     figure = new_figure(9.0, 7.0, title)
     (speed, share), (curves, memory) = figure.subplots(2, 2)
+    threads, weak = ([row for row in rows if row["kind"] == kind] for kind in ("threads", "weak"))
+    rows, trials = ([one for one in every if one["kind"] == "ranks"] for every in (rows, trials))
     ranks = np.array([row["ranks"] for row in rows], dtype=float)
-    for axes, name in ((speed, "speed-up"), (share, "fraction"), (memory, "peak memory of a rank / MiB")):
+    for axes, name in ((speed, "speed-up"), (share, "share of the ranks' time"), (memory, "peak memory / MiB")):
         plain_axes(axes, "ranks", name)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(ranks.tolist()))
@@ -40,17 +45,34 @@ def scaling_figure(
     values = [row["speed_up"] for row in rows]
     speed.errorbar(ranks, values, spread, color=BLUE, marker="o", capsize=3, label="mean and deviation")
     speed.plot(runs[:, 0], runs[:, 1], ".", color=ORANGE, markersize=4, label="trials")
+    if threads:
+        cores = [row["threads"] / rows[0]["threads"] for row in threads]
+        speed.plot(cores, [row["speed_up"] for row in threads], "s", color=GREEN, label="threads of one rank")
     speed.set_ylim(bottom=0)
     legend(speed, loc="upper left")
-    share.plot(ranks, [row["efficiency"] for row in rows], "o-", color=BLUE, label="efficiency")
-    share.plot(ranks, [row["communication"] for row in rows], "s-", color=ORANGE, label="time in collectives")
-    share.yaxis.set_major_formatter(PercentFormatter(1.0))
-    share.set_ylim(0, max(1.05, *(row["efficiency"] * 1.1 for row in rows)))
-    legend(share, loc="best")
+    _shares(share, rows, weak)
     memory.plot(ranks, [row["peak_bytes"] / 2**20 for row in rows], "o-", color=BLUE)
     memory.set_ylim(0, 1.1 * max(row["peak_bytes"] for row in rows) / 2**20)
     _loss(curves, trials, [int(n) for n in ranks])
     return figure
+
+
+def _shares(axes: Any, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping[str, Any]]) -> None:
+    """What of the ranks' time does what one rank would do, and what else it goes to, on top of each other."""
+    ranks = np.array([row["ranks"] for row in rows], dtype=float)
+    below = np.array([row["efficiency"] for row in rows])
+    axes.bar(ranks, below, ranks / 3, color=BLUE, label="useful")
+    for (name, said), colour in zip(_LOST.items(), _LOST_COLOURS, strict=True):
+        lost = np.array([max(0.0, row["lost"].get(name, 0.0)) for row in rows])
+        if (lost > 0.005).any():
+            axes.bar(ranks, lost, ranks / 3, bottom=below, color=colour, label=said)
+        below = below + lost
+    if weak:
+        at, efficiency = ([row[key] for row in weak] for key in ("ranks", "efficiency"))
+        axes.plot(at, efficiency, "D--", color="black", markersize=4, linewidth=1, label="weak: efficiency")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(0, max(1.45, 1.4 * float(below.max())))
+    legend(axes, loc="upper right", ncols=2)
 
 
 def _loss(axes: Any, trials: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.windows import SharedWindows
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
@@ -34,14 +35,22 @@ class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
     With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
-    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`.
+    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`. keep:
+    whether `exit_wave_update` is to return waves.
     """
 
     def __init__(
-        self, problem: Problem, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
+        self,
+        problem: Problem,
+        estimate: Estimate,
+        batch: Batch,
+        only: str | None = None,
+        task: Task | None = None,
+        keep: bool = False,
     ) -> None:
-        self.problem, self.estimate, self.batch, self.task = problem, estimate, batch, task
-        self.with_object, self.with_probe = only != "probe", only != "object" and "probe" not in batch.frozen
+        self.problem, self.estimate, self.batch, self.task, self.keep = problem, estimate, batch, task, keep
+        self.with_object = only != "probe" and "object" not in batch.frozen
+        self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = problem.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
         batch.asked.clear()
@@ -49,12 +58,15 @@ class Accumulator:
         #: No other rank waits for the sums.
         self.alone = problem.world.size == 1
         self.parts = 1 if task and problem.real == torch.float32 else 2
-        #: Memory for them that all ranks see, where there is any.
-        self.common = problem.layout.common(estimate.object, self.parts) if self.with_object else None
+        #: Where windows go whose sums nobody needs: each rank works out what becomes of its part of the object.
+        self.windows = self._windows()
+        #: Memory for sums that all ranks see, where there is any.
+        by_sums = self.with_object and self.windows is None
+        self.common = problem.layout.common(estimate.object, self.parts) if by_sums else None
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
             self.common.found
-            if self.common
+            if self.common and self.common.found
             else (
                 problem.fields.buffer("object sum", estimate.object, problem.dtype),
                 problem.fields.buffer("object weight", estimate.object, problem.real),
@@ -73,8 +85,10 @@ class Accumulator:
         if self.common:
             obj, weight = self.common.own
         else:
-            obj = problem.fields.buffer(f"object in {parts}", estimate.object, torch.complex128, parts)
-            weight = problem.fields.buffer(f"weight in {parts}", estimate.object, torch.float64, parts)
+            like = estimate.object
+            shape = tuple(like.shape) if self.windows else problem.layout.shape(like)
+            obj = problem.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
+            weight = problem.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -85,12 +99,26 @@ class Accumulator:
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
+            windows=self.windows,
         )
-        problem.backend.begin(self.sums, self.blocks.rows, self.blocks.columns, self.found)
+        blocks = (self.blocks.rows, self.blocks.columns) if self.windows else self.blocks.covered
+        problem.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.asked.clear()
+
+    def _windows(self) -> SharedWindows | None:
+        """Where windows of all views go, if ranks are to hand over these."""
+        problem, views = self.problem, self.batch.views
+        whole = self.with_object and self.with_probe and self.task and not self._waves_wanted and not self.keep
+        if not whole or self.alone:
+            return None
+        assert self.task
+        given = (problem.model, self.estimate.probe, self.task, self._shifted, len(views), len(self.blocks.covered[0]))
+        if not problem.backend.hands_over(*given):
+            return None
+        return problem.layout.windows(views, self.estimate.window, problem.dtype, self._shifted)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Room for sums of arrays like this (C, h, w), in parts."""
@@ -113,9 +141,9 @@ class Accumulator:
         name = "the start of a batch", *how, self.parts, len(sums)
         return problem.backend.repeat(name, partial(begun, *how, problem.steps), self.estimate.probe, *sums)
 
-    def chunks(self, keep: bool = False) -> Iterator[Chunk]:
-        """The batch's views for one sweep, whose waves `exit_wave_update` (with `keep`) or `loss_gradient` adds."""
-        waves: WaveUse = "used" if self._waves_wanted else "kept" if keep else "dropped"
+    def chunks(self) -> Iterator[Chunk]:
+        """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
+        waves: WaveUse = "used" if self._waves_wanted else "kept" if self.keep else "dropped"
         return self.problem.chunks(self.estimate, self.batch.views, waves=waves)
 
     @property
@@ -138,10 +166,10 @@ class Accumulator:
                 (chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves))
             )
 
-    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates, keep: bool = False) -> Tensor:
+    def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
         assert self.task == "exit_wave_update"
-        chi, found = self._sweep(chunk, intermediates, keep)
+        chi, found = self._sweep(chunk, intermediates, self.keep)
         self.problem.see(chunk, found)
         return chi
 
@@ -175,11 +203,15 @@ class Accumulator:
 
     def _begin(self) -> None:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
+        if self.windows:
+            self._finish = partial(_gathered, self.problem, self.sums)
+            return
         if not self.alone:
             self.problem.backend.settle(self.sums)
         if self.common:
-            narrow = self.problem.backend.narrow
-            self._finish = partial(self.common.sum, self.blocks.rows, self.blocks.columns, narrow)
+            self._finish = self.problem.layout.add_up(
+                self.common, self.blocks, self.found, self.problem.backend.combine
+            )
         else:
             self._finish = self.problem.layout.begin(fields, self.blocks)
 
@@ -188,13 +220,13 @@ class Accumulator:
         problem = self.problem
         problem.collected()
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
-        parts.append(problem.answers[int(problem.stop_requested)])
+        parts.append(problem.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
         while self._asks_for_more(rest[-1]):
             self._again()
             fields, adjoints, rest = self._reduced(parts)
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
-        *_, problem.stop_agreed, beyond = rest
+        *_, self.batch.asked.stop, beyond = rest
         obj, weight = self._in_place(fields)
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
@@ -216,7 +248,7 @@ class Accumulator:
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)
-        fields = 2 if self.with_object else 0
+        fields = 2 if self.with_object and not self.windows else 0
         after = fields + len(adjoints)
         return found[:fields], found[fields:after], found[after:]
 
@@ -240,7 +272,10 @@ class Accumulator:
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
         if not fields or self.common:
             whole = fields or found
-            obj, weight = (BlockSparseField(Leaf(rows, columns, whole=field), rows, columns) for field in whole)
+            leaves = [Leaf(rows, columns, whole=field) for field in whole]
+            for leaf in leaves:
+                leaf.late = self.sums.late if self.windows else None
+            obj, weight = (BlockSparseField(leaf, rows, columns, self.problem.layout.max) for leaf in leaves)
             return obj, weight
         gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
         if all(gathered):
@@ -284,6 +319,14 @@ def ended(
 def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
     """1 if any terms were beyond their limits, 0-d float64."""
     return (reached > limits).any().to(torch.float64)
+
+
+def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
+    """Sums of other tensors; when they are there, so are the windows of all ranks."""
+    summed = problem.world.sum(*others)
+    problem.world.hand_over(sums.windows.handed_over)
+    problem.backend.gathered(sums)
+    return summed
 
 
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.layout import Layout
 from ptymesh.estimate import Estimate
 
 
@@ -19,15 +20,16 @@ class AnchorCache:
     Args:
         estimate: its positions and anchors (N, 2).
         real: dtype of fractions.
+        layout: from where anchors count.
     """
 
-    def __init__(self, estimate: Estimate, real: torch.dtype) -> None:
-        self.real, self._corner = real, estimate.corner
+    def __init__(self, estimate: Estimate, real: torch.dtype, layout: Layout) -> None:
+        self.real, self._corner, self._layout = real, estimate.corner, layout
         self._positions, self._anchors = estimate.positions, estimate.anchors
         self._versions = self._positions._version, self._anchors._version
         #: Read from a device once: within an epoch nobody waits for it.
         self._whole = _whole(estimate)
-        self._every = _places(estimate, estimate.positions, estimate.anchors, real)
+        self._every = self._places(estimate, estimate.positions, estimate.anchors)
 
     def known(self, estimate: Estimate) -> bool:
         """Whether these are the estimate's tensors, moved or not."""
@@ -48,16 +50,15 @@ class AnchorCache:
         return estimate.positions.device.type == "cpu" and _whole(estimate)
 
     def places(self, estimate: Estimate, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Anchors, from the first pixel of the estimate's object, and fractions of these views, (B, 2) each."""
+        """Anchors, from the first pixel of what windows are cut from, and fractions of these views, (B, 2) each."""
         if self.holds(estimate):
             anchors, fractions = self._every
             return anchors.index_select(0, views), fractions.index_select(0, views)
         positions, anchors = estimate.positions.index_select(0, views), estimate.anchors.index_select(0, views)
-        return _places(estimate, positions, anchors, self.real)
+        return self._places(estimate, positions, anchors)
 
-
-def _places(estimate: Estimate, positions: Tensor, anchors: Tensor, real: torch.dtype) -> tuple[Tensor, Tensor]:
-    return estimate.here(anchors), (positions - anchors).to(real)
+    def _places(self, estimate: Estimate, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        return self._layout.here(estimate, anchors), (positions - anchors).to(self.real)
 
 
 def _whole(estimate: Estimate) -> bool:

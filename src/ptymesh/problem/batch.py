@@ -28,15 +28,17 @@ class Asked:
     """What a batch asks of unknowns that move after the engine's step, whichever engine it is; own views alone.
 
     positions: steps (B, 2) in pixels; weights: steps (B, 1 + K) of the beam's intensity and shares of OPR modes;
-    gradients: of the whole batch, as last summed.
+    gradients: of the whole batch, as last summed; stop: how many ranks were asked to stop, None where nothing was
+    summed.
     """
 
     positions: Rows = field(default_factory=list)
     weights: Rows = field(default_factory=list)
     gradients: Gradients | None = None
+    stop: Tensor | None = None
 
     def clear(self) -> None:
-        """Nothing is asked for."""
+        """Forgets what was asked for."""
         self.positions, self.weights, self.gradients = [], [], None
 
     def scaled(self, by: Tensor | float) -> None:
@@ -50,7 +52,8 @@ class Batch:
     """Views (B,) of one update, global indices.
 
     refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1;
-    frozen: names of unknowns that no engine is to move; asked: what the batch asks of those that the loop moves.
+    frozen: names of unknowns that no engine is to move; stop: whether this rank was asked to stop, which the sums tell
+    the others; asked: what the batch asks of those that the loop moves.
     """
 
     views: np.ndarray
@@ -58,6 +61,7 @@ class Batch:
     epoch: int = 1
     vary: bool = False
     frozen: frozenset[str] = frozenset()
+    stop: bool = False
     asked: Asked = field(default_factory=lambda: Asked())
 
 

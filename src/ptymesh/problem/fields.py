@@ -16,7 +16,7 @@ from ptymesh.distributed.layout import BlockSparseField, Replicated
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Backend
-from ptymesh.physics.blocks import Leaf, Quotient
+from ptymesh.physics.blocks import Expression, Leaf, Quotient
 
 
 class Fields:
@@ -36,7 +36,7 @@ class Fields:
     def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
         """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
         if isinstance(change, BlockSparseField):
-            self.backend.write(target, change.expression, change.rows, change.columns, add=True)
+            self._write(target, change.expression, change, add=True)
         else:
             target += change
 
@@ -57,27 +57,32 @@ class Fields:
         if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
             top = weight.top()  # first: it works the weight out, if that is an expression
             quotient = Quotient(change.expression, weight.expression, top, blend, times)
-            self.backend.write(target, quotient, change.rows, change.columns, add=True)
+            self._write(target, quotient, change, add=True)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
             self.backend.add_quotient(target, change, weight, blend, times)
 
     def put(self, target: Tensor, field: BlockSparseField) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
-        self.backend.write(target, field.expression, field.rows, field.columns)
+        self._write(target, field.expression, field)
+
+    def _write(self, target: Tensor, values: Expression | Quotient, like: BlockSparseField, add: bool = False) -> None:
+        version = target._version
+        self.backend.write(target, values, like.rows, like.columns, add=add)
+        self.layout.wrote(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
-        """The blocks of `like` out of an array (L, H, W), as it is when they are used."""
-        return like.of(Leaf(like.rows, like.columns, whole=whole))
+        """The blocks of `like` out of an array (L, H, W), as it is when they are used; also one that was spread."""
+        return like.of(Leaf(like.rows, like.columns, whole=self.layout.part(whole)))
 
     def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
         """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
 
-        It lasts until the next of the same name.
+        It lasts until the next of the same name. Collective.
         """
         whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
         self.put(whole, field)
-        return whole
+        return self.layout.spread(whole, name)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
         """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
@@ -99,12 +104,15 @@ class Fields:
         )
         return total / count
 
-    def buffer(self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1) -> Tensor:
-        """A tensor of `like`'s shape (L, ...), or (copies L, ...), that is allocated once.
+    def buffer(
+        self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1, shape: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """A tensor of `like`'s shape (L, ...), or that shape, or with copies (copies L, ...), that is allocated once.
 
         What it holds is left from its last use.
         """
-        shape = (copies * like.shape[0], *like.shape[1:])
+        first, *rest = like.shape if shape is None else shape
+        shape = (copies * first, *rest)
         kept = self._buffers.get(name)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)

@@ -63,7 +63,7 @@ class LocalViewIndex:
     def begin_epoch(self, estimate: Estimate, reach: int) -> None:
         """Notes where windows stand, with so many more pixels around them. Raises BadInput where one leaves the
         object."""
-        self._anchors = AnchorCache(estimate, self.real)
+        self._anchors = AnchorCache(estimate, self.real, self.layout)
         self._weights = estimate.weights, estimate.weights._version
         check_room(estimate)
         self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), reach)
@@ -106,7 +106,7 @@ class LocalViewIndex:
     def _cache(self, estimate: Estimate) -> AnchorCache:
         """Where windows stood as the epoch began, or stand now where there is none."""
         if self._anchors is None or not self._anchors.known(estimate):
-            self._anchors = AnchorCache(estimate, self.real)
+            self._anchors = AnchorCache(estimate, self.real, self.layout)
         return self._anchors
 
     def _known(self, estimate: Estimate, views: np.ndarray) -> tuple[LocalViews, Blocks] | None:

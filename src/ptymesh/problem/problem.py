@@ -97,11 +97,6 @@ class Problem:
             try_transforms(self.device, dtype, measurement.window)
         #: Per own view: loss, and the four sums of the residual, as last seen.
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
-        #: While set, positions may move from batch to batch, on one rank earlier than on another.
-        self.moving = False
-        #: Raised by this rank (a signal); `stop_agreed` is its sum over ranks, as of the last batch.
-        self.stop_requested = False
-        self.stop_agreed = torch.zeros((), dtype=self.real, device=self.device)
         #: What a rank says: that it was not asked to stop, or was.
         self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
         #: Where a device finds shifts, limits and the largest terms of a batch's sums.
@@ -172,10 +167,10 @@ class Problem:
         Over all views, or over these: one pass in which nothing moves. Where memory runs out this rank goes on with
         smaller chunks; the others wait for its sum.
         """
-        views = np.arange(self.views) if views is None else views
+        views, seen = np.arange(self.views) if views is None else views, self.layout.seen(estimate.object)
         while True:
             try:
-                total = self._misfit(estimate, views)
+                total = self._misfit(estimate, views, seen)
                 break
             except (MemoryError, RuntimeError) as error:
                 if not ran_out_of_memory(error):
@@ -186,10 +181,10 @@ class Problem:
                 raise PtymeshError(f"Rank {self.world.rank} ran out of memory with a single view at a time.")
         return _residuals(*self.totals(total))
 
-    def _misfit(self, estimate: Estimate, views: np.ndarray) -> Reduction:
+    def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor) -> Reduction:
         """The sums of the residual over these views, of this rank."""
         total = self.reduction(4)
-        for chunk in self.chunks(estimate, views):
+        for chunk in self.chunks(estimate, views, seen=seen):
             found = self.backend.detector(self.model, chunk, self.forward(estimate, chunk), "evaluate")[1]
             total.add(found[:, MISFIT : ROOTS + 1])
         return total
@@ -213,8 +208,8 @@ class Problem:
         light = power(estimate.probe[None])[0]
         bound = largest(light) * (2.0 * self.views) ** 2  # amplitudes have a mean of about 1
         shifts, _ = shifts_for(bound.expand(SUMS), self.views)
-        total = self.fields.buffer("illumination", estimate.object[:1], torch.float64, 2)
-        total.zero_()
+        one = estimate.object[:1]
+        total = self.fields.buffer("illumination", one, torch.float64, 2, self.layout.shape(one)).zero_()
         for chunk in self.chunks(estimate, self.layout.own, with_counts=False):
             self.backend.illuminate(self.model, chunk, light, shifts, total)
         return narrowed(self.layout.sum_field(total), self.real, 1)[0]
@@ -245,12 +240,20 @@ class Problem:
     # --- the words it is made of ---
 
     def chunks(
-        self, estimate: Estimate, views: np.ndarray, with_counts: bool = True, waves: WaveUse = "used"
+        self,
+        estimate: Estimate,
+        views: np.ndarray,
+        with_counts: bool = True,
+        waves: WaveUse = "used",
+        seen: Tensor | None = None,
     ) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
         sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
-        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped."""
+        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped. seen: what
+        `Layout.seen` returned of the estimate's object, if that was asked already. Collective."""
         self._follow_slices(estimate)
+        seen = self.layout.seen(estimate.object) if seen is None else seen
+        other = None if seen is estimate.object else seen
         own = self.local_views.of(estimate, views)
         whole = self.whole(estimate, views)
         size = self._size(estimate, waves)
@@ -274,7 +277,7 @@ class Problem:
             values = self._values(estimate, some)
             done += some.shape[0]
             self.world.heartbeat.moves += 1
-            yield Chunk(some, row, anchors, fractions, weights, *fixed, values)
+            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other)
 
     def _values(self, estimate: Estimate, views: Tensor) -> dict[str, Tensor]:
         """Of the unknowns of the model's operators, the rows of these views, or all of a shared one."""
@@ -286,7 +289,7 @@ class Problem:
     def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a
         rank whose own views have not moved yet must round as the others do."""
-        return not self.moving and self.local_views.of(estimate, views).whole
+        return not estimate.moving and self.local_views.of(estimate, views).whole
 
     def _view_bytes(self, estimate: Estimate, waves: WaveUse) -> int:
         """What counts of a view against CHUNK_BYTES."""
@@ -349,7 +352,12 @@ class Problem:
 
     def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
         """Windows, incoming and exit waves of a chunk."""
-        return self.backend.forward(self.model, chunk, estimate.object, estimate.probe, estimate.opr)
+        return self.backend.forward(self.model, chunk, self.cut_from(estimate, chunk), estimate.probe, estimate.opr)
+
+    @staticmethod
+    def cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
+        """The object from which the chunk's windows are cut."""
+        return estimate.object if chunk.object is None else chunk.object
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
         """Psi = D psi, (B, M, h, w)."""
@@ -388,12 +396,17 @@ class Problem:
         self.view_metrics.note(chunk.rows, found)
 
     def accumulator(
-        self, estimate: Estimate, batch: Batch, only: str | None = None, task: Task | None = None
+        self,
+        estimate: Estimate,
+        batch: Batch,
+        only: str | None = None,
+        task: Task | None = None,
+        keep: bool = False,
     ) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
-        "revise" or "descend", where that is what makes all of the waves."""
+        "exit_wave_update" or "loss_gradient", where that is what makes all of the waves; keep: and waves are wanted."""
         self._kept_views = 0
-        self._collecting = Accumulator(self, estimate, batch, only, task)
+        self._collecting = Accumulator(self, estimate, batch, only, task, keep)
         return self._collecting
 
     def collect(self, sums: Accumulator) -> None:
@@ -438,7 +451,7 @@ class Problem:
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        return self.backend.position_step(self.model, chunk, estimate.object, intermediates, chi)
+        return self.backend.position_step(self.model, chunk, self.cut_from(estimate, chunk), intermediates, chi)
 
     def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
         """Room in `memory` for waves of own views that are kept between sweeps, with modes and windows like these."""

@@ -392,7 +392,7 @@ class Lines:
         self._missing = b""
 
     def close(self) -> None:
-        """May be called again."""
+        """Writes what is missing and closes the file; may be called again."""
         if self._file is not None:
             with suppress(OSError):
                 self._write(self._file)

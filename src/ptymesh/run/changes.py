@@ -2,10 +2,10 @@
 
 a, b    an unknown before and after
 
-object, probe, opr   sqrt(1 - |<a, b>|^2 / (<a, a> <b, b>)), the sine of the angle between them: relative, and blind to
-                     the factor that object and probe may trade
-positions            root mean square of the moves, in pixels
-others               |b - a| / |b|
+complex ones    sqrt(1 - |<a, b>|^2 / (<a, a> <b, b>)), the sine of the angle between them: relative, and blind to the
+                factor that object and probe may trade
+positions       root mean square of the moves, in pixels
+others          |b - a| / |b|
 
 Of an object, pixels of a fixed draw under the scan are looked at, as many as MOST: every rank learns these and works
 out the same number from them, so that it does not depend on ranks or layout, and costs nothing beside an epoch.
@@ -14,7 +14,6 @@ out the same number from them, so that it does not depend on ranks or layout, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
+from ptymesh.unknowns import DECLARED
 
 #: Values of an unknown that are looked at, at most; torch sums so many with one thread.
 MOST = 1 << 13
@@ -32,27 +32,37 @@ SHARES = 0.7548776662466927, 0.5698402909980532
 Snapshot = dict[str, Tensor]
 
 
+#: Distance and tilt of the slices, which are numbers, looked at together.
+SLICES = "slices"
+
+
+def column(name: str) -> str:
+    """Of the history, for the change of an unknown."""
+    pixels = name in DECLARED and DECLARED[name].unit == "px"
+    return f"change_{name}_px" if pixels else f"change_{name}"
+
+
+#: Those that every history has.
+COLUMNS = tuple(column(name) for name in (*DECLARED, SLICES))
+
+
 def snapshot(problem: Problem, estimate: Estimate) -> Snapshot:
     """The unknowns as they are now, thinned out. Collective, between epochs, where all ranks have all positions."""
-    found = {
-        "object": _of_object(problem, estimate),
-        "probe": _thinned(estimate.probe),
-        "opr": _thinned(estimate.opr),
-        "positions": estimate.positions.detach().cpu().clone(),
-        "weights": _thinned(estimate.weights),
-        "background": _thinned(estimate.background),
-    }
-    found["slices"] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
+    found = {name: _thinned(estimate[name]) for name in estimate if name not in ("object", "positions")}
+    found["object"] = _of_object(problem, estimate)
+    found["positions"] = estimate.positions.detach().cpu().clone()
+    found[SLICES] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
     return found
 
 
 def changes(before: Snapshot, after: Snapshot) -> dict[str, float]:
     """The change of each unknown, under the names of the history's columns; NaN where there is no such snapshot."""
-    found = {}
-    for name, (column, measure) in CHANGES.items():
-        a, b = before.get(name), after.get(name)
-        known = a is not None and b is not None and a.shape == b.shape
-        found[column] = measure(a, b) if known else math.nan  # type: ignore[arg-type]
+    found = dict.fromkeys(COLUMNS, math.nan)
+    for name, b in after.items():
+        a = before.get(name)
+        known = a is not None and a.shape == b.shape and a.is_complex() == b.is_complex()
+        measure = _angle if b.is_complex() else _distance if name == "positions" else _relative
+        found[column(name)] = measure(a, b) if known and a is not None else math.nan
     return found
 
 
@@ -113,16 +123,3 @@ def _root(x: float) -> float:
 def _sum(terms: Tensor) -> float:
     """Of so few terms, by one thread and in their order."""
     return float(terms.sum())
-
-
-#: Unknown -> column of the history, and how its change is measured.
-CHANGES: dict[str, tuple[str, Callable[[Tensor, Tensor], float]]] = {
-    "object": ("change_object", _angle),
-    "probe": ("change_probe", _angle),
-    "opr": ("change_opr", _angle),
-    "positions": ("change_positions_px", _distance),
-    "weights": ("change_weights", _relative),
-    "background": ("change_background", _relative),
-    "slices": ("change_slices", _relative),
-}
-COLUMNS = tuple(column for column, _ in CHANGES.values())

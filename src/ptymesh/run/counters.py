@@ -50,7 +50,7 @@ class Counters(BaseModel):
 
     @property
     def rectangles(self) -> list[Rect]:
-        """The parts."""
+        """The parts of the object that ranks held, as rectangles."""
         return [Rect(*part) for part in self.parts]
 
 

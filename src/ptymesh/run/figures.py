@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ptymesh import plot
-from ptymesh.compare import illuminated, illumination
+from ptymesh.compare import illumination
 from ptymesh.errors import BadInput
 from ptymesh.files import writing
 from ptymesh.io.results import Result
@@ -51,7 +51,6 @@ def write_figures(
     *,
     prefix: str = "",
     suffix: str = "png",
-    tiff: bool = False,
     patterns: Patterns | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Path]:
@@ -59,7 +58,6 @@ def write_figures(
 
     Args:
         suffix: png, pdf or svg.
-        tiff: also write amplitude and phase of object and probe as TIFF.
         patterns: of `compared_patterns`; None: no such figure.
         before_each: called before each file is written; may raise.
 
@@ -76,10 +74,6 @@ def write_figures(
             before_each()
             plot.save_figure(figure, path)
             written.append(path)
-        if tiff:
-            before_each()
-            written += plot.object_tiffs(folder, result.object, result.pixel_size_m, illuminated(light, 0.05), prefix)
-            written += plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
     return written
 
 
@@ -101,6 +95,11 @@ def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> It
     centres = result.positions_px + (np.array(result.probe.shape[-2:]) - 1) / 2
     yield "coverage", plot.coverage_figure(light, centres, pixel)
     yield "positions", plot.positions_figure(result.positions_px, result.nominal_px, pixel)
+    for name, images in result.unknowns.items():
+        if np.iscomplexobj(images) and images.ndim == 3:  # of every view
+            (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
+            larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
+            yield name, plot.object_figure(images[0], larger, None, f"{name} of view 1 of {len(images)}")
     if {"loss", "residual"} & result.history.keys():
         floor, said = result.attrs.get("noise_floor"), result.attrs.get("verdict")
         yield "history", plot.history_figure(result.history, final, stages, None, floor, said)
@@ -213,8 +212,8 @@ def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> 
     for one in model.unknowns:
         if one.name not in result.unknowns:
             raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
-        array = result.unknowns[one.name]
-        found[one.name] = torch.as_tensor((array[views] if one.scope == "view" else array).astype(real))
+        array, kind = result.unknowns[one.name], result.probe.dtype if one.complex else real
+        found[one.name] = torch.as_tensor((array[views] if one.scope == "view" else array).astype(kind))
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,29 +19,15 @@ import torch
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
-from ptymesh.geometry import Geometry
-from ptymesh.io.arrays import ANY, load_array
-from ptymesh.io.options import Options
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
-from ptymesh.run.starts import (
-    ArrayStart,
-    AutoStart,
-    DataStart,
-    ElectronStart,
-    FileStart,
-    ObjectOptions,
-    ProbeOptions,
-    ResultStart,
-)
+from ptymesh.run.grids import complex_array, pixel_ratio, resampled
+from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
+from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
-from ptymesh.unknowns import LARGEST
 
-#: Relative difference of pixel sizes below which two grids are the same.
-SAME_PIXEL = 1e-6
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
 SAME_SCAN_PX = 20.0
 
@@ -118,20 +103,13 @@ def initial_estimate(
         origin=zero,
         tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
         opr=opr_modes(first, probe.opr_modes, seed),
-        parameters=_parameters(probe.start),
+        parameters=probe.start.parameters(),
         corner=part.corner,
         extent=sides,
     )
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)
     return made
-
-
-def _parameters(start: Any) -> dict[str, dict[str, float]]:
-    """What is known of the numbers that make up the probe (ptymesh.models)."""
-    if not isinstance(start, ElectronStart):
-        return {}
-    return {"aberrations": probes.aberration_parts(_aberrations(start))}
 
 
 def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
@@ -170,11 +148,11 @@ def _object(
     moved = origin - np.array(part.corner)
     if earlier is not None:
         found = _sliced(earlier.result.object, options.slices, earlier.path)
-        return torch.from_numpy(_resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
-    found = _sliced(_complex_array(options.initial, "object.initial"), options.slices, options.initial)
+        return torch.from_numpy(resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
+    found = _sliced(complex_array(options.initial, "object.initial"), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
-    return torch.from_numpy(_resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
+    return torch.from_numpy(resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
 def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
@@ -189,48 +167,13 @@ def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
     raise BadInput(f"The object in {path} has {len(found)} slices and the recipe asks for {slices}; make them equal.")
 
 
-def _resampled(
-    array: np.ndarray, ratio: np.ndarray, corner: np.ndarray, sides: tuple[int, int], outside: float
-) -> np.ndarray:
-    """Array (K, h, w) on another grid, (K, *sides): i_new = ratio * i_old + corner; cubic splines, or a plain copy.
-
-    A coarser grid is preceded by a Gaussian filter of half its pixel, so that it does not alias.
-    """
-    shift = np.round(corner).astype(int)
-    if (np.abs(ratio - 1) < SAME_PIXEL).all() and np.allclose(corner, shift, atol=1e-6):
-        out = np.full((len(array), *sides), outside, np.complex128)
-        here = tuple(slice(max(0, s), max(0, s, min(n, s + m))) for s, n, m in _axes(shift, sides, array))
-        there = tuple(slice(h.start - s, h.stop - s) for h, s in zip(here, shift, strict=True))
-        out[:, here[0], here[1]] = array[:, there[0], there[1]]
-        return out
-    from scipy import ndimage
-
-    sigma = np.where(ratio < 1, 0.5 * np.sqrt(np.maximum(1 / ratio**2 - 1, 0)), 0)
-    made = [
-        ndimage.affine_transform(
-            ndimage.gaussian_filter(image.astype(np.complex128) - outside, sigma),
-            1 / ratio,
-            offset=-corner / ratio,
-            output_shape=sides,
-            order=3,
-        )
-        + outside
-        for image in array
-    ]
-    return np.stack(made)
-
-
-def _axes(shift: np.ndarray, sides: tuple[int, int], array: np.ndarray) -> list[tuple[int, int, int]]:
-    return [(int(s), n, m) for s, n, m in zip(shift, sides, array.shape[1:], strict=True)]
-
-
 def _earlier(path: str, measurement: Measurement) -> _Earlier:
     """The result at `path` and where it lies in this scan: the beam's axis is at position + window // 2 in both.
 
     Raises BadInput where its scan is not this one.
     """
     result = Result.load(path)
-    ratio = _pixel_ratio(result, measurement.geometry, path)
+    ratio = pixel_ratio(result, measurement.geometry, path)
     here = np.array(measurement.window) // 2
     there = np.array(result.probe.shape[-2:]) // 2
     pixel = measurement.geometry.object_pixel_m
@@ -251,19 +194,6 @@ def _earlier(path: str, measurement: Measurement) -> _Earlier:
     return _Earlier(result, path, ratio, offset, positions)
 
 
-def _pixel_ratio(result: Result, geometry: Geometry, path: str) -> np.ndarray:
-    """The result's pixel over this scan's, (y, x)."""
-    if result.pixel_size_m is None or geometry.object_pixel_m is None:
-        if result.probe.shape[-2:] == geometry.shape:
-            return np.ones(2)
-        raise BadInput(
-            f"{path} was made with windows of {result.probe.shape[-2:]} and this scan has {geometry.shape}, in pixel "
-            f"units; give the wavelength and the pixel sizes of both, or use equal windows."
-        )
-    ratio = np.array(result.pixel_size_m) / np.array(geometry.object_pixel_m)
-    return np.where(np.abs(ratio - 1) < SAME_PIXEL, 1.0, ratio)
-
-
 # --- probe ----------------------------------------------------------------------------------------------------------
 
 
@@ -272,12 +202,7 @@ def _probe(
 ) -> torch.Tensor:
     """(M, h, w) complex128."""
     start = options.start
-    if isinstance(start, AutoStart):
-        start = FileStart(kind="file") if measurement.probe is not None else DataStart(kind="data")
     found = _started(start, measurement, mean_pattern)
-    if found.shape[-2:] != measurement.window:
-        raise BadInput(f"The probe is {tuple(found.shape)} and the window {measurement.window}; they must be equal.")
-    found = found.reshape(-1, *measurement.window)
     modes = options.modes or len(found)
     if modes != len(found) or options.mode_powers is not None:
         found = probes.extra_modes(found, modes, options.mode_powers, seed)
@@ -287,92 +212,16 @@ def _probe(
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
 
 
-def _started(start: Any, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
-    """The probe (h, w) or (m, h, w) that a start describes, of any power."""
-    geometry = measurement.geometry
-    match start:
-        case FileStart():
-            if measurement.probe is None:
-                raise BadInput(f"{measurement.name} holds no probe; use another probe.start, such as data.")
-            return torch.from_numpy(np.asarray(measurement.probe, np.complex128))
-        case DataStart():
-            return _from_data(measurement, mean_pattern, start.defocus_m)
-        case ElectronStart():
-            return probes.aberrated(geometry.shape, *_optics(geometry, start), start.semiangle_rad, _aberrations(start))
-        case ResultStart():
-            return _from_result(start.path, geometry)
-        case ArrayStart():
-            return torch.from_numpy(_complex_array(start.path, "probe.start", geometry.shape))
-    makers: dict[str, Callable[..., torch.Tensor]]
-    makers = {"zone_plate": probes.zone_plate, "kb": probes.kb_mirror, "pinhole": probes.pinhole}
-    return makers[start.kind](geometry.shape, *_optics(geometry, start), **start.model_dump(exclude={"kind"}))
-
-
-def _aberrations(start: ElectronStart) -> dict[str, Any]:
-    """Those of the lens, its defocus among them."""
-    c10 = start.aberrations_m.get("C10", 0.0)
-    if not isinstance(c10, float | int):
-        raise BadInput(f"Aberration C10 is {c10}; give metres.")
-    return {**start.aberrations_m, "C10": c10 - start.defocus_m}
-
-
-def _from_data(measurement: Measurement, mean_pattern: np.ndarray, defocus_m: float) -> torch.Tensor:
-    geometry = measurement.geometry
-    counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
-    filled = torch.from_numpy(_filled(counts, measurement.mask, geometry.propagation == "far_field"))
-    if geometry.propagation == "far_field":
-        probe = probes.from_mean_pattern(filled)
-    else:
-        make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
-        kernel = make(geometry.shape, *_optics(geometry, DataStart(kind="data")), geometry.effective_distance_m)
-        probe = apply_kernel_adjoint(filled.clamp(min=0).sqrt().to(torch.complex128), kernel)
-    if defocus_m == 0:
-        return probe
-    return probes.defocused(probe, *_optics(geometry, DataStart(kind="data")), -defocus_m)
-
-
-def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
-    """The image with bad pixels replaced by a mean of good ones near by (of any, where none is near)."""
-    from scipy import ndimage
-
-    out = np.where(good, image, image[good].mean())
-    todo = ~good
-    mode = "wrap" if periodic else "nearest"
-    for sigma in (1.0, 2.0, 4.0, 8.0):
-        weight = ndimage.gaussian_filter(good.astype(np.float64), sigma, mode=mode)
-        near = todo & (weight > 0.1)
-        smooth = ndimage.gaussian_filter(np.where(good, image, 0.0), sigma, mode=mode)
-        out[near] = smooth[near] / weight[near]
-        todo &= ~near
-    return out
-
-
-def _from_result(path: str, geometry: Geometry) -> torch.Tensor:
-    """Probe of a result on this window's grid, axis on axis; every mode keeps its power."""
-    result = Result.load(path)
-    ratio = _pixel_ratio(result, geometry, path)
-    corner = np.array(geometry.shape) // 2 - ratio * (np.array(result.probe.shape[-2:]) // 2)
-    moved = _resampled(result.probe, ratio, corner, geometry.shape, outside=0.0)
-    powers = [(np.abs(array) ** 2).sum(axis=(1, 2), keepdims=True) for array in (result.probe, moved)]
-    return torch.from_numpy(moved * np.sqrt(powers[0] / np.maximum(powers[1], np.finfo(np.float64).tiny)))
-
-
-def _optics(geometry: Geometry, start: Options) -> tuple[tuple[float, float], float]:
-    if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-        raise BadInput(
-            f"A probe of kind {getattr(start, 'kind', '?')} needs the wavelength and the object pixel in metres, which "
-            f"this data set does not tell; give data.energy_eV and data.object_pixel_m, or start from file or data."
-        )
-    return geometry.object_pixel_m, geometry.wavelength_m
-
-
-def _complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
-    """Array (K, h, w) complex128 at `file.npy`, `file.npz:name` or `file.h5:/path`; (h, w) as the window, if given."""
-    found = load_array(reference, option, ANY, window=window)
-    if found.ndim not in (2, 3) or 0 in found.shape:
-        raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
-    with np.errstate(over="ignore", invalid="ignore"):
-        largest = float(np.abs(found).max())
-    if not largest <= LARGEST:  # True on NaN too
-        raise BadInput(f"{option}: {reference} holds values of {largest:.3g}, which cannot be; start from another one.")
-    return found.reshape(-1, *found.shape[-2:]).astype(np.complex128)
+def _started(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
+    """The probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
+    made, window = start.make(measurement, mean_pattern), measurement.window
+    try:
+        found = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.array(made, np.complex128))
+        found = found.detach().to("cpu", torch.complex128)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"The probe start {start.kind} makes {shown(made)}; make an array (h, w) of numbers.") from error
+    if found.ndim not in (2, 3) or 0 in found.shape or tuple(found.shape[-2:]) != window:
+        raise BadInput(f"The probe is {tuple(found.shape)} and the window {window}; they must be equal.")
+    if not torch.isfinite(found).all():
+        raise BadInput(f"The probe start {start.kind} makes values that are not finite; use another probe.start.")
+    return found.reshape(-1, *window)

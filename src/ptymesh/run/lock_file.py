@@ -185,5 +185,5 @@ def same(path: Path, file: int) -> bool:
 
 
 def identity(found: os.stat_result) -> tuple[int, int]:
-    """Of a file."""
+    """Device and inode of a file, which tell it from others."""
     return found.st_dev, found.st_ino

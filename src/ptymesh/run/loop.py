@@ -148,7 +148,8 @@ class Loop:
             memory.before_epoch(engine, problem, state.estimate)
         self._batches(engine, began)
         moved = self._constrain(engine)
-        problem.moving = False
+        state.estimate.moving = False
+        problem.layout.seen(state.estimate.object)  # by whoever looks at it between epochs
         loss, residual, _ = problem.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
@@ -182,20 +183,19 @@ class Loop:
         epoch = state.epoch + 1
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
-        frozen = frozenset({"probe", "opr"} if epoch <= engine.probe.frozen else ())
+        frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models = parametrised.due(engine, epoch)
-        problem.moving = refine is not None or any(model.of == "positions" for model in models)
+        moving = state.estimate.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
-        problem.local_views.deal(() if problem.moving or vary else drawn[state.batch :])
+        problem.local_views.deal(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.coming, problem.stop_requested = coming, self.stop()
-            before = _counted(problem.world)
+            problem.coming, before = coming, _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
-            one = Batch(batch, problem.moving, epoch, vary, frozen)
+            one = Batch(batch, moving, epoch, vary, frozen, self.stop())
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
@@ -214,17 +214,17 @@ class Loop:
                 with heartbeat.doing("report"):
                     for callback in self.callbacks:
                         callback.batch(report)
-            if self._asked_to_stop(stops):
+            if self._asked_to_stop(one, stops):
                 self._interrupt()
         if stops.last() > 0:
             self._interrupt()
 
-    def _asked_to_stop(self, stops: Later) -> bool:
+    def _asked_to_stop(self, batch: Batch, stops: Later) -> bool:
         """Whether any rank was asked to; on a device that queues its work, as of the batch before."""
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
-            return problem.stop_requested  # nobody else to ask, and no sum to read
-        return stops.read(problem.stop_agreed) > 0
+            return batch.stop  # nobody else to ask, and no sum to read
+        return batch.asked.stop is not None and stops.read(batch.asked.stop) > 0
 
     def _curve(self) -> np.ndarray:
         """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""

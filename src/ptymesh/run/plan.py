@@ -5,6 +5,7 @@ L, M       slices, modes;  h, w  window;  b = BLOCK
 
 Owners, parts and batches are those of a real run, so what travels is counted, not estimated: per batch and rank,
 Replicated   an all-reduce of the blocks that the batch touches (object's sum and weight), and of the probe's sums
+Panels       the same layout where ranks share memory: the touched blocks of a rank's panel, which are written there
 Tiled        the touched blocks that two ranks hold, to each neighbour; an all-reduce of the probe's sums
 
 Times are a model: views of the busiest rank at a constant pace, latency and bandwidth of one link per rank, all-reduces
@@ -27,6 +28,7 @@ from torch import Tensor
 from ptymesh.distributed.devices import KINDS
 from ptymesh.distributed.exact import HIGHEST, LOWEST
 from ptymesh.distributed.layout import Blocks, Replicated
+from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
@@ -35,6 +37,7 @@ from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
+from ptymesh.kernels.object_sums import pays
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
@@ -87,13 +90,15 @@ class Scan:
 @dataclass(frozen=True)
 class Machine:
     """Bandwidth (B/s) and latency (s) between ranks, view-modes that one rank works through per second, bytes of its
-    memory (None: unknown), and its kind of device (cpu, cuda, xpu), on which the size of chunks depends."""
+    memory (None: unknown), its kind of device (cpu, cuda, xpu), on which the size of chunks depends, and whether ranks
+    share memory."""
 
     link: float
     latency: float
     rate: float
     memory: float | None = None
     device: str = "cpu"
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,22 @@ def _traits(engine: Engine) -> _Traits:
     return _TRAITS.get(engine.name, like_adam)
 
 
+def sweeps_of(engine: Engine) -> int:
+    """Sums over its batch that a step of this engine makes."""
+    return _traits(engine).sweeps
+
+
+def sum_bytes_of(scan: Scan, engine: Engine) -> int:
+    """Of a real number in sums over views of this engine."""
+    return _sum_bytes(scan, _traits(engine))
+
+
+def reductions_of(engine: Engine) -> int:
+    """All-reduces of a step, where no maxima have to be compared."""
+    traits = _traits(engine)
+    return traits.sweeps + bool(traits.later + traits.per_view)
+
+
 class _Rank(World):
     """A place in a world that is only thought of."""
 
@@ -228,7 +249,7 @@ def decide(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutN
     link, latency = measured_link(world)
     here = torch.tensor([-measured_rate(scan.window, world.device), -memory_of(world.device)], dtype=torch.float64)
     slowest, least = (-world.max(here.to(world.device))[0]).tolist()
-    machine = Machine(link, latency, slowest, least, world.device.type)
+    machine = Machine(link, latency, slowest, least, world.device.type, world.shares_memory)
     return choose(costs(scan, engine, seed, world.size, machine), machine)
 
 
@@ -244,7 +265,10 @@ def costs(scan: Scan, engine: Engine, seed: int, ranks: int, machine: Machine) -
     drawn = draw(scan.positions, engine.batch, seed, 0, engine.order)
     some = _spread(len(drawn), BATCHES)
     world = _Rank(0, ranks)
-    whole = Replicated(world, scan.positions, engine.order == "compact")
+    compact = engine.order == "compact"
+    whole: Replicated | Tiled = Replicated(world, scan.positions, compact)
+    if machine.shared and scan.extent[0] // BLOCK >= ranks > 1:
+        whole = Panels(world, scan.positions, scan.window, compact)
     tiled = Tiled(world, scan.positions, scan.window)
     return {
         "replicated": _cost("replicated", whole, world, scan, engine, drawn, some, machine),
@@ -288,7 +312,7 @@ def _cost(
         here = [_blocks(layout, scan, part, drawn[i]) for i in some]
         sizes = [len(drawn[i]) for i in some]
         traffic.append([_traffic(layout, scan, engine, blocks, n) for blocks, n in zip(here, sizes, strict=True)])
-        objects.append(_object_bytes(scan, engine, part, max(len(blocks.rows) for blocks in here)))
+        objects.append(_object_bytes(scan, engine, layout, part, max(len(blocks.rows) for blocks in here)))
     world.rank = 0
     sent, messages, reduced = np.array(traffic).mean(1).max(0)
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
@@ -348,10 +372,22 @@ def _traffic(
     others = probe + NUMBER_BYTES * (traits.numbers + traits.later) + 8 * traits.per_view * views
     if not isinstance(layout, Tiled):
         return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
+    if isinstance(layout, Panels):
+        handed = traits.objects * block * len(blocks.rows)
+        if _hands_over_windows(scan, engine, views * pixels, len(blocks.covered[0])):
+            handed = 3 * scan.real_bytes * pixels * math.ceil(views / layout.world.size)
+        seen = 2 * scan.real_bytes * scan.slices * BLOCK * BLOCK * len(blocks.rows)
+        return 0.0, 0.0, handed + seen + others + traits.maxima * scan.slices * scan.real_bytes
     sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
     dots = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * traits.dots  # how large terms are, and their sums
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + dots
     return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
+
+
+def _hands_over_windows(scan: Scan, engine: Engine, pixels: int, blocks: int) -> bool:
+    """Whether ranks that share memory hand over windows of so many pixels together, rather than sums on blocks."""
+    quotient = engine.name in ("epie", "rpie", "mpie") and not engine.positions and scan.slices == 1
+    return quotient and pays(pixels, torch.complex64 if scan.real_bytes == 4 else torch.complex128, True, blocks)
 
 
 def _sum_bytes(scan: Scan, traits: _Traits) -> int:
@@ -366,11 +402,15 @@ def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
     return shared + (traits.maxima + 2 * traits.asked if isinstance(layout, Tiled) else 0)
 
 
-def _object_bytes(scan: Scan, engine: Engine, part: Rect, touched: int) -> int:
-    """Estimate, accumulators, what a first step begins with, what the engine remembers, a batch's sums in blocks."""
+def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: Rect, touched: int) -> int:
+    """Estimate, accumulators, what a first step begins with, what the engine remembers, a batch's sums in blocks; in
+    panels, sums of the whole object, and this rank's share of what all see of it."""
     traits, pixels = _traits(engine), part.shape[0] * part.shape[1]
     arrays = 2 + 2 + 1 + 2 + 2 * traits.arrays
     sums = 3 * _sum_bytes(scan, traits)
+    if isinstance(layout, Panels):
+        whole = scan.extent[0] * scan.extent[1]
+        return int(scan.slices * ((arrays + 2) * scan.real_bytes * pixels + sums * whole))
     return int(scan.slices * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
 
 

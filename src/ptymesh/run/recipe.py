@@ -43,6 +43,7 @@ from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.run.writers import WRITERS
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
@@ -70,7 +71,8 @@ class OutputOptions(Options):
     Fields:
         dir: folder for result.h5, checkpoint/, log.txt, metrics.jsonl and figures.
         checkpoint_every: epochs between checkpoints; checkpoint_minutes: also when so many have passed.
-        figures: draw PNG figures at the end. tiff: write object and probe as TIFF with them.
+        figures: draw PNG figures at the end. writers: names of those that write further files then, such as tiff.
+        tiff: short for tiff among the writers.
     """
 
     dir: FilePath = Path("out")
@@ -78,12 +80,21 @@ class OutputOptions(Options):
     checkpoint_minutes: PositiveFloat = 10.0
     figures: bool = True
     tiff: bool = False
+    writers: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _drawn(self) -> OutputOptions:
-        if self.tiff and not self.figures:
-            raise ValueError("tiff files are written with the figures; set figures: true, or use ptymesh view --tiff")
-        return self
+    @field_validator("writers")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(names):
+            WRITERS[name]  # raises
+            if name in names[:index]:
+                raise ValueError(f"{name!r} is named twice; name each writer once")
+        return names
+
+    @property
+    def all_writers(self) -> tuple[str, ...]:
+        """Names of all that are to write, each once."""
+        return ("tiff", *self.writers) if self.tiff and "tiff" not in self.writers else self.writers
 
 
 class AutoOptions(Options):

@@ -23,16 +23,18 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from ptymesh.displayed import Displayed
 from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World, join
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
+from ptymesh.estimate import REACH
 from ptymesh.io import identity, load_measurement
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.results import ObjectTiles, Result
+from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options, plain
@@ -41,10 +43,9 @@ from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.problem.floor import noise_floor
 from ptymesh.run import alike
-from ptymesh.run.changes import COLUMNS
 from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
-from ptymesh.run.initial import initial_estimate
+from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
@@ -166,6 +167,7 @@ class Reconstruction(Displayed):
             self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory, halves))
             if saved is not None:
                 self.state = RunState.load(saved, self.problem)
+                owners.seen(self.state.estimate.object)
                 return
             mean = self.problem.mean_pattern()
             with one_thread():  # its large sums and decompositions would depend on how many share them
@@ -184,6 +186,7 @@ class Reconstruction(Displayed):
                     )
                 )
         self.state = RunState(estimate)
+        owners.seen(estimate.object)
 
     def __repr__(self) -> str:
         history, done = self.state.history, self.state.done_epochs
@@ -204,7 +207,12 @@ class Reconstruction(Displayed):
     def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated | Tiled:
         scan = self.scan
         if name == "replicated":  # owners of the stage that comes: patterns are read where it wants them
-            return Replicated(self.world, scan.positions, planned is not None and planned.order == "compact")
+            compact = planned is not None and planned.order == "compact"
+            extent = frame(scan.positions, scan.window, max(MARGIN_PX, REACH))[1]
+            extent = extent if saved is None else counters_of(saved.meta).extent
+            if Panels.fit(self.world, extent):
+                return Panels(self.world, scan.positions, scan.window, compact)
+            return Replicated(self.world, scan.positions, compact)
         made = Tiled(self.world, scan.positions, scan.window)
         if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
             made.assign(saved.owner)  # where views had gone to
@@ -264,12 +272,17 @@ class Reconstruction(Displayed):
             self.state.per_view[len(self.stages)] = self.state.per_view.get(len(self.stages) - 1, {})
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
-        yield from self.loop(callbacks=self._watchers).epochs()
+        try:
+            loop = self.loop(callbacks=self._watchers)
+        except BadInput:  # the next one is to be tried without it
+            self.stages.pop()
+            raise
+        yield from loop.epochs()
 
     @property
     def object(self) -> np.ndarray:
-        """Object as it is now, (L, H, W) complex; with tiles, the part that this rank holds."""
-        return self.state.estimate.object.cpu().numpy()
+        """Object as the last epoch left it, (L, H, W) complex; with tiles, the part that this rank holds."""
+        return self.problem.layout.shown(self.state.estimate.object).cpu().numpy()
 
     @property
     def probe(self) -> np.ndarray:
@@ -356,7 +369,7 @@ class Reconstruction(Displayed):
     def _history(self) -> dict[str, np.ndarray]:
         """Without changes of what was never moved."""
         columns = {name: np.asarray(column) for name, column in self.state.history.items()}
-        return {name: column for name, column in columns.items() if name not in COLUMNS or column.any()}
+        return {name: column for name, column in columns.items() if not name.startswith(CHANGE) or column.any()}
 
     def _traffic(self) -> dict[str, float]:
         """Bytes and messages per batch of the busiest rank, where there are several. Collective."""

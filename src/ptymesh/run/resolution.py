@@ -25,7 +25,9 @@ def check(engine: Engine, problem: Problem) -> None:
     c = engine.coarsen
     if c == 1:
         return
-    fine_only = [one.name for one in problem.model.unknowns if {"h", "w"} & set(one.axes)]
+    fine_only = [
+        one.name for one in problem.model.unknowns if {"h", "w", *problem.model.axes(problem.window)} & {*one.axes}
+    ]
     if fine_only:
         raise BadInput(f"coarsen: {c} does not know how {fine_only[0]} of the optics looks there; leave it out.")
     if problem.geometry.propagation != "far_field":

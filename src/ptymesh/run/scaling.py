@@ -1,7 +1,18 @@
 """How a recipe scales: the same run, the same global batches, on several numbers of ranks, several times each.
 
-Every run is a launch of its own. Trials go round robin over the numbers of ranks, so that a machine that slows down
-slows all of them. Threads per rank are the same everywhere; otherwise one rank would have the cores of many.
+Every run is a launch of its own. Trials go round robin over all of them, so that a machine that slows down slows all.
+Threads per rank are the same everywhere; otherwise one rank would have the cores of many. Beside them are measured
+
+threads   one rank with the threads of all of them: the same cores, and nothing to be sent or done twice
+weak      as many views for each rank, and in each batch, as on the most ranks: of the middle of the scan, so that the
+          object shrinks with it
+
+What R ranks lose of R times the speed of one: their time, R s, is that which one needs, and
+
+repeated      more than that which all of them compute: what each does again
+messages      the time in collectives of the rank that waits least
+imbalance     waiting for the rank that owns most views of a batch, as far as its share says
+waiting       the rest of it: ranks that are slower than others for other reasons
 """
 
 from __future__ import annotations
@@ -9,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +33,34 @@ from ptymesh.launcher.launch import cores, launch
 
 #: Relative difference of the final objects up to which they agree, by precision of the run.
 AGREE = {"single": 1e-3, "mixed": 1e-3, "double": 1e-9}
+#: Kinds of rows, in their order.
+RANKS, THREADS, WEAK = "ranks", "threads", "weak"
+KINDS = (RANKS, THREADS, WEAK)
+#: Names of what is lost, and what is said of it.
+LOSSES = {
+    "repeated": "work that every rank does again",
+    "messages": "messages",
+    "imbalance": "unequal shares of a batch",
+    "waiting": "waiting for slower ranks",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is done: kind, ranks, threads of each; of weak ones, the share of the views and of each batch."""
+
+    kind: str
+    ranks: int
+    threads: int
+    share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        said = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        if self.kind == THREADS:
+            return f"{said} of {self.threads} threads"
+        return said if self.share == 1 else f"{said}, {self.share:.0%} of the views"
 
 
 @dataclass(frozen=True)
@@ -29,7 +68,8 @@ class Trial:
     """One run.
 
     epoch_s: seconds of each epoch; waited_s: of each rank, in collectives, waiting for slower ranks included;
-    peak_bytes: of each rank; loss: of each epoch; difference: of the object from that of the first run, relative.
+    peak_bytes: of each rank; loss: of each epoch; difference: of the object from that of the first run with its views,
+    relative; balance: how much of the speed of equal shares the owners of a batch leave (batches.balance).
     """
 
     ranks: int
@@ -38,16 +78,27 @@ class Trial:
     peak_bytes: list[int]
     loss: list[float]
     difference: float
+    kind: str = RANKS
+    threads: int = 1
+    share: float = 1.0
+    balance: float = 1.0
 
     @property
     def seconds(self) -> float:
         """Of an epoch, on average; the first one, which makes workspaces and compiles, counts only if it is alone."""
         return float(np.mean(self.epoch_s[1:] or self.epoch_s))
 
+    @property
+    def waited(self) -> np.ndarray:
+        """Of the time of each rank, (R,), the fraction in collectives."""
+        return np.asarray(self.waited_s) / sum(self.epoch_s)
+
 
 @dataclass(frozen=True)
 class Row:
-    """What several trials on `ranks` ranks say; speed-up and efficiency are against the smallest number of ranks."""
+    """What several trials on `ranks` ranks say; speed-up and efficiency are against the smallest number of ranks, of
+    weak rows against the smallest share. lost: fractions of the ranks' time, by the names of LOSSES, which with the
+    efficiency make 1; of rows of the kind `ranks` after the first."""
 
     ranks: int
     seconds: float
@@ -57,6 +108,20 @@ class Row:
     communication: float
     peak_bytes: int
     difference: float
+    kind: str = RANKS
+    threads: int = 1
+    share: float = 1.0
+    lost: dict[str, float] = field(default_factory=dict)
+
+
+def ways(counts: Sequence[int], threads: int, also: Sequence[str]) -> list[Way]:
+    """All that is run, in turns. The last of the weak ones is the strong one on as many ranks."""
+    found = [Way(RANKS, ranks, threads) for ranks in counts]
+    if THREADS in also:
+        found += [Way(THREADS, 1, threads * ranks) for ranks in counts if ranks > 1]
+    if WEAK in also:
+        found += [Way(WEAK, ranks, threads, ranks / counts[-1]) for ranks in counts[:-1]]
+    return found
 
 
 def scale(
@@ -70,6 +135,9 @@ def scale(
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    also: Sequence[str] = (),
+    views: int = 0,
+    batches: Sequence[int | None] = (),
 ) -> dict[str, Any]:
     """Runs the recipe `trials` times on each number of ranks; what came out, as JSON can hold it.
 
@@ -78,6 +146,7 @@ def scale(
         counts: numbers of ranks, the first one is compared with; folder: for the runs, which are removed again.
         threads: per rank; default: this machine's cores over the largest count.
         environment: of the ranks, besides; tell: is told what is going on.
+        also: `threads`, `weak` or both; views, batches: of the data set, and of each stage, for the weak ones.
 
     Raises BadInput for counts or trials that cannot be, PtymeshError where a run fails.
     """
@@ -89,14 +158,14 @@ def scale(
         raise BadInput(f"--threads is {threads}; give 1 or more.")
     threads = threads or max(1, cores() // max(counts))
     done: list[Trial] = []
-    first: Result | None = None
+    firsts: dict[float, Result] = {}
     for trial in range(trials):
-        for ranks in counts:
-            tell(f"trial {trial + 1} of {trials}, {ranks} rank{'s' * (ranks > 1)}")
-            result = _run(recipe, ranks, folder / "run", settings, device, threads, environment)
-            first = first or result
-            done.append(_trial(result, ranks, first))
-    assert first is not None
+        for way in ways(counts, threads, also):
+            tell(f"trial {trial + 1} of {trials}, {way.name}")
+            given = [*settings, *_smaller(way.share, views, batches)]
+            result = _run(recipe, way, folder / "run", given, device, environment)
+            done.append(_trial(result, way, firsts.setdefault(way.share, result)))
+    first = firsts[1.0]
     tolerance = AGREE[str(first.attrs["precision"])]
     rows = summarise(done)
     return {
@@ -113,14 +182,17 @@ def scale(
     }
 
 
+def _smaller(share: float, views: int, batches: Sequence[int | None]) -> list[str]:
+    """Settings with this share of the views, and of each batch."""
+    if share == 1:
+        return []
+    found = [f"data.views.central={max(1, round(share * views))}"]
+    sizes = [(stage, size) for stage, size in enumerate(batches) if size is not None]
+    return found + [f"stages.{stage}.batch={max(1, round(share * size))}" for stage, size in sizes]
+
+
 def _run(
-    recipe: Path,
-    ranks: int,
-    out: Path,
-    settings: Sequence[str],
-    device: str,
-    threads: int,
-    environment: Mapping[str, str] | None,
+    recipe: Path, way: Way, out: Path, settings: Sequence[str], device: str, environment: Mapping[str, str] | None
 ) -> Result:
     """One run, without figures and checkpoints; its folder is gone afterwards, unless it failed."""
     given = [*settings, "output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
@@ -128,12 +200,12 @@ def _run(
     arguments += [part for setting in given for part in ("--set", setting)]
     quiet = out.with_name("ranks")
     status = launch(
-        arguments, ranks, threads_per_rank=threads, log_dir=quiet, environment=environment or {}, terminal=False
+        arguments, way.ranks, threads_per_rank=way.threads, log_dir=quiet, environment=environment or {}, terminal=False
     )
     if status:
         said = (quiet / "rank0.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise PtymeshError(
-            f"The run on {ranks} ranks failed with status {status} ({' '.join(said)}); its logs are in {quiet}."
+            f"The run on {way.ranks} ranks failed with status {status} ({' '.join(said)}); its logs are in {quiet}."
         )
     result = Result.load(out / "result.h5")
     shutil.rmtree(out)
@@ -141,52 +213,90 @@ def _run(
     return result
 
 
-def _trial(result: Result, ranks: int, first: Result) -> Trial:
+def _trial(result: Result, way: Way, first: Result) -> Trial:
     difference = np.linalg.norm(result.object - first.object) / np.linalg.norm(first.object)
     attributes = result.attrs
     return Trial(
-        ranks,
+        way.ranks,
         [float(s) for s in result.history["seconds"]],
         [float(s) for s in np.atleast_1d(attributes["rank_waited_s"])],
         [int(b) for b in np.atleast_1d(attributes["rank_peak_bytes"])],
         [float(loss) for loss in result.history["loss"]],
         float(difference),
+        way.kind,
+        way.threads,
+        way.share,
+        float(np.mean(attributes.get("balance", 1.0))),
     )
 
 
 def summarise(trials: Sequence[Trial]) -> list[Row]:
-    """A row for each number of ranks, in rising order."""
+    """A row for each way, by kind and then by the number of ranks, or of threads."""
     rows: list[Row] = []
-    for ranks in sorted({trial.ranks for trial in trials}):
-        own = [trial for trial in trials if trial.ranks == ranks]
-        seconds = np.array([trial.seconds for trial in own])
-        mean = float(seconds.mean())
-        base = rows[0] if rows else None
-        speed_up = base.seconds / mean if base else 1.0
-        rows.append(
-            Row(
-                ranks,
-                mean,
-                float(seconds.std(ddof=1)) if len(own) > 1 else 0.0,
-                speed_up,
-                speed_up * (base.ranks if base else ranks) / ranks,
-                float(np.mean([np.mean(trial.waited_s) / sum(trial.epoch_s) for trial in own])),
-                max(max(trial.peak_bytes) for trial in own),
-                max(trial.difference for trial in own),
-            )
-        )
+    keys = {(KINDS.index(t.kind), t.ranks, t.threads) for t in trials}
+    strong = max(trial.ranks for trial in trials)
+    weak = any(trial.kind == WEAK for trial in trials)
+    for kind, ranks, threads in sorted(keys):
+        own = [t for t in trials if (KINDS.index(t.kind), t.ranks, t.threads) == (kind, ranks, threads)]
+        rows.append(_row(own, rows))
+    if weak:  # on the most ranks, the strong run is the weak one
+        own = [trial for trial in trials if trial.kind == RANKS and trial.ranks == strong]
+        rows.append(_row(own, rows, WEAK))
     return rows
+
+
+def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
+    """Of trials of one way, after these rows."""
+    one, seconds = own[0], np.array([trial.seconds for trial in own])
+    kind, mean = kind or one.kind, float(seconds.mean())
+    compared = RANKS if kind == THREADS else kind
+    base = next((row for row in earlier if row.kind == compared), None)
+    speed_up = base.seconds / mean if base else 1.0
+    if kind == WEAK:
+        efficiency = speed_up
+    else:
+        more = one.ranks * one.threads / (base.ranks * base.threads) if base else 1.0
+        efficiency = speed_up / more
+    return Row(
+        one.ranks,
+        mean,
+        float(seconds.std(ddof=1)) if len(own) > 1 else 0.0,
+        speed_up,
+        efficiency,
+        float(np.mean([trial.waited.mean() for trial in own])),
+        max(max(trial.peak_bytes) for trial in own),
+        max(trial.difference for trial in own),
+        kind,
+        one.threads,
+        one.share,
+        _lost(own, efficiency) if kind == RANKS and base else {},
+    )
+
+
+def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
+    """Fractions of the ranks' time, see Row."""
+    messages = float(np.mean([trial.waited.min() for trial in trials]))
+    waiting = float(np.mean([trial.waited.mean() for trial in trials])) - messages
+    uneven = float(np.mean([1 / trial.balance - 1 for trial in trials])) * efficiency
+    imbalance = min(waiting, uneven)
+    found = {"messages": messages, "imbalance": imbalance, "waiting": waiting - imbalance}
+    return {"repeated": 1 - efficiency - messages - waiting, **found}
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
     """The rows, to be read."""
-    lines = ["ranks  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs"]
+    lines = ["ranks  threads  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs"]
+    kind = RANKS
     for row in found["rows"]:
+        if row["kind"] != kind:
+            kind = row["kind"]
+            lines.append(_HEADINGS[kind])
         lines.append(
-            f"{row['ranks']:5d}  {row['seconds']:8.4f}  {row['deviation']:7.4f}  {row['speed_up']:7.2f}  "
-            f"{row['efficiency']:9.0%}  {row['communication']:13.0%}  {row['peak_bytes'] / 2**20:6.0f} MiB  "
-            f"{row['difference']:.1e}"
+            f"{row['ranks']:5d}  {row['threads']:7d}  {row['seconds']:8.4f}  {row['deviation']:7.4f}  "
+            f"{row['speed_up']:7.2f}  {row['efficiency']:9.0%}  {row['communication']:13.0%}  "
+            f"{row['peak_bytes'] / 2**20:6.0f} MiB  {row['difference']:.1e}"
         )
+    lines += [*_losses(found["rows"]), *_beside_threads(found["rows"])]
     verdict = "agree" if found["agree"] else "DO NOT AGREE"
     threads = found["threads_per_rank"]
     lines.append(
@@ -195,6 +305,39 @@ def table(found: Mapping[str, Any]) -> list[str]:
     )
     if found["device"] == "cpu" and max(row["ranks"] for row in found["rows"]) * threads > found["cores"]:
         lines.append("There are fewer cores than ranks: they take turns, and no speed-up can be seen.")
+    return lines
+
+
+_HEADINGS = {
+    THREADS: "one rank with as many threads:",
+    WEAK: "as many views for each rank (efficiency: the time of the fewest over that of these):",
+}
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is lost on each number of ranks."""
+    lines = []
+    for row in rows:
+        lost = {name: share for name, share in row["lost"].items() if share > 0.005}
+        if row["kind"] == RANKS and lost:
+            said = ", ".join(f"{LOSSES[name]} {share:.0%}" for name, share in sorted(lost.items(), key=_largest_first))
+            lines.append(f"{row['ranks']} ranks lose {said} of their time.")
+    return lines
+
+
+def _largest_first(item: tuple[str, float]) -> float:
+    return -item[1]
+
+
+def _beside_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ranks against as many threads of one."""
+    threads = {row["threads"]: row for row in rows if row["kind"] == THREADS}
+    lines = []
+    for row in rows:
+        other = threads.get(row["ranks"] * row["threads"])
+        if row["kind"] == RANKS and row["ranks"] > 1 and other:
+            speed = other["seconds"] / row["seconds"]
+            lines.append(f"{row['ranks']} ranks have {speed:.2f} of the speed of one with {other['threads']} threads.")
     return lines
 
 

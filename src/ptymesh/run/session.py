@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ptymesh import kernels
-from ptymesh.distributed.layout import Replicated, owners
+from ptymesh.distributed.layout import owners
 from ptymesh.distributed.world import World, join
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
@@ -158,7 +158,8 @@ def _carry_out(
     with world.heartbeat.doing("save"):
         for callback in callbacks:
             callback.saving(path)
-        result = recon.save(path, recipe.to_yaml(), _measured(world, world.heartbeat.waited_s - waited))
+        measured = {**_measured(world, world.heartbeat.waited_s - waited), "balance": _balance(recipe, recon)}
+        result = recon.save(path, recipe.to_yaml(), measured)
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")
@@ -278,8 +279,8 @@ def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
     found = []
     for stage in recon.stages:
         drawn = draw(scan.positions, stage.batch, recipe.seed, 0, stage.order, training)
-        whole = isinstance(layout, Replicated)
-        owner = owners(scan.positions, ranks, stage.order == "compact", training) if whole else layout.owner
+        dealt = layout.follows_draw
+        owner = owners(scan.positions, ranks, stage.order == "compact", training) if dealt else layout.owner
         found.append(balance(owner, drawn, ranks))
     return found
 

@@ -5,7 +5,8 @@ N       all views
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
 from ptymesh.run import memory
-from ptymesh.run.changes import CHANGES, COLUMNS
+from ptymesh.run.changes import COLUMNS, column
 from ptymesh.run.counters import Counters, counters_of
 from ptymesh.unknowns import BUILT_IN, of_scope
 
@@ -46,7 +47,7 @@ class RunState:
         before: the unknowns at the start of the running epoch, thinned out (changes.py), for checkpoints within it.
         engines: by stage, what its engine remembers.
         per_view: of the running stage (its number), what its engine remembers of this rank's views.
-        history: one list per column of HISTORY, over all stages.
+        history: one list per column of HISTORY, and of the model's operators' unknowns, over all stages.
         epoch_seconds: time spent in the running epoch so far.
     """
 
@@ -64,6 +65,8 @@ class RunState:
     def __post_init__(self) -> None:
         if self.start is None:
             self.start = self.estimate.positions.clone()
+        for name in self.estimate.others:
+            self.history.setdefault(column(name), [math.nan] * self.done_epochs)
 
     @property
     def done_epochs(self) -> int:
@@ -84,7 +87,7 @@ class RunState:
             "extent": list(estimate.extent),
             "layout": problem.layout.name,
             "window": list(problem.window),
-            "parts": [list(part) for part in problem.layout.parts],
+            "parts": [list(part) for part in problem.layout.parts if problem.layout.name == "tiled"],
             "slice_spacing_m": estimate.slice_spacing_m,
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
@@ -155,6 +158,7 @@ class RunState:
             slice_spacing_m=run.slice_spacing_m,
             tilt_rad=run.tilt_rad,
             parameters=run.parameters,
+            moving=False,
             origin=run.origin,
             corner=part.corner,
             extent=run.extent,
@@ -169,7 +173,7 @@ class RunState:
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
             _memories({**saved.shared, **of_object}, device),
-            _history(saved),
+            _history(saved, [column(name) for name in others]),
             run.epoch_seconds,
             _memories(of_views, device),
             _before(saved),
@@ -185,6 +189,10 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
     expected = {*_SHARED, *declared, *known} - saved.shared.keys()
     if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
+    held = {name for group in (saved.shared, saved.per_view) for name in group if name.startswith(OTHERS)}
+    if odd := held - declared - per_view.keys():
+        names = ", ".join(sorted(name.removeprefix(OTHERS) for name in odd))
+        raise BadInput(f"The checkpoint holds {names}, which no optics of the recipe have; add them, or start anew.")
     views = saved.per_view.views
     if views != problem.views:
         raise BadInput(
@@ -211,7 +219,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "background": (height, width),
         "anchors": (views, 2),
         "nominal": (views, 2),
-        **{f"history/{name}": shared["history/epoch"].shape[:1] for name in HISTORY if f"history/{name}" in shared},
+        **{name: shared["history/epoch"].shape[:1] for name in shared if name.startswith("history/")},
     }
     rows = {
         "positions": (views, 2),
@@ -220,6 +228,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "seen": problem.view_metrics.values.shape,
     }
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
+    sizes |= problem.model.axes((height, width))
     for one in problem.model.unknowns:
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
     found = {name: (shared[name].shape, shapes[name]) for name in shapes}
@@ -263,15 +272,15 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
     return memories
 
 
-def _history(saved: checkpoint.Checkpoint) -> dict[str, list[float]]:
+def _history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
     """Columns of the history; those that older versions did not have hold NaN."""
     unknown = np.full(len(saved.shared["history/epoch"]), np.nan)
-    return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in HISTORY}
+    return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in (*HISTORY, *more)}
 
 
 def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     """The unknowns as they were when the epoch began, within which the checkpoint was written."""
-    found = {name: saved.shared[f"before/{name}"] for name in CHANGES if f"before/{name}" in saved.shared}
+    found = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
     for name, array in found.items():
         if array.dtype.kind not in "fc" or array.ndim > 2:
             raise BadInput(f"The checkpoint's before/{name} is {array.dtype} {array.shape}; copy the folder again.")

@@ -66,7 +66,7 @@ class Fetched(Slotted):
         return Cropped(self, c)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread that reads ahead."""
         self._pool.shutdown(cancel_futures=True)
         self._forget()
 

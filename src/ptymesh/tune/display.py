@@ -47,7 +47,7 @@ class Display:
             self._live.start()
 
     def show(self, found: list[Record]) -> None:
-        """The state of things."""
+        """Shows the study as it stands."""
         new = [one for one in found if one.state in ENDED and one.number not in self._told]
         self._told |= {one.number for one in new}
         if self._live:
@@ -64,7 +64,7 @@ class Display:
             self._live = None
 
     def line(self, one: Record) -> str:
-        """A finished trial."""
+        """One line about a finished trial."""
         seconds = "" if one.seconds is None else f"  {one.seconds:.1f} s"
         why = f"  ({one.why})" if one.why else ""
         where = f"  {one.device}" if one.device else ""

@@ -49,7 +49,7 @@ class JournalLock(JournalFileSymlinkLock):
         return True
 
     def release(self) -> None:
-        """Lets go of it."""
+        """Gives the lock back."""
         os.close(self._held.file)
 
     def _mend(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ptymesh.auto.judging import judge, own_unknowns
 from ptymesh.compare import compare_results, illuminated, illumination
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
@@ -35,7 +36,7 @@ Stop = Callable[[], bool]
 
 
 def direction(goal: Goal) -> Literal["minimize", "maximize"]:
-    """minimize or maximize."""
+    """Whether the number is to be made small (minimize) or large (maximize)."""
     if isinstance(goal, Function):
         return goal.direction
     return "minimize" if isinstance(goal, HeldOut) else "maximize"
@@ -54,16 +55,17 @@ def values(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
 
 def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
     recon = reconstruction(recipe, world)
-    call = entry(goal.call) if isinstance(goal, Function) else None
+    call, own = entry(goal.call) if isinstance(goal, Function) else None, own_unknowns(recipe)
+    loop = recon.loop(hold_out=recipe.hold_out, stop=stop)
 
     def value(held_out: float | None) -> float:
         if isinstance(goal, HeldOut):
             assert held_out is not None, "a tune file's recipes hold views out"
-            return held_out
+            return judge(recon.problem, recon.state.estimate, loop.held_out, own).residual if own else held_out
         return contrast(Seen.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
 
     report = None
-    for report in recon.loop(hold_out=recipe.hold_out, stop=stop).epochs():
+    for report in loop.epochs():
         if _due(goal.every, report, recipe):
             yield report.done_epochs, value(report.held_out)
     assert report is not None, "a recipe has at least one epoch"
@@ -109,7 +111,7 @@ class Seen:
 
     @classmethod
     def of(cls, recon: Reconstruction) -> Seen:
-        """What this reconstruction has."""
+        """Positions and weights of this reconstruction as they are now."""
         estimate = recon.state.estimate
         positions, weights = (tensor.detach().cpu().numpy() for tensor in (estimate.positions, estimate.weights))
         return cls(recon.object, recon.probe, positions, recon.scan.geometry.object_pixel_m, weights)

@@ -60,7 +60,7 @@ class Offer:
 
     @cache  # noqa: B019 - there are two of these, which live as long as the program
     def classes(self) -> dict[str, type]:
-        """Name -> class."""
+        """Optuna's classes that are offered, by name."""
         need_optuna()
         module = import_module(self._module)
         found = [name for name in module.__all__ if name.endswith(self._ending) and not name.startswith("Base")]

@@ -100,7 +100,8 @@ def label(choice: Any) -> str:
 class HeldOut(Options):
     """Frozen residual of views that no update sees; minimised.
 
-    `fraction` of the views is held out, where the recipe itself holds out none.
+    `fraction` of the views is held out, where the recipe itself holds out none. What a trial refines for each view
+    (positions, intensity, OPR modes) is fitted on half of a held-out view's pixels and judged on the other half.
     """
 
     kind: Literal["held_out"] = "held_out"

@@ -243,7 +243,7 @@ class _Search:
     quiet: bool
 
     def discrete(self, folder: Path, c10: list[float]) -> list[_Tried]:
-        """All eight."""
+        """Tries all eight flips and transpositions."""
         choices: list[dict[str, Any]] = [one.settings() for one in discrete()]
         space: dict[str, Any] = {key: list(dict.fromkeys(one[key] for one in choices)) for key in KEYS[:3]}
         return self._study(folder, space, c10)

@@ -53,11 +53,11 @@ class Drawing(BaseSampler):
         return offered.sampler(self.chosen.name, self.chosen.options, **ours)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
-        """The whole space."""
+        """All parameters: they are drawn together."""
         return dict(self.space.distributions)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        """New values."""
+        """Values of all parameters that no earlier trial has had."""
         space, used = self.space, used_values(study.get_trials(deepcopy=False), trial.number)
         for attempt in range(DRAWS):
             values = _draw(space, self.inner if attempt == 0 else self._make(attempt), study, trial.number)
@@ -67,16 +67,16 @@ class Drawing(BaseSampler):
         return random.Random(seed_of(self.seed, self.index)).choice(free) if free else values
 
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
-        """Never asked for."""
+        """Never called, as all parameters are drawn together."""
         raise AssertionError(f"{name} was not drawn with the others")
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As Optuna's."""
+        """What Optuna's sampler does before a trial."""
         with quiet():
             self.inner.before_trial(study, trial)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As Optuna's."""
+        """What Optuna's sampler does after a trial."""
         if type(self.inner).__name__ not in STOPPERS:
             self.inner.after_trial(study, trial, state, values)
 

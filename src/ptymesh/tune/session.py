@@ -161,13 +161,13 @@ class _Watch:
         self._written: list[Record] | None = None
 
     def start(self) -> None:
-        """Before the first trial."""
+        """Reads the study's records before the first trial."""
         self.found = records(self.queue, self.tuning, self.space)
         if self._display:
             self._display.start(self.found)
 
     def look(self) -> None:
-        """Every now and then."""
+        """Reads the study's records again, every now and then."""
         self.found = records(self.queue, self.tuning, self.space)
         if self._display:
             self._display.show(self.found)

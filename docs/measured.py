@@ -1,0 +1,108 @@
+"""Writes measured tables into the pages, from the newest files of benchmarks/results: python docs/measured.py
+
+A table stands between `<!-- measured: NAME -->` and `<!-- measured: end -->`; the tests compare the two. Which command
+makes which file stands in docs/background/numbers.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- measured: ([a-z-]+) -->\n).*?(<!-- measured: end -->)", re.S)
+ENGINES = {"rpie": "rPIE", "lsqml": "LSQML", "adam": "Adam", "bh": "BH"}
+PEERS = {"ptychi": "Pty-Chi", "cdtools": "CDTools", "ptyrad": "PtyRAD"}
+SUBPIXEL = {"none": "none", "fourier": "Fourier"}
+
+
+def newest(name: str) -> dict[str, Any]:
+    """The newest file of a benchmark; names begin with the date."""
+    found = max(path for path in RESULTS.glob("*.json") if path.stem[11:] == name)
+    return dict(json.loads(found.read_text(encoding="utf-8")))
+
+
+def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
+    """In markdown; `head` is its first line."""
+    lines = [head, "|" + "---|" * (head.count("|") - 1), *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
+    return "\n".join(lines)
+
+
+def floor() -> str:
+    """Speeds against the floor, whole pixels beside Fourier shifts."""
+    cases = {(one["engine"], one["modes"], one["subpixel"]): one for one in newest("bench-star")["cases"]}
+    rows = []
+    for engine in ("rpie", "lsqml", "adam"):
+        for modes in (1, 4):
+            cells: list[Any] = [ENGINES[engine], modes]
+            for subpixel in SUBPIXEL:
+                one = cases[engine, modes, subpixel]
+                cells += [f"{one['view_modes_per_s']:,.0f}", f"{one['fraction']:.0%}".replace("%", " %")]
+            rows.append(cells)
+    return table("| engine | modes | whole pixels: view-modes/s | of floor | Fourier: view-modes/s | of floor |", rows)
+
+
+def turns(name: str, key: Callable[[dict[str, Any]], int], sizes: tuple[int, ...], rising: bool) -> str:
+    """Views per second by what is varied, and the factor from the slowest to the fastest."""
+    cases = {(one["modes"], one["subpixel"], key(one)): one["views_per_s"] for one in newest(name)["cases"]}
+    rows = []
+    for subpixel, said in SUBPIXEL.items():
+        for modes in (1, 4):
+            speeds = [cases[modes, subpixel, size] for size in sizes]
+            factor = speeds[-1] / speeds[0] if rising else speeds[0] / speeds[-1]
+            rows.append([modes, said, *(f"{speed:,.0f}" for speed in speeds), f"{factor:.2f}"])
+    return table(f"| modes | sub-pixel | {' | '.join(f'{size:,}' for size in sizes)} | factor |", rows)
+
+
+def peers() -> str:
+    """Views per second beside the peers."""
+    rows = []
+    for engine in ENGINES:
+        beside = [one for one in newest("peers")["comparisons"] if one["engine"] == engine]
+        for one in sorted(beside, key=lambda one: (one["modes"], -one["peer_views_per_s"])):
+            speeds = [f"{one[f'{side}_views_per_s']:,.0f}" for side in ("peer", "ptymesh")]
+            rows.append([ENGINES[engine], one["modes"], PEERS[one["peer"].split()[0]], *speeds, f"{one['ratio']:.1f}"])
+    return table("| engine | modes | peer | its views/s | ptymesh | ratio |", rows)
+
+
+def solution() -> str:
+    """Who reaches the same residual first."""
+    sys.path.insert(0, str(DOCS.parent / "benchmarks" / "peers"))
+    import solution as racing
+
+    rows = []
+    for race in racing.races(newest("peers")):
+        theirs = [f"{race.residual:.4f}", race.peer_epochs, f"{race.peer_seconds:.1f}"]
+        ours = [race.epochs, f"{race.seconds:.2f}", f"{race.peer_seconds / race.seconds:.1f}"]
+        rows.append([ENGINES[race.engine], race.modes, PEERS[race.peer.split()[0]], *theirs, *ours])
+    head = "| engine | modes | program | residual | its epochs | its seconds | ptymesh: epochs | seconds | ratio |"
+    return table(head, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "floor": floor,
+    "batches": lambda: turns("bench-batches", lambda one: int(one["batch"]), (16, 64, 256), True),
+    "objects": lambda: turns("bench-objects", lambda one: int(one["object"][0]), (1024, 4096), False),
+    "peers": peers,
+    "solution": solution,
+}
+
+
+def written(text: str) -> str:
+    """A page with its tables as they were measured."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
+
+
+def pages() -> list[Path]:
+    """Those with measured tables."""
+    return [path for path in sorted(DOCS.rglob("*.md")) if MARKED.search(path.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,159 @@
+"""Numbers of the optics that a file may lack or have wrong: a probe's defocus, and the distance in the near field.
+
+Each is tried by the first epochs of a reconstruction with it, which the residual of held-out views judges.
+
+lambda, d, n    wavelength, object pixel, window side;  FOV = n d
+alpha           half the angle of the beam's cone
+z               defocus;  |z| alpha the beam's radius at the sample
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ptymesh.auto.race import OverBudget, Track, better
+from ptymesh.errors import BadInput
+from ptymesh.measurement import Measurement
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
+
+#: Radii of the beam that are tried, as shares of FOV, on either side of the focus. Between them a reconstruction finds
+#: its way; finer steps would lead to beams that are too wide, which fit any pattern more easily.
+RADII = (0.06, 0.12, 0.24)
+#: Factors of the distance: as far as this at first, then the square root of that; never further than MOST.
+STEP, MOST = 1.1, 1.5
+#: At first, longer distances look better than they are: the last word is spoken after so many times the usual epochs,
+#: among what looked best, and shorter ones by these factors.
+LONGER, SHORTER = 4, (1.0, STEP**-0.5)
+#: By so many standard errors another number has to lower the held-out residual. A share is not asked for: where counts
+#: are few, noise is most of it.
+SURE = 3.0
+#: Views by whose mean pattern the beam's cone is measured.
+VIEWS = 64
+
+#: Begins a recipe, with a probe that stays as it is or not, for so many times the usual epochs; says how far it came.
+Begin = Callable[[Recipe, bool, int], Track]
+Note = Callable[[str, str], None]
+
+
+def settled(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
+    """The recipe with the numbers that suit best, where there is one to be found."""
+    if scan.geometry.propagation != "far_field":
+        return _distance(recipe, scan, begin, note)
+    unit = _defocus_unit(recipe, scan)
+    return recipe if unit is None else _defocus(recipe, unit, begin, note)
+
+
+def bright_radius(scan: Measurement) -> float:
+    """Radius in detector pixels of the disc whose area is that of the mean pattern above half of its bright level."""
+    views = np.unique(np.linspace(0, scan.views - 1, min(VIEWS, scan.views)).astype(int))
+    counts = np.maximum(scan.patterns.read(views), 0).mean(axis=0, dtype=np.float64)
+    mean = np.where(scan.mask, counts, 0)
+    bright = np.sort(mean[scan.mask])[-max(1, mean.size // 100) :].mean()
+    return float(np.sqrt(np.count_nonzero(mean > bright / 2) / math.pi))
+
+
+def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
+    """|z| (m) at which the beam's radius is FOV; None where the probe's defocus is known, or cannot be set."""
+    start, geometry = recipe.probe.start, scan.geometry
+    if geometry.object_pixel_m is None or geometry.wavelength_m is None or recipe.object.from_result:
+        return None
+    pixel, side = max(geometry.object_pixel_m), max(scan.window)
+    if isinstance(start, ElectronStart):
+        known = start.defocus_m or start.aberrations_m.get("C10")
+        return None if known else side * pixel / start.semiangle_rad
+    if (isinstance(start, AutoStart) and scan.probe is None) or (isinstance(start, DataStart) and not start.defocus_m):
+        radius = bright_radius(scan)
+        return side * pixel / (radius * geometry.wavelength_m / (side * pixel)) if radius >= 1 else None
+    return None
+
+
+def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+    def at(z: float) -> Recipe:
+        start = recipe.probe.start
+        changed: Any = start if isinstance(start, ElectronStart) else DataStart(kind="data")
+        changed = changed.model_copy(update={"defocus_m": float(f"{z:.3g}")}) if z else start
+        return recipe.model_copy(update={"probe": recipe.probe.model_copy(update={"start": changed})})
+
+    far = [sign * share * unit for share in RADII for sign in (1, -1)]
+    # a probe that moves would soon make up for the wrong defocus
+    best, first = _best(at, 0.0, far, lambda one: begin(one, True, 1))
+    if best is None or first is None:
+        return recipe
+    z, track = best
+    if not z or not better(track, first, errors=SURE):
+        note("probe.start", f"Defoci up to {RADII[-1] * unit:.3g} m on either side were tried, and none helps clearly.")
+        return recipe
+    note("probe.start", f"With this defocus the first epochs come to {track.value:.5f}, in focus to {first.value:.5f}.")
+    return at(z)
+
+
+def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
+    """By a factor along which the residual falls."""
+    told = scan.geometry.distance_m
+    if told is None or scan.geometry.focus_distance_m is not None or recipe.data.distance_m is not None:
+        return recipe
+
+    def at(factor: float) -> Recipe:
+        if factor == 1:
+            return recipe
+        data = recipe.data.model_copy(update={"distance_m": float(f"{told * factor:.4g}")})
+        return recipe.model_copy(update={"data": data})
+
+    factors = (STEP, STEP**0.5, STEP**0.25)
+    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda one: begin(one, False, 1), factors)
+    if best is None or first is None:
+        return recipe
+    try:
+        first = begin(recipe, False, LONGER)
+        ends = {factor: begin(at(factor), False, LONGER) for factor in (best[0] * shorter for shorter in SHORTER)}
+    except OverBudget:
+        return recipe
+    factor = min(ends, key=lambda one: ends[one].value)
+    if factor == 1 or not better(ends[factor], first, errors=SURE):
+        note("data.distance_m", "As the file says: others were tried, and none helps clearly.")
+        return recipe
+    said = f"{ends[factor].value:.5f}, as told {first.value:.5f}"
+    note("data.distance_m", f"{factor:.3g} times what the file says: {said}.")
+    return at(factor)
+
+
+def _best(
+    at: Callable[[float], Recipe],
+    told: float,
+    others: Sequence[float],
+    begin: Callable[[Recipe], Track],
+    factors: Sequence[float] = (),
+) -> tuple[tuple[float, Track] | None, Track | None]:
+    """The best number and its track, and that of the one that is told: among that one and others, then up and down by
+    each factor in turn as long as that helps. None where nothing could be begun."""
+    tried: dict[float, Track] = {}
+    refused = set()
+
+    def value(x: float) -> float:
+        if x not in tried and x not in refused:
+            try:
+                tried[x] = begin(at(x))
+            except BadInput:  # the window cannot hold such a beam
+                refused.add(x)
+        return tried[x].value if x in tried else math.inf
+
+    try:
+        value(told)
+        best = min((told, *others), key=value)
+        for factor in factors:
+            while 1 / MOST < best < MOST:
+                around = min((best / factor, best * factor), key=value)
+                if value(around) >= value(best):
+                    break
+                best = around
+    except OverBudget:
+        pass
+    if told not in tried:
+        return None, None
+    x = min(tried, key=lambda one: tried[one].value)
+    return (x, tried[x]), tried[told]

@@ -1,0 +1,115 @@
+"""How a detector lies to its scan, told by the patterns' centres of mass alone.
+
+c       centre of mass of a pattern (N, 2): the mean slope of the exit wave's phase there
+p       positions (N, 2)
+R       rotation of the scan by theta, as `positions.rotation_deg` has it
+
+Slopes are a gradient: c = grad f(p) for some f, whatever the object, if the beam is about round. Patterns that are
+turned by a quarter, transposed or reversed along one axis break this; so does a scan that lies turned to the detector,
+whose R^T c is the gradient. A half turn does not, and cannot be told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptymesh.measurement import Measurement
+
+#: How (y, x) of the detector may lie to that of the scan, each for itself and its half turn; and what a recipe says.
+TURNS = {
+    "as told": ((1, 0), (0, 1)),
+    "transpose: true": ((0, 1), (1, 0)),
+    "flip_y: true": ((-1, 0), (0, 1)),
+    "flip_y: true, transpose: true": ((0, -1), (1, 0)),
+}
+#: Waves of f along either axis, at most; fewer where there are fewer than twice as many views.
+WAVES = 12
+#: Patterns that are read at a time.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The scan's rotation, modulo a half turn, and whether the detector is transposed, that suit best.
+
+    left: share of the variance of c that is then no gradient; told: the same as told.
+    """
+
+    transpose: bool
+    angle_deg: float
+    left: float
+    told: float
+
+
+def centres(scan: Measurement) -> np.ndarray:
+    """Centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
+    found = []
+    for start in range(0, scan.views, CHUNK):
+        y = scan.patterns.read(np.arange(start, min(start + CHUNK, scan.views)))
+        y = np.fft.fftshift(np.where(scan.mask & (y >= 0), y, 0).astype(np.float64), axes=(1, 2))
+        rows, columns = (np.arange(n) - n // 2 for n in y.shape[1:])
+        total = np.maximum(y.sum(axis=(1, 2)), 1e-30)
+        found.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
+    c = np.concatenate(found)
+    return np.asarray(c - c.mean(axis=0))
+
+
+def unexplained(c: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    """Variance of c that is no gradient, over all of it, by orientation."""
+    basis = _gradients(p)
+    found = {}
+    for name, turn in TURNS.items():
+        target = _rest(basis, c @ np.array(turn, float).T)
+        found[name] = float((target**2).sum() / max((c**2).sum(), 1e-30))
+    return found
+
+
+def rotation(c: np.ndarray, p: np.ndarray) -> Rotation:
+    """Of all angles, and of both ways to lay the detector.
+
+    What is left of cos(theta) c + sin(theta) J c, J c = (x, -y), is a quadratic form of cos and sin, whose smallest
+    eigenvalue is looked for.
+    """
+    basis, power = _gradients(p), max(float((c**2).sum()), 1e-30)
+    found, told = [], 1.0
+    for transpose in (False, True):
+        seen = c[:, ::-1] if transpose else c
+        a, b = _rest(basis, seen), _rest(basis, np.stack([seen[:, 1], -seen[:, 0]], axis=1))
+        form = np.array([[(a * a).sum(), (a * b).sum()], [(a * b).sum(), (b * b).sum()]]) / power
+        values, vectors = np.linalg.eigh(form)
+        cosine, sine = vectors[:, 0]
+        angle = float(np.rad2deg(np.arctan2(sine, cosine)))
+        found.append(Rotation(transpose, (angle + 90) % 180 - 90, float(values[0]), 0.0))
+        if not transpose:
+            told = float(form[0, 0])
+    best = min(found, key=lambda one: one.left)
+    return Rotation(best.transpose, best.angle_deg, best.left, told)
+
+
+def _rest(basis: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """c (N, 2), flattened, without what gradients explain."""
+    target = c.T.reshape(-1)
+    return np.asarray(target - basis @ (basis.T @ target))
+
+
+def _gradients(p: np.ndarray) -> np.ndarray:
+    """Orthonormal gradients of smooth f at these positions, (2 N, n)."""
+    p = p - p.min(axis=0)
+    side = max(float(p.max()), 1e-9)
+    waves = int(min(WAVES, np.sqrt(len(p) / 2)))
+    basis = []
+    for a in range(waves + 1):
+        for b in range(waves + 1):
+            if a or b:
+                ky, kx = np.pi * a / (1.1 * side), np.pi * b / (1.1 * side)
+                sy, cy, sx, cx = np.sin(ky * p[:, 0]), np.cos(ky * p[:, 0]), np.sin(kx * p[:, 1]), np.cos(kx * p[:, 1])
+                basis.append(np.concatenate([-ky * sy * cx, -kx * cy * sx]))  # of cos cos, of even boundary
+    basis += [np.repeat(np.eye(2)[axis], len(p)) for axis in range(2)]  # of y and x
+    for power in (p[:, 0], p[:, 1]):
+        basis.append(np.concatenate([power * (power is p[:, 0]), power * (power is p[:, 1])]))
+    design = np.stack(basis, axis=1)
+    design /= np.linalg.norm(design, axis=0) + 1e-30
+    left, strengths, _ = np.linalg.svd(design, full_matrices=False)
+    return np.asarray(left[:, strengths > 1e-8 * strengths[0]])

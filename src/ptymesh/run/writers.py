@@ -1,0 +1,57 @@
+"""What writes further files of a result, beside result.h5 (recipe key `output.writers`).
+
+A writer is a function of a result (`ptymesh.io.results.Result`, whole) and a folder that is there. It writes files into
+the folder and returns their paths, or None. It runs once, in a process of its own, when the result is on the disk: what
+it fails at is told, and costs the run nothing. A package offers one by an entry point of the group `ptymesh.writers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from ptymesh.errors import PtymeshError
+from ptymesh.files import writing
+from ptymesh.io.results import Result
+from ptymesh.registry import Registry
+
+Writer: TypeAlias = Callable[[Result, Path], Iterable[Path] | None]
+
+WRITERS: Registry[Writer] = Registry(
+    "writer", "ptymesh.writers", remedy="make it a function of a result and a folder that returns the paths it wrote"
+)
+
+
+def write(name: str, result: Result, folder: Path) -> list[Path]:
+    """Has a writer write a result. Returns the paths. Raises PtymeshError, in one sentence, where it fails."""
+    try:
+        return [Path(path) for path in WRITERS[name](result, folder) or ()]
+    except (Exception, SystemExit) as error:  # whatever somebody else's package raises
+        said = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
+        said = " ".join(said.split())[:500].rstrip(".")
+        raise PtymeshError(f"The writer {name} failed: {said}.") from error
+
+
+@WRITERS.register("tiff")
+def tiff(result: Result, folder: Path) -> list[Path]:
+    """Amplitude and phase of object and probe as TIFF, with pixel sizes; see `tiff_files`."""
+    return tiff_files(result, folder)
+
+
+def tiff_files(result: Result, folder: Path, prefix: str = "") -> list[Path]:
+    """Writes amplitude and phase of object and probe as TIFF; `prefix` goes before the names. Returns the paths.
+
+    Raises BadInput where the folder cannot be written to, or a name is taken by what is no file, PtymeshError where
+    the disk refuses.
+    """
+    from ptymesh import plot
+    from ptymesh.compare import illuminated, illumination
+
+    height, width = result.object.shape[-2:]
+    light = illumination((height, width), result.probe, result.positions_px, result.weights)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        region = illuminated(light, 0.05)
+        written = plot.object_tiffs(folder, result.object, result.pixel_size_m, region, prefix)
+        return written + plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
