@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -21,9 +21,10 @@ from ptymesh.io.load import READERS, cxi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.problem import Problem
+from ptymesh.run.initial import initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe
-from ptymesh.run.starts import ProbeStart
+from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart
 from ptymesh.run.state import RunState
 from ptymesh.run.writers import write
 from ptymesh.simulate import simulate
@@ -152,16 +153,22 @@ def test_an_installed_probe_start_makes_the_probe() -> None:
     assert recipe.probe.start == Flat(value=2)
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
     scan = simulate(views=9, window=32).measurement
-    found = pm.Reconstruction(scan, device="cpu", probe={"start": "flat"}).probe[0]
-    assert np.ptp(abs(found)) == 0 < abs(found[0, 0])
-    with pytest.raises(BadInput, match=r"probe\.start is 'flt'; it should be auto or .* or flat; did you mean 'flat'"):
+    mean = np.ones((32, 32))
+
+    def begun(**start: Any) -> np.ndarray:
+        probe = ProbeOptions(start={"kind": "flat", **start})
+        given: dict[str, Any] = {"object": ObjectOptions(), "probe": probe, "precision": "single", "device": "cpu"}
+        return initial_estimate(scan, mean, **given, margin_px=2, seed=0).probe[0].numpy()
+
+    assert np.allclose(begun(), 1), "of the power of the mean pattern"
+    with pytest.raises(BadInput, match=r"probe\.start is 'flt'; it should be auto .* flat \(did you mean flat\?\)"):
         Recipe.parse({**raw, "probe": {"start": "flt"}})
     with pytest.raises(BadInput, match=r"probe\.start\.valu is unknown; did you mean probe\.start\.value\?"):
         Recipe.parse({**raw, "probe": {"start": {"kind": "flat", "valu": 2}}})
     with pytest.raises(BadInput, match=r"The probe is \(16, 16\) and the window \(32, 32\); they must be equal"):
-        pm.Reconstruction(scan, device="cpu", probe={"start": {"kind": "flat", "side": 16}})
+        begun(side=16)
     with pytest.raises(BadInput, match=r"The probe start flat makes values that are not finite; use another"):
-        pm.Reconstruction(scan, device="cpu", probe={"start": {"kind": "flat", "value": 0}})
+        begun(value=0)
 
 
 @pytest.mark.usefixtures("installed")
@@ -170,7 +177,7 @@ def test_an_installed_writer_writes(tmp_path: Path) -> None:
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
     assert recipe.output.all_writers == ("tiff", "views")
     flat = np.ones((1, 8, 8), np.complex64)
-    assert write("views", Result(flat, flat, np.zeros((4, 2)), {}), tmp_path) == []
+    assert write("views", Result(flat, flat, np.zeros((4, 2))), tmp_path) == []
     assert (tmp_path / "views.txt").read_text() == "4"
 
 

@@ -249,7 +249,7 @@ def test_the_writer_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(compile(block, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
     monkeypatch.setattr(WRITERS, "_own", WRITERS._own | {"npz": names["npz"]})
     waves = np.full((1, 8, 8), 2j, np.complex64)
-    (path,) = write("npz", Result(waves, waves, np.zeros((4, 2)), {}), tmp_path)
+    (path,) = write("npz", Result(waves, waves, np.zeros((4, 2))), tmp_path)
     with np.load(path) as found:
         assert np.allclose(found["amplitude"], 2) and np.allclose(found["phase"], np.pi / 2)
 
