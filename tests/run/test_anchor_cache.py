@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.world import Solo
 from ptymesh.estimate import Estimate
 from ptymesh.problem.anchor_cache import AnchorCache
 
@@ -23,6 +25,10 @@ def estimate(corner: tuple[int, int] = (0, 0)) -> Estimate:
     )
 
 
+def layout(e: Estimate) -> Replicated:
+    return Replicated(Solo(), e.nominal.numpy())
+
+
 def check(cached: AnchorCache, e: Estimate) -> None:
     views = torch.tensor([5, 0, 3])
     anchors, fractions = cached.places(e, views)
@@ -34,7 +40,7 @@ def check(cached: AnchorCache, e: Estimate) -> None:
 @pytest.mark.parametrize("corner", [(0, 0), (32, 0)])
 def test_what_has_moved_is_worked_out_again(corner: tuple[int, int]) -> None:
     e = estimate(corner)
-    cached = AnchorCache(e, torch.float32)
+    cached = AnchorCache(e, torch.float32, layout(e))
     assert cached.holds(e)
     check(cached, e)
     e.positions[3] += 0.25
@@ -46,7 +52,7 @@ def test_what_has_moved_is_worked_out_again(corner: tuple[int, int]) -> None:
 
 def test_another_corner_and_other_tensors_are_seen() -> None:
     e = estimate()
-    cached = AnchorCache(e, torch.float32)
+    cached = AnchorCache(e, torch.float32, layout(e))
     e.corner = (32, 32)
     assert not cached.holds(e)
     check(cached, e)

@@ -36,7 +36,8 @@ e = recon.state.estimate
 recon.state.save(Path(sys.argv[2]), recon.problem, {})
 saved = checkpoint.load(Path(sys.argv[2]))
 names, order = [*saved.tiles, *saved.shared], [*{"positions", "weights"}]
-np.savez(sys.argv[1], names=names, order=order, **{name: e[name].numpy() for name in e})
+arrays = {name: e[name] for name in e} | {"object": recon.problem.layout.whole(e.object, e)}
+np.savez(sys.argv[1], names=names, order=order, **{name: array.numpy() for name, array in arrays.items()})
 """
 
 
@@ -47,6 +48,7 @@ def started(folder: Path, name: str, hash_seed: str, **environ: str) -> subproce
     return subprocess.Popen(command, cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_the_hash_of_strings_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(checked(kind="xray", views=20, window=32, position_error_px=0.3, seed=3), tmp_path / "scan.cxi")
     with socket.create_server(("127.0.0.1", 0)) as server:

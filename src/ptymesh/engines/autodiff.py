@@ -108,11 +108,11 @@ class Autodiff(Engine):
         return True
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """An object of phase alone gets amplitude 1."""
+        """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
         if self.parametrisation == "phase":
             phase = phase_of(estimate.object)
             estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
-        self._covered = None  # windows may have moved since the epoch before
+        self._covered = covered(estimate) if self.regularisers else None
 
     def gradient(
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
@@ -143,7 +143,7 @@ class Autodiff(Engine):
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
     ) -> tuple[Tensor, Tensor]:
         """Mean density over the pixels under windows, each counted once, and its slope by the object there."""
-        if self._covered is None:
+        if self._covered is None:  # resumed within an epoch
             self._covered = covered(estimate)
         layout, under = problem.layout, self._covered
         counted = under & layout.owned(estimate)

@@ -231,13 +231,11 @@ def covered(estimate: Estimate) -> Tensor:
     """Pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    limit = torch.tensor((height, width), device=change.device)
-    first = estimate.here(estimate.anchors)
-    last = first + torch.tensor(estimate.window, device=first.device)
-    first, last = (torch.minimum(corner.clamp(min=0), limit) for corner in (first, last))
-    for y, x, sign in ((first, first, 1), (last, last, 1), (first, last, -1), (last, first, -1)):
-        signs = change.new_full((len(first),), sign)
-        change.index_put_((y[:, 0], x[:, 1]), signs, accumulate=True)
+    (h, w), (top, left) = estimate.window, estimate.here(estimate.anchors).unbind(-1)
+    bottom, right = (top + h).clamp(0, height), (left + w).clamp(0, width)
+    top, left = top.clamp(0, height), left.clamp(0, width)
+    for y, x, sign in ((top, left, 1), (bottom, right, 1), (top, right, -1), (bottom, left, -1)):
+        change.index_put_((y, x), change.new_full((len(y),), sign), accumulate=True)
     return change.cumsum_(0).cumsum_(1)[:-1, :-1] > 0  # in place: torch would sum in twice as many bytes
 
 
