@@ -194,8 +194,9 @@ class FusedBackend(Backend, ABC):
             return None
         intermediates.__dict__.pop("exit", None)  # made again if it is asked for
         beams = intermediates.beams
-        if not halves or beams.shared:
+        if not halves:
             return KeptProbes(intermediates, beams.waves, beams.amplitudes)
+        # the one that all views share, too: whether a chunk of a single view has it of its own is not to be seen
         del intermediates.__dict__["beams"]
         return KeptProbes(intermediates, Halves.of(beams.waves), beams.amplitudes)
 
