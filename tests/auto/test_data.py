@@ -32,6 +32,7 @@ def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("data: {path: scan.cxi}\n" + "# größer\n" * 1000, encoding="utf-8")
     assert is_data(scan) and is_data(Path("sample:siemens-star"))
     assert not is_data(tmp_path / "recipe.yaml") and not is_data(tmp_path / "nothing") and not is_data(tmp_path)
+    assert is_data(tmp_path / "gone.cxi") and not is_data(tmp_path / "gone.yaml"), "by its ending"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import torch
 
 from ptymesh.distributed import handover
 from ptymesh.distributed.handover import Handover, follow_draw
-from ptymesh.distributed.layout import Replicated, owners
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, LSQML, RPIE
 from ptymesh.errors import Interrupted

@@ -15,19 +15,19 @@ from warm import python
 PROGRAM = """
 import sys, time
 import torch.distributed as dist
-from ptymesh.distributed import heartbeat as heartbeat, watchdog, world
+from ptymesh.distributed import heartbeat as heartbeat, watchdog, joining
 heartbeat.BUDGETS_S["join"] = 2.0
 watchdog.TICK_S, watchdog.LOOK_S, watchdog.GRACE_S = 0.2, 1.0, 0.5
-late, meeting = sys.argv[1] == "late", world.program.enter
+late, meeting = sys.argv[1] == "late", joining.program.enter
 
 def enter(place, dog):
     meeting(place, dog)
     if late and place.rank == 1:
         time.sleep(100)  # it has met the others, and does not go on
 
-world.program.enter = enter
+joining.program.enter = enter
 dist.init_process_group = lambda *a, **k: time.sleep(100)
-world.join("cpu")
+joining.join("cpu")
 """
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")

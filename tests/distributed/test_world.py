@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ptymesh.distributed.boxes import Blocks, Boxes
 from ptymesh.distributed.devices import device_for
-from ptymesh.distributed.layout import Blocks, Boxes, Replicated, along_curve
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.owners import along_curve
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.physics import views
@@ -124,7 +126,7 @@ def test_several_batches_cover_what_each_does(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(boxes.covers(batches), wanted) and not wanted[-1].any() and len(batches[-1])
     layout = Replicated(Solo(), anchors.double().numpy())
     for covered in (1, 41, 1 << 20):  # one batch at a time, two, all
-        monkeypatch.setattr("ptymesh.distributed.layout.COVERED", covered)
+        monkeypatch.setattr("ptymesh.distributed.boxes.COVERED", covered)
         found = layout.blocks_of(boxes, batches)
         each = [layout.blocks(boxes, views) for views in batches]
         for name in ("rows", "columns"):

@@ -41,6 +41,8 @@ class Queued(dist.ProcessGroup):
             for name in ("numbers", "compared")
         )
         self._store, self.queued = store, 0
+        #: Messages on their way: gloo drops one that nobody holds any more.
+        self._sent: list[Any] = []
 
     def getBackendName(self) -> str:  # torch's
         """Its name."""
@@ -60,10 +62,13 @@ class Queued(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
         """Queued; what is sent is as it was when the device came to it."""
-        works: list[Any] = []
-        return self._queue(
-            tensors[0], "", lambda memory: works.append(self._numbers.send([memory.clone()], to, tag)), works
-        )
+
+        def act(memory: Tensor) -> None:
+            copy = memory.clone()
+            self._sent = [one for one in self._sent if not one[0].is_completed()]
+            self._sent.append((self._numbers.send([copy], to, tag), copy))
+
+        return self._queue(tensors[0], "", act)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Done:
         """Queued."""
@@ -73,7 +78,7 @@ class Queued(dist.ProcessGroup):
         """Returns when all ranks have called it."""
         self._compared.barrier().wait()
 
-    def _queue(self, tensor: Tensor, about: str, act: Callable[[Tensor], Any], *held: Any) -> Done:
+    def _queue(self, tensor: Tensor, about: str, act: Callable[[Tensor], Any]) -> Done:
         if not isinstance(tensor, Far):
             raise RuntimeError(f"NCCL has no use for a tensor of the host {tuple(tensor.shape)}")
         if tensor.is_complex() or not tensor.is_contiguous():

@@ -21,7 +21,7 @@ from references import (
     swept,
 )
 
-from ptymesh.distributed.layout import Boxes
+from ptymesh.distributed.boxes import Boxes
 from ptymesh.kernels import arguments, cpu, cpu_sums, object_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.physics.backend import Backend

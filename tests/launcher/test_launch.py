@@ -209,7 +209,7 @@ def test_a_rank_that_fails_before_it_joins_is_named(
         sys.exit(2)
     from ptymesh import stopping
     stopping.watch()
-    from ptymesh.distributed.world import join
+    from ptymesh.distributed.joining import join
     join("cpu")
     """
     assert launch([], 2, log_dir=tmp_path / "ranks", program=script(tmp_path, body)) == 2

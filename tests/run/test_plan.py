@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ptymesh.cli.plan import counts, kind_of, quantity
-from ptymesh.distributed.layout import owners
+from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES

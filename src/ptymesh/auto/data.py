@@ -36,10 +36,13 @@ Reasons = dict[str, list[str]]
 
 
 def is_data(path: Path) -> bool:
-    """Whether what stands in the place of a recipe is a data set: no text, or the name of a sample."""
+    """Whether what stands in the place of a recipe is a data set: no text, or the name of a sample; of what is not
+    there, the ending says what it would be."""
     if str(path).startswith(PREFIX):
         return True
     try:
+        if not path.exists():
+            return path.suffix.lower() not in ("", ".yaml", ".yml")
         if not path.is_file():  # a pipe would be waited for
             return False
         with path.open("rb") as file:

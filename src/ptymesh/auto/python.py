@@ -10,7 +10,8 @@ from typing import Any
 from ptymesh.auto.data import described
 from ptymesh.auto.decide import decide
 from ptymesh.auto.written import written
-from ptymesh.distributed.world import World, join
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration, owners
+from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration
+from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import World
 
 #: Bytes of patterns that go to other ranks at a time.

@@ -21,18 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.boxes import COVERED, Blocks, Boxes, where
 from ptymesh.distributed.common import Combine, Common, rectangles
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import (
-    COVERED,
-    Blocks,
-    BlockSparseField,
-    Boxes,
-    Layout,
-    Replicated,
-    owners,
-    where,
-)
+from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated
+from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiled import Tiled, TiledMigration
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.windows import SharedWindows, WindowMemory

@@ -30,9 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.boxes import Blocks, Boxes, where
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.handover import Handover
-from ptymesh.distributed.layout import Blocks, BlockSparseField, Boxes, Layout, product, where
+from ptymesh.distributed.layout import BlockSparseField, Layout, product
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate

@@ -22,7 +22,7 @@ def main(device: str, backend: str) -> None:
     import torch
 
     from ptymesh.distributed.devices import BACKEND
-    from ptymesh.distributed.world import join
+    from ptymesh.distributed.joining import join
 
     os.environ[BACKEND] = backend
     world = join(device)

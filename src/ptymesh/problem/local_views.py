@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.boxes import Blocks, Boxes
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import Blocks, Boxes, Replicated
+from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate, check_room
 from ptymesh.problem.anchor_cache import AnchorCache

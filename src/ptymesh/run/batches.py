@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ptymesh.distributed.layout import along_curve
+from ptymesh.distributed.owners import along_curve
 from ptymesh.engines.base import Order
 
 #: Keep random numbers drawn for different purposes from the same seed apart.

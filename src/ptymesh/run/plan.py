@@ -25,9 +25,10 @@ import psutil
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.boxes import Blocks
 from ptymesh.distributed.devices import KINDS
 from ptymesh.distributed.exact import HIGHEST, LOWEST
-from ptymesh.distributed.layout import Blocks, Replicated
+from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.tiles import Rect

@@ -22,12 +22,13 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.displayed import Displayed
 from ptymesh.distributed.devices import one_thread
+from ptymesh.distributed.joining import join
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
-from ptymesh.distributed.world import World, join
+from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from ptymesh import kernels
-from ptymesh.distributed.layout import owners
-from ptymesh.distributed.world import World, join
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.owners import owners
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement

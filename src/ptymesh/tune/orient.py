@@ -24,7 +24,8 @@ import numpy as np
 from scipy import fft, ndimage
 
 from ptymesh.compare import illuminated, illumination, twin
-from ptymesh.distributed.world import Solo, join
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.measurement import Measurement

@@ -17,7 +17,8 @@ from optuna import Trial
 from optuna.trial import FrozenTrial
 
 from ptymesh.distributed.child import settle
-from ptymesh.distributed.world import World, join
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.launcher.launch import launch

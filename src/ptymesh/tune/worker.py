@@ -19,7 +19,8 @@ from optuna import Trial
 from optuna.trial import FrozenTrial, TrialState
 
 from ptymesh.distributed.child import settle
-from ptymesh.distributed.world import Solo, World, join
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.signals import StopSignal

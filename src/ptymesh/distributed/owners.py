@@ -1,0 +1,55 @@
+"""Which rank owns which view.
+
+N, R   views, ranks
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.ndarray | None = None) -> np.ndarray:
+    """Who owns which view (N,) so that ranks have equal shares of each batch, as far as views divide.
+
+    A batch that covers the scan has a view of each run of neighbours along the space-filling curve (run/batches.py):
+    each rank owns one piece of the curve. A compact batch is a piece of the curve: ranks own views in turn along it.
+
+    nominal: (N, 2); among: views that take part (default all); the others make up shares of equal size, which do not
+    depend on `compact`.
+    """
+    views = np.arange(len(nominal)) if among is None else among
+    others = np.setdiff1d(np.arange(len(nominal)), views)
+    owner, part = np.empty(len(nominal), dtype=np.int64), _shares(len(views), ranks)
+    curve = views[along_curve(nominal[views])]
+    owner[curve] = np.arange(len(views)) % ranks if compact else np.repeat(np.arange(ranks), part)
+    if len(others):
+        rest = others[along_curve(nominal[others])]
+        owner[rest] = np.repeat(np.arange(ranks), _shares(len(nominal), ranks) - part)
+    return owner
+
+
+def _shares(views: int, ranks: int) -> np.ndarray:
+    """How many of so many views each rank owns, (R,): with more views, no rank has fewer."""
+    return (views + np.arange(ranks)[::-1]) // ranks
+
+
+def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:
+    """Views in the order of a Hilbert curve over their bounding square of 2^order cells a side (Skilling 2004).
+
+    (N, 2) -> (N,) indices; equal cells keep the order of the file.
+    """
+    low = positions.min(axis=0)
+    extent = max(float((positions.max(axis=0) - low).max()), 1e-12)
+    cells = np.minimum(((positions - low) / extent * 2**order).astype(np.int64), 2**order - 1)
+    y, x = cells[:, 0].copy(), cells[:, 1].copy()
+    distance = np.zeros(len(positions), dtype=np.int64)
+    side = 2 ** (order - 1)
+    while side:
+        upper_y, upper_x = (y & side) > 0, (x & side) > 0
+        distance += side * side * ((3 * upper_x.astype(np.int64)) ^ upper_y)
+        flip = ~upper_y & upper_x
+        x = np.where(flip, side - 1 - (x & (side - 1)), x & (side - 1))
+        y = np.where(flip, side - 1 - (y & (side - 1)), y & (side - 1))
+        x, y = np.where(~upper_y, y, x), np.where(~upper_y, x, y)
+        side //= 2
+    return np.argsort(distance, kind="stable")
