@@ -7,9 +7,13 @@ H, W        object pixels
 h, w        window pixels (= detector pixels after cropping, binning or padding)
 
 y before x everywhere; SI units inside, a unit suffix on every name that carries one; positions in object pixels
-unless a suffix says otherwise. Arrays hold float32/complex64 or float64/complex128 throughout one reconstruction.
+unless a suffix says otherwise. Arrays hold float32/complex64 or float64/complex128 throughout one reconstruction; only
+waves that are kept between sweeps may be halves (physics/halves.py).
 """
 
+from typing import Literal
+
+import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
@@ -21,5 +25,23 @@ Weights = Float[Tensor, "N K"]
 Waves = Complex[Tensor, "B M h w"]
 Images = Float[Tensor, "B h w"]
 Mask = Bool[Tensor, "h w"]
+#: Of a reconstruction; mixed is single, with halves for waves that are kept.
+Precision = Literal["single", "mixed", "double"]
 
-__all__ = ["Anchors", "Images", "Mask", "Object", "Positions", "Probe", "Waves", "Weights"]
+__all__ = [
+    "Anchors",
+    "Images",
+    "Mask",
+    "Object",
+    "Positions",
+    "Precision",
+    "Probe",
+    "Waves",
+    "Weights",
+    "complex_dtype",
+]
+
+
+def complex_dtype(precision: Precision) -> torch.dtype:
+    """Of what is computed."""
+    return torch.complex128 if precision == "double" else torch.complex64

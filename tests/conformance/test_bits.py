@@ -136,15 +136,15 @@ def less_expected(powers: int) -> Iterator[None]:
 
 def outcome(world: World, run: str, window: tuple[int, int], layout: str = "replicated", **how: Any) -> dict:
     """What one rank ends with, as arrays; `how`: double; chunk, views in it; threads; plain,
-    sums without rounding; less, powers of two that terms are expected to be smaller; folder, from whose checkpoint it
-    goes on, or where it leaves one after so many batches, stop."""
+    sums without rounding; halves, of waves that are kept; less, powers of two that terms are expected to be smaller;
+    folder, from whose checkpoint it goes on, or where it leaves one after so many batches, stop."""
     engine, case, stage = RUNS[run]
     dtype = torch.complex128 if how.get("double") else torch.complex64
     toy = make(window=window, dtype=dtype, **{"views": 41, **case, **FEW.get(window, {})})
     options = {"epochs": 3, "batch": 9, "fidelity": toy.model.fidelity, **stage}
     if ENGINES[engine].model_fields["batch"].annotation is type(None):
         del options["batch"]
-    problem = toy.problem(world, layout)
+    problem = toy.problem(world, layout, bool(how.get("halves")))
     problem.chunk_limit = how.get("chunk", 0)
     start = toy.start(position_error=0.5)
     if "folder" in how and "stop" not in how:
@@ -278,6 +278,20 @@ def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-d
         same_bits(one, other)
     for name in ("object", "probe", "positions"):
         assert relative(one[name], plain[name]) < 1e-12, name
+
+
+@pytest.mark.parametrize("run", ["dm", "raar", "ap", "lsqml"])
+def test_mixed_precision(ranks, tmp_path: Path, run: str) -> None:  # type: ignore[no-untyped-def]
+    """Waves that are kept are halves: the same bits everywhere, which are not those of single precision."""
+    one = outcome(Solo(), run, (32, 32), halves=True)
+    assert 0 < relative(one["object"], outcome(Solo(), run, (32, 32))["object"]) < 0.02
+    same_bits(one, outcome(Solo(), run, (32, 32), halves=True, chunk=7))
+    for size, layout in ((2, "replicated"), (3, "tiled")):
+        for other in ranks(size, outcome_with, {"halves": True}, run, (32, 32), layout):
+            same_bits(one, other)
+    ranks(3, outcome_with, {"halves": True, "folder": tmp_path, "stop": 2}, run, (32, 32))
+    for other in ranks(2, outcome_with, {"halves": True, "folder": tmp_path}, run, (32, 32)):
+        same_bits(one, other)
 
 
 def resumed(world: World, folder: Path, batch: int | None, models: bool = False) -> dict:

@@ -44,14 +44,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return found
 
 
-def reconstructed(device: Pretended, toy: Toy, backend: GpuBackend, limit: int = 0, **options: Any) -> Problem:
+def reconstructed(
+    device: Pretended, toy: Toy, backend: GpuBackend, limit: int = 0, engine: str = "rpie", **options: Any
+) -> Problem:
     """What comes out on the device is what kernels launched one by one give, and no batch waits."""
     problems, states = [], []
     for some in (GpuBackend(capture=False), backend):
         problem = problem_on(device, toy, some)
         problem.chunk_limit = limit
         problems.append(problem)
-        states.append(run(problem, moved(toy.start(), device), "rpie", **options))
+        states.append(run(problem, moved(toy.start(), device), engine, **options))
     assert within_epochs(device) == []
     for name in ("object", "probe"):
         wanted, got = (getattr(state.estimate, name).here for state in states)
@@ -65,8 +67,17 @@ def held(problem: Problem) -> graphs.Graphs:
     return problem.backend.graphs
 
 
+#: Of checks that take long in the interpreter, those that `make stand-in` has beside the sample of `make test`.
+more = pytest.mark.stand_in
+
+
 @pytest.mark.parametrize(
-    ("subpixel", "fidelity"), [("none", "intensity"), ("fourier", "amplitude"), ("bilinear", "poisson")]
+    ("subpixel", "fidelity"),
+    [
+        ("fourier", "amplitude"),
+        pytest.param("none", "intensity", marks=more),
+        pytest.param("bilinear", "poisson", marks=more),
+    ],
 )
 def test_the_same_as_one_by_one(subpixel: Any, fidelity: Any, device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=11, window=(8, 12), modes=2, uneven=True, subpixel=subpixel, fidelity=fidelity, noise=True)
@@ -75,7 +86,7 @@ def test_the_same_as_one_by_one(subpixel: Any, fidelity: Any, device: Pretended,
     assert launched == {4: 4}
 
 
-@pytest.mark.parametrize("subpixel", ["none", "fourier"])
+@pytest.mark.parametrize("subpixel", [pytest.param("none", marks=more), "fourier"])
 def test_steps_of_a_batch_are_followed(
     subpixel: Any, device: Pretended, launched: Counter[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,13 +95,13 @@ def test_steps_of_a_batch_are_followed(
     sweep, tries = graphs.Graphs.sweep, count()
 
     def compared(
-        self: graphs.Graphs, backend: Any, model: Any, chunk: Any, intermediates: Any, task: Any, into: Any
+        self: graphs.Graphs, backend: Any, model: Any, chunk: Any, intermediates: Any, task: Any, into: Any, keep: bool
     ) -> Any:
         assert into.object is not None
         into.shifts.mul_(2.0 ** (next(tries) % 3))
         names = ("object", "object_weight", "probe", "probe_weight", "reached")
         wanted = replace(into, **{name: getattr(into, name).clone() for name in names})
-        found = sweep(self, backend, model, chunk, intermediates, task, into)
+        found = sweep(self, backend, model, chunk, intermediates, task, into, keep)
         if found is not None:
             again = replace(chunk, sweep={})
             intermediates = backend.forward(model, again, intermediates.whole_object, intermediates.probe)
@@ -101,21 +112,53 @@ def test_steps_of_a_batch_are_followed(
 
     monkeypatch.setattr(graphs.Graphs, "sweep", compared)
     toy = make(views=8, window=(8, 16), modes=2, subpixel=subpixel)
-    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie", epochs=3, batch=2)
-    assert launched == {2: 11}
+    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie", epochs=2, batch=2)
+    assert launched == {2: 7}
 
 
 def test_chunks_of_other_sizes_have_graphs_of_their_own(device: Pretended, launched: Counter[int]) -> None:
-    reconstructed(device, make(views=7, window=(8, 12)), GpuBackend(), limit=3, epochs=3)
+    reconstructed(device, make(views=7, window=(8, 12), subpixel="none"), GpuBackend(), limit=3, epochs=3)
     # 3 + 1 and 3: single views are too few for the graph of three
     assert launched == {3: 5, 1: 2}
 
 
-def test_none_where_waves_are_wanted_or_it_is_not(device: Pretended, launched: Counter[int]) -> None:
+def test_none_where_waves_go_further(device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=4, window=(8, 12))
-    for engine, positions in (("rpie", {"gain": 1}), ("lsqml", None)):
-        run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), engine, positions=positions, batch=2)
+    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie", positions={"gain": 1}, batch=2)
     assert not launched
+
+
+@pytest.mark.parametrize(
+    ("subpixel", "limit", "wanted"), [("fourier", 2, {2: 7}), pytest.param("none", 0, {4: 3}, marks=more)]
+)
+def test_waves_that_are_kept(
+    subpixel: str, limit: int, wanted: dict[int, int], device: Pretended, launched: Counter[int]
+) -> None:
+    """LSQML's, of a batch in one chunk and in two, whose waves do not overwrite each other."""
+    toy = make(views=8, window=(8, 12), subpixel=subpixel)
+    reconstructed(device, toy, GpuBackend(), limit, engine="lsqml")
+    assert launched == wanted
+
+
+def test_work_that_comes_again_is_launched_as_one(device: Pretended) -> None:
+    """With what is brought as it is then; other tensors, and other kinds of numbers, are other work."""
+    found, total = graphs.Graphs(lambda *_: None), device.far(torch.zeros(2))
+
+    def work(given: torch.Tensor, brought: torch.Tensor) -> torch.Tensor:
+        given.add_(1)
+        return given + brought
+
+    for k in range(4):
+        before = device.launched["graph"]
+        result = found.repeat(("sums",), work, (total,), (device.far(torch.full((2,), float(k))),))
+        assert result.here.tolist() == [2 * k + 1.0] * 2 and device.launched["graph"] - before == (k > 0)
+    assert (
+        found.repeat(("sums",), work, (total,), (device.far(torch.full((2,), 0.5).double()),)).here.dtype.itemsize == 8
+    )
+    assert total.here.tolist() == [5, 5]
+    other = device.far(torch.zeros(2))
+    assert found.repeat(("sums",), work, (other,), (device.far(torch.ones(2)),)).here.tolist() == [2, 2]
+    assert total.here.tolist() == [5, 5] and other.here.tolist() == [1, 1]
 
 
 def test_another_object_has_other_graphs(device: Pretended, launched: Counter[int]) -> None:
@@ -145,7 +188,7 @@ def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pyte
 def test_a_stage_begins_without(device: Pretended, launched: Counter[int]) -> None:
     toy = make(views=4, window=(8, 12))
     problem, state = problem_on(device, toy, GpuBackend()), RunState(moved(toy.start(), device))
-    first, second = RPIE(epochs=2, batch=2), LSQML(epochs=1, batch=2)
+    first, second = RPIE(epochs=2, batch=2), LSQML(epochs=1, batch=2, positions={"gain": 1})
     Loop(problem, state, [first, second], seed=7).run()
     assert launched == {2: 3} and not held(problem)._standing
 
@@ -162,7 +205,7 @@ def test_what_cannot_be_captured_is_launched_one_by_one(
     state = run(problem, moved(toy.start(), device), "rpie")
     assert relative(state.estimate.object.here, run_here(toy, "rpie").object) < 1e-7  # type: ignore[attr-defined]
     said = capsys.readouterr().err
-    assert said.count("cannot be captured as CUDA graphs (operation not permitted") == 1 and not launched
+    assert said.count("chunks cannot be captured as CUDA graphs (operation not permitted") == 1 and not launched
 
 
 def test_the_device_captures(device: Pretended) -> None:

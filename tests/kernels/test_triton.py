@@ -20,8 +20,11 @@ from toy import relative
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")
 
-from ptymesh.kernels import triton_backend, triton_kernels
+from ptymesh.kernels import triton_backend, triton_blocks, triton_detector, triton_kernels
 from ptymesh.kernels.triton_backend import GpuBackend
+
+#: All kernels, and the types of their arguments.
+SIGNATURES = triton_kernels.SIGNATURES | triton_detector.SIGNATURES | triton_blocks.SIGNATURES
 
 GPU = torch.cuda.is_available()
 on_a_gpu = pytest.mark.skipif(not GPU, reason="there is no CUDA device")
@@ -35,11 +38,11 @@ TARGETS = [
 ]
 
 
-def checks(device: str, file: str = "triton_checks.py") -> None:
-    """Runs a file of checks in a process of its own."""
+def checks(device: str, file: str = "triton_checks.py", every: bool = False) -> None:
+    """Runs a file of checks in a process of its own, those that are marked stand_in too if it is to be `every` one."""
     environment = {**os.environ, "PTYMESH_TRITON_DEVICE": device, kernels.VARIABLE: "torch"}
     environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(["-m", ""] if every else [])]
     here = Path(__file__).with_name(file)
     done = subprocess.run([*command, str(here)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout.replace("[100%]", " passed"), done.stdout[-4000:]
@@ -51,6 +54,13 @@ def test_right_by_the_interpreter() -> None:
 
 def test_no_batch_waits_for_a_gpu() -> None:
     checks("cpu", "wait_checks.py")
+
+
+@pytest.mark.stand_in
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", ["triton_checks.py", "wait_checks.py", "graph_checks.py"])
+def test_every_check(file: str) -> None:
+    checks("cpu", file, every=True)
 
 
 @pytest.mark.stand_in
@@ -70,22 +80,23 @@ def test_captured_sweeps_are_right() -> None:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
 def test_compiled_without_a_gpu(target: tuple[str, object, int, str, str]) -> None:
     *gpu, kind, word = target
-    for kernel in triton_kernels.SIGNATURES:
+    for kernel in SIGNATURES:
         text = assembly(kernel, tuple(gpu), kind, {})
         assert word in text and kernel.__name__ in text
 
 
 #: Other constants than those of SIGNATURES; Triton takes arguments that are 1 for constants too.
 VARIANTS = [
-    {"M": 1, "KIND": 0, "TASK": 1, "AXIS": -1, "SHARED": 1, "D_SHARED": 1, "BILINEAR": 0, "SHIFTED": 0},
-    {"KIND": 2, "TASK": 2, "AXIS": 0, "SHARED": 1, "PARTS": 1},
+    {"M": 1, "KIND": 0, "TASK": 1, "AXIS": -1, "SHARED": 1, "D_SHARED": 1, "BILINEAR": 0, "SHIFTED": 0}
+    | {"count": 1, "size": 1, "spans": 1, "FIRST": 1, "EACH": 0, "ADD": 0},
+    {"KIND": 2, "TASK": 2, "AXIS": 0, "SHARED": 1, "PARTS": 1, "PLACES": 0},
 ]
 
 
 @pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one part"])
 def test_variants_compile(constants: dict[str, int]) -> None:
-    found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in triton_kernels.SIGNATURES]
-    plain = [assembly(kernel, ("cuda", 90, 32), "ptx", {}) for kernel in triton_kernels.SIGNATURES]
+    found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in SIGNATURES]
+    plain = [assembly(kernel, ("cuda", 90, 32), "ptx", {}) for kernel in SIGNATURES]
     assert sum(a != b for a, b in zip(found, plain, strict=True)) >= 8, "constants make a difference"
 
 
@@ -95,7 +106,7 @@ def assembly(kernel: Any, gpu: tuple[Any, ...], kind: str, constants: dict[str, 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    letters = dict(zip(kernel.arg_names, triton_kernels.SIGNATURES[kernel].split(), strict=True))
+    letters = dict(zip(kernel.arg_names, SIGNATURES[kernel].split(), strict=True))
     fixed = {name: int(letter) for name, letter in letters.items() if letter not in TYPES}
     fixed |= {name: value for name, value in constants.items() if name in letters}
     signature = {name: "constexpr" if name in fixed else TYPES[letter] for name, letter in letters.items()}
@@ -146,7 +157,7 @@ def test_graphs_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @on_a_gpu
 def test_right_on_a_gpu() -> None:
-    checks("cuda")
+    checks("cuda", every=True)
 
 
 @pytest.mark.gpu

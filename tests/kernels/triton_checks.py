@@ -27,9 +27,10 @@ from torch import Tensor
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_backend
-from ptymesh.kernels.fused import FusedIntermediates
+from ptymesh.kernels.fused import FusedIntermediates, KeptProbes
 from ptymesh.kernels.triton_backend import GpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.run.loop import Loop
@@ -111,6 +112,20 @@ def test_position_steps(subpixel: str) -> None:
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_systems(subpixel: str) -> None:
     compare_systems(GpuCase(torch.complex128 if subpixel == "none" else SINGLE, modes=2, subpixel=subpixel))
+
+
+def test_probes_of_views_are_kept_as_halves() -> None:
+    """And come back in memory of their own each time, or as they were where precision is not mixed."""
+    case, backend = GpuCase(SINGLE, (4, 6), 1), GpuBackend(capture=False)
+    given = backend.forward(case.model, case.chunk, case.object, case.probe)
+    assert isinstance(given, FusedIntermediates)
+    waves = given.beams.waves.clone()
+    assert backend.kept(given)() is given and torch.equal(given.beams.waves, waves)
+    kept = backend.kept(given, halves=True)
+    assert isinstance(kept, KeptProbes) and isinstance(kept.probes, Halves) and "beams" not in vars(given)
+    again = kept()
+    assert isinstance(again, FusedIntermediates) and torch.equal(again.beams.waves, Halves.of(waves).waves)
+    assert 0 < relative(again.beams.waves.cpu(), waves.cpu()) < 4.9e-4 and "beams" not in vars(given)
 
 
 def empty(case: GpuCase, parts: int) -> Adjoints:
@@ -239,6 +254,21 @@ def test_detector(task: str, fidelity: str) -> None:
         compare_detector(GpuCase(dtype, (13, 22), 2, **given), task)
 
 
+@pytest.mark.parametrize("fidelity", ["poisson", "intensity"])
+def test_step_lengths_of_many_spans(fidelity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the reference, and of each view the same bits, whatever others there are."""
+    monkeypatch.setattr(triton_backend, "TILE", 16)
+    monkeypatch.setattr(triton_backend, "SPAN", 2)
+    case = GpuCase(SINGLE, (8, 9), 1, background=2.0, fidelity=fidelity, counts=torch.float32, seed=6)
+    compare_detector(case, "exit_wave_update")
+    waves, found = case.many(), []
+    for places in (list(range(case.views)), [case.views - 1], [case.views - 1, 0]):
+        chunk, change = some_of(case.chunk, places), waves[places]
+        GpuBackend().exit_wave_update(case.model, chunk, change)
+        found.append(change[places.index(case.views - 1)])
+    assert float(found[0].abs().max()) > 0 and all(torch.equal(other, found[0]) for other in found[1:])
+
+
 def test_pixels_without_data_stay() -> None:
     check_pixels_without_data(GpuCase(counts=torch.float64))
 
@@ -250,7 +280,7 @@ def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
     found = []
     for backend in (Backend(), GpuBackend()):
         problem, state = toy.problem(), RunState(toy.start())
-        problem.backend = backend
+        problem.backend = problem.fields.backend = backend
         positions = {"positions": {"gain": 1}} if engine == "lsqml" else {}
         Loop(problem, state, [ENGINES[engine](epochs=1, batch=4, **positions)], seed=7).run()
         found.append(state.estimate)

@@ -70,7 +70,8 @@ def problem_on(device: Pretended, toy: Toy, backend: Backend, layout: str = "rep
     world, scan = Solo(DEVICE), toy.measurement
     owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
     problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype)
-    problem.backend, problem.chunk_limit = backend, 3
+    problem.backend = problem.fields.backend = backend
+    problem.chunk_limit = 3
     return problem
 
 
@@ -126,7 +127,11 @@ def test_no_batch_waits(engine: str, device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12)), engine, backend, positions={"gain": 1})
 
 
-@pytest.mark.parametrize("case", MORE)
+#: Those of MORE that `make test` has; they take long in the interpreter, and the others are of `make stand-in`.
+SAMPLE = ("beams", "poisson", "compact", "unknowns")
+
+
+@pytest.mark.parametrize("case", [c if c in SAMPLE else pytest.param(c, marks=pytest.mark.stand_in) for c in MORE])
 def test_nor_with_more_to_do(case: str, device: Pretended) -> None:
     engine, toy, options = MORE[case]
     compare(device, make(views=8, window=(8, 12), **toy), engine, **options)
@@ -272,7 +277,8 @@ def compare(
     assert device.waits, "between epochs there are some"
     each = 1 if ENGINES[engine].model_fields["batch"].annotation is type(None) else 2
     assert len(device.awaited) == 2 * each, "every wish to stop was read"
-    assert each == 1 or min(device.awaited[::2]) > 50, "when the batch after it had been queued"
+    # of torch's operations, which are few in a batch whose work is captured; none lie between where it is read at once
+    assert each == 1 or min(device.awaited[::2]) > 10, "when the batch after it had been queued"
     wanted = run_here(toy, engine, **options)
     assert relative(state.estimate.object.here, wanted.object) < 1e-7  # type: ignore[attr-defined]
 

@@ -96,7 +96,7 @@ def test_arrays_and_lists_make_a_measurement(scan: Measurement) -> None:
         ({"probe": {"mode": 2}}, "probe.mode is unknown; did you mean probe.modes?"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": True}, "seed is True"),
-        ({"precision": "half"}, "precision is 'half'; give single or double."),
+        ({"precision": "half"}, "precision is 'half'; give single, mixed or double."),
         ({"subpixel": "cubic"}, "subpixel is 'cubic'; give fourier, bilinear or none."),
         ({"layout": "round"}, "layout is 'round'; give auto, replicated or tiled."),
         ({"memory_budget": -5}, "memory_budget is -5"),

@@ -17,8 +17,10 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.geometry import Geometry
+from ptymesh.io import checkpoint
 from ptymesh.problem import Batch
 from ptymesh.run import machine, memory
+from ptymesh.run import state as state_module
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
@@ -152,6 +154,81 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
     with nullcontext() if possible else pytest.raises(PtymeshError, match="ran out of memory"):
         memory.step(engine, problem, estimate, batch, first=False)
     assert (problem.chunk_limit == 1) == possible
+
+
+def scarce_waves(world: World, most: int | None, halves: bool = False) -> dict[str, Any]:
+    """LSQML, where the last rank has memory to keep waves of so many views, and fetches its patterns anew."""
+    toy = make(views=30, modes=2, dtype=torch.complex64)
+    problem, state = toy.problem(world, halves=halves), RunState(toy.start(position_error=0.3))
+    problem.chunk_limit, keep, held = 2, problem._kept, [0]
+
+    def scarce(chunk: Any, *given: Any) -> Any:
+        if len(chunk.counts) == 0:  # of the first sweep
+            held[0] = problem._kept_views
+            if most is not None and held[0] > most and world.rank == world.size - 1:
+                raise MemoryError("no room for waves")
+        return keep(chunk, *given)
+
+    problem._kept = scarce  # type: ignore[method-assign]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        Loop(problem, state, [LSQML(epochs=2, batch=30, positions={"start": 1})], seed=1).run()
+    e = state.estimate
+    arrays = {name: getattr(e, name).numpy() for name in ("object", "probe", "positions")}
+    return {**arrays, "losses": np.array(state.history["loss"]), "said": said.getvalue(), "limit": problem.chunk_limit}
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_waves_of_a_batch_are_made_twice_where_they_cannot_be_kept(ranks: Any, size: int, halves: bool) -> None:
+    """To the same bits, and chunks are not made smaller for it."""
+    plain, scarce = ranks(size, scarce_waves, None, halves), ranks(size, scarce_waves, 11, halves)
+    for one, other in zip(scarce, plain, strict=True):
+        for name in ("object", "probe", "positions", "losses"):
+            assert np.array_equal(one[name], other[name]), name
+    twice = "it makes waves of a batch twice instead of keeping them"
+    assert scarce[-1]["said"] == f"ptymesh: rank {size - 1} ran out of memory; {twice}.\n"
+    assert scarce[-1]["limit"] == 2 and not any(rank["said"] for rank in plain)
+
+
+def scarce_start(world: World, most: int) -> tuple[list[float], int]:
+    """LSQML's losses, where what comes before an epoch has memory for so many views at a time on the last rank."""
+    toy = make(views=30)
+    problem, state = toy.problem(world), RunState(toy.start())
+    illuminate = problem.backend.illuminate
+
+    def scarce(model: Any, chunk: Any, *given: Any) -> None:
+        if world.rank == world.size - 1 and len(chunk.views) > most:
+            raise MemoryError("no room")
+        illuminate(model, chunk, *given)
+
+    problem.backend.illuminate = scarce  # type: ignore[method-assign]
+    with contextlib.redirect_stderr(io.StringIO()):
+        Loop(problem, state, [LSQML(epochs=1, batch=15)], seed=1).run()
+    return state.history["loss"], problem.chunk_limit
+
+
+def test_memory_that_runs_out_before_an_epoch(ranks: Any) -> None:
+    plain, small = ranks(2, scarce_start, 99), ranks(2, scarce_start, 3)
+    assert [losses for losses, _ in small] == [losses for losses, _ in plain]
+    assert plain[1][1] == 0 and 1 <= small[1][1] <= 3 and small[0][1] == 0
+
+
+def test_memory_that_runs_out_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """It is written once more, without what was held to be faster."""
+    toy, given_back, failures = make(views=8), [0], iter([1, 0])
+    problem, state, numpy = toy.problem(), RunState(toy.start()), state_module._numpy
+
+    def scarce(tensor: torch.Tensor) -> Any:
+        if tensor is state.estimate.probe and next(failures, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return numpy(tensor)
+
+    monkeypatch.setattr(state_module, "_numpy", scarce)
+    monkeypatch.setattr(problem, "give_back", lambda: given_back.append(1))
+    state.save(tmp_path, problem, {})
+    assert given_back == [0, 1]
+    assert relative(checkpoint.load(tmp_path).shared["probe"], state.estimate.probe) == 0
 
 
 def test_free_and_peak() -> None:

@@ -1,6 +1,7 @@
 """What a plan says of messages is what runs count; what it says of memory and time follows the scan."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
+from ptymesh.kernels.fused import KeptProbes
+from ptymesh.physics.halves import Halves
 from ptymesh.run import plan
 from ptymesh.run.batches import balance, draw
 from ptymesh.run.loop import Loop
@@ -124,6 +127,39 @@ def test_waves_that_engines_keep_and_chunks_of_gpus_count() -> None:
     assert memory("rpie", "xpu", batch=3000) == memory("rpie", "cuda", batch=3000)
     assert memory("raar") - memory("dm") == 750 * wave
     assert memory("lsqml", batch=3000) > memory("lsqml", batch=40) + 2 * 740 * wave
+
+
+def test_kept_waves_take_half_in_mixed_precision() -> None:
+    """In the plan, and but for a number per view in what engines and batches really hold."""
+    for name, kept in (("dm", 1), ("raar", 2), ("ap", 1), ("lsqml", 2)):
+        single, mixed = (
+            costs(replace(big(1024), kept_bytes=bytes_), ENGINES[name](epochs=1), 0, 1, MACHINE)["replicated"].memory
+            for bytes_ in (4, 2)
+        )
+        views = 64 if name == "lsqml" else 3000  # of a batch
+        assert single - mixed == kept * views * 4 * 128 * 128, name
+    for name, count in (("dm", 1), ("raar", 2), ("lsqml", 1)):
+        single, mixed = (held(name, halves) for halves in (False, True))
+        # twelve views of two modes
+        assert single == count * 12 * 2 * 24 * 28 * 8 and mixed == single // 2 + count * 12 * 4, name
+
+
+def held(name: str, halves: bool) -> int:
+    """Bytes of exit waves that an engine keeps of views, or a batch of LSQML between its sweeps."""
+    toy, chi = make(views=12, modes=2, dtype=torch.complex64), list[torch.Tensor]()
+    problem, engine = toy.problem(halves=halves), ENGINES[name](epochs=1)
+    keep = problem.keep
+
+    def noted(*given: Any) -> Any:
+        swept = keep(*given)
+        chi.extend([swept.chi.pairs, swept.chi.scale] if halves else [swept.chi])
+        if isinstance(swept.intermediates, KeptProbes):  # which kernels keep, too
+            assert isinstance(swept.intermediates.probes, Halves) == halves
+        return swept
+
+    problem.keep = noted  # type: ignore[method-assign]
+    Loop(problem, RunState(toy.start()), [engine], seed=1).run()
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*chi, *engine.per_view.values()])
 
 
 def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:

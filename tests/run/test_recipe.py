@@ -134,7 +134,10 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ({"data": {}}, "data.path is missing; add it to the recipe, or give it with --set data.path=VALUE."),
         ({"seed": -1}, "seed is -1; it should be greater than or equal to 0."),
         ({"seed": "one"}, "seed is 'one'; it should be a whole number."),
-        ({"precision": "doubel"}, "precision is 'doubel'; it should be 'single' or 'double' (did you mean double?)."),
+        (
+            {"precision": "doubel"},
+            "precision is 'doubel'; it should be 'single', 'mixed' or 'double' (did you mean double?).",
+        ),
         ({"probe": 3}, "probe is 3; it should be a group of keys (modes, "),
         ({"probe": {"modes": 0}}, "probe.modes is 0; it should be greater than or equal to 1."),
         ({"probe": {"start": "dta"}}, "probe.start is 'dta'; it should be auto or file or data or"),

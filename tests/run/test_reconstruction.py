@@ -75,7 +75,7 @@ def test_an_engine_s_memory_is_kept_between_calls() -> None:
     [
         (lambda: pm.Reconstruction(scan(), probe={"mods": 2}), "probe.mods.*modes"),
         (lambda: pm.Reconstruction(scan(), object={"slices": 0}), "object.slices is 0"),
-        (lambda: pm.Reconstruction(scan(), precision="half"), "'half'; give single or double"),  # type: ignore[arg-type]
+        (lambda: pm.Reconstruction(scan(), precision="half"), "'half'; give single, mixed or double"),  # type: ignore[arg-type]
         (lambda: pm.Reconstruction(scan(), device="abacus"), "abacus"),
         (lambda: pm.load("nowhere.cxi", crp=64), "data.crp.*crop"),
         (lambda: pm.load("nowhere.cxi"), "nowhere.cxi"),

@@ -13,7 +13,8 @@ rounded terms instead (physics/rounding.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,27 +32,35 @@ MASK = 2**BITS - 1
 FEW = 64
 
 
+#: What does work that comes again on tensors that are brought: on a GPU in one go (Backend.repeat).
+Repeat = Callable[..., Tensor]
+
+
+def _at_once(name: tuple[Any, ...], work: Callable[..., Tensor], *, brought: tuple[Tensor, ...]) -> Tensor:
+    return work(*brought)
+
+
 class Reduction:
     """Exact sums of numbers or arrays of this shape over views, to which chunk after chunk adds."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, shape: tuple[int, ...], device: torch.device, repeat: Repeat = _at_once) -> None:
         #: (1 + limbs, *shape); row 0 counts terms that are no finite numbers.
         self._limbs = torch.zeros((1 + HIGHEST - LOWEST, *shape), dtype=torch.int64, device=device)
+        self._repeat = repeat
 
     def add(self, values: Tensor) -> None:
         """Adds what views have, (B, *shape) of any real dtype, each its own."""
-        together = max(1, PIECE // max(1, values[:1].numel())) if values.device.type == "cpu" else max(1, len(values))
-        for some in values.split(together):  # what is gone through a dozen times stays in the cache
-            self._add(some)
+        if values.device.type != "cpu":  # it is not asked how large they are, which would be waiting for it
+            few = self._limbs[0].numel() <= FEW
+            name = ("terms of exact sums",)
+            self._limbs += self._repeat(name, _digits, brought=(values,)) if few else _digits(values)
+            return
+        for some in values.split(max(1, PIECE // max(1, values[:1].numel()))):
+            self._add(some)  # what is gone through a dozen times stays in the cache
 
     def _add(self, values: Tensor) -> None:
-        rest = values.to(torch.float64, copy=True)
-        known = rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST))
-        self._limbs[0] += (~known).sum(0)
-        rest.masked_fill_(~known, 0)
-        if rest.device.type != "cpu":  # it is not asked how large they are, which would be waiting for it
-            self._scatter(rest)
-            return
+        rest, unknown = _finite(values)
+        self._limbs[0] += unknown.sum(0)
         largest = float(rest.abs().amax()) if rest.numel() else 0.0
         top = min(HIGHEST - 1, math.frexp(largest)[1] // BITS)
         for k in range(top, LOWEST - 1, -1):
@@ -62,47 +71,73 @@ class Reduction:
             if not bool(rest.any()):
                 break
 
-    def _scatter(self, values: Tensor) -> None:
-        """The same by the digits of each number, which has 53 bits and so at most three limbs, in few launches."""
-        mantissa, exponent = torch.frexp(values.abs())
-        whole = (mantissa * 2.0**53).to(torch.int64)
-        place = exponent.to(torch.int64) - (53 + BITS * LOWEST)
-        row, left = place >> 5, place & (BITS - 1)
-        low = (whole & MASK) << left
-        high = ((whole >> BITS) << left) + (low >> BITS)
-        digits = torch.stack((low & MASK, high & MASK, high >> BITS)) * values.sign().to(torch.int64)
-        rows = torch.stack((row, row + 1, row + 2))
-        digits = torch.where((rows >= 0) & (rows < HIGHEST - LOWEST), digits, 0)
-        columns = torch.arange(values[:1].numel(), device=values.device).view(values.shape[1:])
-        places = (rows.clamp(0, HIGHEST - LOWEST - 1) + 1) * columns.numel() + columns
-        self._limbs.view(-1).scatter_add_(0, places.view(-1), digits.view(-1))
-
     @property
     def local(self) -> Tensor:
         """This rank's part, as it travels in one message with other sums: (1 + limbs, *shape) float64, whole numbers.
 
         What limbs have beyond their bits is carried on, so that doubles hold the sums of a million ranks.
         """
-        limbs = self._limbs.clone()
-        carry = limbs[1:-1] >> BITS
-        limbs[1:-1] -= carry << BITS
-        limbs[2:] += carry
-        return limbs.to(torch.float64)
+        return self._small(("parts of exact sums",), _carried, self._limbs)
 
-    @staticmethod
-    def read(total: Tensor) -> Tensor:
+    def read(self, total: Tensor) -> Tensor:
         """The sums (*shape) float64, from those of all ranks' parts."""
         if total.device.type == "cpu" and total[0].numel() <= FEW:
             return _read_few(total)
-        digits, carry = [], torch.zeros_like(total[0], dtype=torch.int64)
-        for limb in total[1:].to(torch.int64):
-            limb = limb + carry
-            digits.append(limb & MASK)
-            carry = limb >> BITS
-        value, *lower = torch.stack((carry, *digits[::-1])).to(torch.float64).unbind()
-        for digit in lower:
-            value = torch.add(digit, value, alpha=2.0**BITS)
-        return torch.where(total[0] > 0, math.nan, value * 2.0 ** (BITS * LOWEST))
+        return self._small(("exact sums",), _read, total)
+
+    def _small(self, name: tuple[Any, ...], work: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """work(values), of a few numbers on a device in one go; arrays would take their memory twice."""
+        if values.device.type == "cpu" or self._limbs[0].numel() > FEW:
+            return work(values)
+        return self._repeat(name, work, brought=(values,)).clone()
+
+
+def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values as float64, 0 where they are no finite numbers, or beyond the range, and which these are."""
+    rest = values.to(torch.float64, copy=True)
+    unknown = ~(rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST)))
+    return rest.masked_fill_(unknown, 0), unknown
+
+
+def _digits(values: Tensor) -> Tensor:
+    """What values (B, *shape) add to limbs (1 + limbs, *shape), by the digits of each number, which has 53 bits and so
+    at most three limbs, in few launches."""
+    values, unknown = _finite(values)
+    limbs = torch.zeros((1 + HIGHEST - LOWEST, *values.shape[1:]), dtype=torch.int64, device=values.device)
+    limbs[0] += unknown.sum(0)
+    mantissa, exponent = torch.frexp(values.abs())
+    whole = (mantissa * 2.0**53).to(torch.int64)
+    place = exponent.to(torch.int64) - (53 + BITS * LOWEST)
+    row, left = place >> 5, place & (BITS - 1)
+    low = (whole & MASK) << left
+    high = ((whole >> BITS) << left) + (low >> BITS)
+    digits = torch.stack((low & MASK, high & MASK, high >> BITS)) * values.sign().to(torch.int64)
+    rows = torch.stack((row, row + 1, row + 2))
+    digits = torch.where((rows >= 0) & (rows < HIGHEST - LOWEST), digits, 0)
+    columns = torch.arange(values[:1].numel(), device=values.device).view(values.shape[1:])
+    places = (rows.clamp(0, HIGHEST - LOWEST - 1) + 1) * columns.numel() + columns
+    limbs.view(-1).scatter_add_(0, places.view(-1), digits.view(-1))
+    return limbs
+
+
+def _carried(given: Tensor) -> Tensor:
+    limbs = given.clone()
+    carry = limbs[1:-1] >> BITS
+    limbs[1:-1] -= carry << BITS
+    limbs[2:] += carry
+    return limbs.to(torch.float64)
+
+
+def _read(total: Tensor) -> Tensor:
+    digits, carry = [], torch.zeros_like(total[0], dtype=torch.int64)
+    for limb in total[1:].to(torch.int64):
+        limb = limb + carry
+        digits.append(limb & MASK)
+        carry = limb >> BITS
+    value, *lower = torch.stack((carry, *digits[::-1])).to(torch.float64).unbind()
+    for digit in lower:
+        value = torch.add(digit, value, alpha=2.0**BITS)
+    return torch.where(total[0] > 0, math.nan, value * 2.0 ** (BITS * LOWEST))
 
 
 def _read_few(total: Tensor) -> Tensor:

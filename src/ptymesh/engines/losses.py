@@ -92,6 +92,10 @@ class OfFidelity:
             return Summary(loss / squares, squares, 4 * squares / counts, counts)
         return Summary(loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts)
 
+    def summed_up(self, sums: Tensor) -> Tensor:
+        """The same in a tensor (4,)."""
+        return torch.stack(self.summary(sums))
+
 
 class NRMSE:
     """Normalised root-mean-square error of powers I^p and y^p, p in (0, 1]."""

@@ -87,8 +87,7 @@ class LSQML(Engine):
         direction = problem.fields.spread(found, estimate)
         d_object = problem.fields.touched(direction, found)
         systems = problem.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
-        a, b = self._solve(systems)
-        by_object, by_probe = trimmed_mean(a, self.trim).to(problem.real), means(b).to(problem.real)
+        by_object, by_probe = problem.at_once("step lengths", self._steps, systems).to(problem.real)
         if self.order == "compact":
             problem.add(self.state["pending"], by_object * d_object)
             problem.add(estimate.probe, by_probe * len(batch.views) / problem.views * d_probe)
@@ -120,6 +119,11 @@ class LSQML(Engine):
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         modes = None if self.step_modes == "all" else 1
         return [problem.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
+
+    def _steps(self, systems: Tensor) -> Tensor:
+        """Steps of object and probe, (2,), from (B, 5)."""
+        a, b = self._solve(systems)
+        return torch.stack((trimmed_mean(a, self.trim), means(b)))
 
     def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
         """Steps a, b (B,) from (B, 5), real, not negative, shortened."""

@@ -35,7 +35,7 @@ from ptymesh.engines.base import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.model import Intermediates
-from ptymesh.problem import Batch, Chunk, Problem
+from ptymesh.problem import Batch, Chunk, KeptWaves, Problem
 from ptymesh.unknowns import Unknown
 
 #: Exit waves of own views.
@@ -99,7 +99,7 @@ class Projections(Engine):
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""
-        psi = self.per_view["psi"] = estimate.probe.new_zeros(len(problem.layout.own), *estimate.probe.shape)
+        psi = problem.new_waves(self.per_view, "psi", estimate.probe)
         for chunk in problem.chunks(estimate, batch.views):
             psi[chunk.rows] = problem.forward(estimate, chunk).exit
 
@@ -109,7 +109,11 @@ class Projections(Engine):
 
     def wanted(self, chunk: Chunk) -> Tensor:
         """Waves (B, M, h, w) that object and probe are to answer for."""
-        return self.per_view["psi"][chunk.rows]
+        return self.waves("psi")[chunk.rows]
+
+    def waves(self, name: str) -> KeptWaves:
+        """Those that are kept, by their rows."""
+        return KeptWaves(self.per_view, name)
 
 
 class DM(Projections):
@@ -127,9 +131,10 @@ class DM(Projections):
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
         problem.evaluate(chunk, intermediates.exit)
-        psi = self.per_view["psi"]
-        reflected = 2 * intermediates.exit - psi[chunk.rows]
-        psi[chunk.rows] += self.beta * (reflected + problem.fit(chunk, reflected) - intermediates.exit)
+        psi = self.waves("psi")
+        before = psi[chunk.rows]
+        reflected = 2 * intermediates.exit - before
+        psi[chunk.rows] = before + self.beta * (reflected + problem.fit(chunk, reflected) - intermediates.exit)
 
 
 class RAAR(Projections):
@@ -142,18 +147,19 @@ class RAAR(Projections):
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi = Pi_A psi = P O, from which the first step moves to P O itself."""
         super().begin(problem, estimate, batch)
-        self.per_view["fitted"] = self.per_view["psi"].clone()
+        self.per_view.update({name.replace("psi", "fitted"): kept.clone() for name, kept in self.per_view.items()})
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
         problem.evaluate(chunk, intermediates.exit)
-        psi, nearest, beta = self.per_view["psi"], self.per_view["fitted"], self.beta
-        psi[chunk.rows] = beta * (intermediates.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
-        nearest[chunk.rows] = psi[chunk.rows] + problem.fit(chunk, psi[chunk.rows])
+        psi, nearest, beta = self.waves("psi"), self.waves("fitted"), self.beta
+        moved = beta * (intermediates.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
+        psi[chunk.rows] = moved
+        nearest[chunk.rows] = moved + problem.fit(chunk, moved)
 
     def wanted(self, chunk: Chunk) -> Tensor:
         """2 Pi_A psi - psi."""
-        return 2 * self.per_view["fitted"][chunk.rows] - self.per_view["psi"][chunk.rows]
+        return 2 * self.waves("fitted")[chunk.rows] - self.waves("psi")[chunk.rows]
 
 
 class AP(Projections):
@@ -163,10 +169,10 @@ class AP(Projections):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi <- Pi_A(P O); (O, P) <- Pi_O psi."""
-        self.per_view["psi"] = estimate.probe.new_empty(len(problem.layout.own), *estimate.probe.shape)
+        problem.new_waves(self.per_view, "psi", estimate.probe)
         super().step(problem, estimate, batch)
         self.per_view.clear()
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- Pi_A(P O)."""
-        self.per_view["psi"][chunk.rows] = intermediates.exit + problem.exit_wave_update(chunk, intermediates)
+        self.waves("psi")[chunk.rows] = intermediates.exit + problem.exit_wave_update(chunk, intermediates)

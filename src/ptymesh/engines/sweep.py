@@ -129,16 +129,22 @@ class Sweep:
         sent: dict[str, Reduction | Tensor] = {"loss": self.terms, **self.reductions, **self._rows()}
         sums = self.accumulator.total(*sent.values())
         others = dict(zip(sent, sums.others, strict=True))
-        summary = self.loss.summary(others.pop("loss"))
+        of_loss, loss = others.pop("loss"), self.loss
+        if isinstance(loss, OfFidelity):
+            summary = Summary(*self.problem.at_once("what a loss means", loss.summed_up, of_loss))
+        else:  # which may hold numbers of this batch
+            summary = loss.summary(of_loss)
         _, D, c, _ = summary
         self.batch.asked.positions = [(views, step / c) for views, step in self.batch.asked.positions]
         self.batch.asked.weights = [(views, step / c) for views, step in self.batch.asked.weights]
         self.batch.asked.gradients = replace(sums, opr=sums.opr / c)
         parts = {}
-        rms = (2 * means(real(estimate.probe).square().flatten())).sqrt()
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
             if name in self.wanted and len(field):
-                parts[name] = Part(real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms)
+                brought = field, weight, torch.stack((D, c))
+                name_of_work = (f"the step of the {name}",)
+                found = self.problem.backend.repeat(name_of_work, _of_modes, estimate.probe, brought=brought)
+                parts[name] = Part(*found)
         return sums, summary, parts | self._more_parts(others, summary)
 
     def _rows(self) -> dict[str, Tensor]:
@@ -196,6 +202,13 @@ class Sweep:
         assert pixels is not None, "slices have a pixel size"
         pairs = zip(pixels, estimate.tilt_rad, strict=True)
         return torch.tensor([d * math.cos(t) ** 2 / estimate.slice_spacing_m for d, t in pairs], dtype=torch.float64)
+
+
+def _of_modes(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Slope, scale and unit of modes of the probe, from the sums and their weight."""
+    D, c = D_c
+    rms = (2 * means(real(probe).square().flatten())).sqrt()
+    return real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms
 
 
 def _along(derivative: Tensor, waves: Tensor) -> Tensor:

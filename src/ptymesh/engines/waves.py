@@ -18,7 +18,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.modes import mixed
 from ptymesh.physics.views import shift
-from ptymesh.problem import Problem
+from ptymesh.problem import KeptWaves, Problem
 
 if TYPE_CHECKING:
     from ptymesh.engines.base import Engine
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 def rotate(engine: Engine, rotation: Tensor) -> None:
     """psi_jm <- sum_n R_mn psi_jn: the probe's modes were mixed by R (M, M)."""
-    for psi in _each(engine):
-        psi.copy_(mixed(psi, rotation.to(psi.dtype)))
+    for waves, row in _each(engine):
+        psi = waves[row]
+        waves[row] = mixed(psi, rotation.to(psi.dtype))
 
 
 def move(engine: Engine, problem: Problem, by: Tensor) -> None:
@@ -38,8 +39,9 @@ def move(engine: Engine, problem: Problem, by: Tensor) -> None:
     """
     if problem.model.subpixel == "fourier":
         return
-    for psi in _each(engine):
-        psi.copy_(shift(psi, by.to(psi.real.dtype)[None]))
+    for waves, row in _each(engine):
+        psi = waves[row]
+        waves[row] = shift(psi, by.to(psi.real.dtype)[None])
 
 
 def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[float]) -> None:
@@ -52,8 +54,9 @@ def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[fl
     phase = -((positions + torch.tensor(middle, device=problem.device)) * g).sum(1)
     # of all views, so that own ones are computed alike whatever others there are
     factor = torch.polar(torch.ones_like(phase), phase)[own, None, None, None]
-    for psi in _kept(engine):
-        psi.copy_(times(psi, factor.to(psi.dtype)))
+    for waves, row in _each(engine):
+        psi = waves[row]
+        waves[row] = times(psi, factor[row].to(psi.dtype))
 
 
 def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
@@ -61,16 +64,16 @@ def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
     by = by[torch.as_tensor(problem.layout.own, device=by.device)].cpu()
     for row in by.any(1).nonzero()[:, 0].tolist():
         y, x = by[row].tolist()
-        for psi in _kept(engine):
-            psi[row] = torch.roll(psi[row], (-y, -x), (-2, -1))
+        for waves in _kept(engine):
+            waves[row : row + 1] = torch.roll(waves[row : row + 1], (-y, -x), (-2, -1))
 
 
-def _kept(engine: Engine) -> list[Tensor]:
-    waves = {one.name for one in engine.remembers if one.axes == ("N", "M", "h", "w")}
-    return [rows for name, rows in engine.per_view.items() if name in waves]
+def _kept(engine: Engine) -> list[KeptWaves]:
+    names = [one.name for one in engine.remembers if one.axes == ("N", "M", "h", "w")]
+    return [KeptWaves(engine.per_view, name) for name in names if name in engine.per_view]
 
 
-def _each(engine: Engine) -> Iterator[Tensor]:
-    """One view (1, M, h, w) at a time, so that it is computed alike whatever others there are."""
-    for psi in _kept(engine):
-        yield from (wave for wave in psi.split(1) if len(wave))
+def _each(engine: Engine) -> Iterator[tuple[KeptWaves, slice]]:
+    """One view at a time, so that it is computed alike whatever others there are."""
+    for waves in _kept(engine):
+        yield from ((waves, slice(row, row + 1)) for row in range(len(waves)))

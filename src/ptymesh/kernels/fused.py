@@ -9,20 +9,19 @@ arithmetic on blocks) is left to torch (`Backend`), unless a kernel says otherwi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, step_along
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,23 @@ class FusedIntermediates(Intermediates):
         return self._cut[1]
 
 
+@dataclass(frozen=True)
+class KeptProbes:
+    """Intermediates that are kept with their probes, in whole or as halves, and are given back when this is called."""
+
+    intermediates: FusedIntermediates
+    probes: Tensor | Halves
+    amplitudes: Tensor
+
+    def __call__(self) -> Intermediates:
+        """With probes of their own memory where they were halves, which goes when nobody needs it any more."""
+        if not isinstance(self.probes, Halves):
+            return self.intermediates
+        made = copy(self.intermediates)
+        made.__dict__["beams"] = Beams(self.probes.waves, self.amplitudes)
+        return made
+
+
 class FusedBackend(Backend, ABC):
     """A backend whose loops over pixels are kernels: the abstract methods, and what is done at the detector."""
 
@@ -172,12 +188,17 @@ class FusedBackend(Backend, ABC):
             self.prepare()
         return FusedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
 
-    def kept(self, intermediates: Intermediates) -> Intermediates | None:
+    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
         """A fused intermediates with its probes, which took a transform."""
         if not isinstance(intermediates, FusedIntermediates):
             return None
         intermediates.__dict__.pop("exit", None)  # made again if it is asked for
-        return intermediates
+        beams = intermediates.beams
+        if not halves:
+            return KeptProbes(intermediates, beams.waves, beams.amplitudes)
+        # the one that all views share, too: whether a chunk of a single view has it of its own is not to be seen
+        del intermediates.__dict__["beams"]
+        return KeptProbes(intermediates, Halves.of(beams.waves), beams.amplitudes)
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
         """P_jm of the chunk's views."""

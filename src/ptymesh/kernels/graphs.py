@@ -1,4 +1,4 @@
-"""The sweep of a chunk as a CUDA graph: launched as one, instead of kernel by kernel.
+"""The sweep of a chunk, and other work that comes again, as a CUDA graph: launched as one, instead of kernel by kernel.
 
 A graph repeats what was launched while it was captured, on the same memory. What stays from batch to batch (object,
 probe, patterns, the object's sums) it uses where it is; what a chunk or a batch brings is copied to where it was then,
@@ -11,7 +11,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import is_not
 from typing import Any, TypeVar
@@ -24,8 +24,9 @@ from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
 from ptymesh.physics.model import Intermediates, Model
 
 Result = TypeVar("Result")
-#: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, and their parts.
-Work = tuple[Task, bool, bool, int]
+#: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, their parts, and
+#: whether waves are kept.
+Work = tuple[Task, bool, bool, int, bool]
 #: What is to be known of a graph to see that it fits: its work, and how many views it has.
 Key = tuple[Work, int]
 
@@ -35,15 +36,22 @@ CAPTURING = ("cuda",)
 TIMES = 2
 #: So many graphs are kept; they share the memory of their waves.
 MOST = 8
+#: So many works besides: of each there are few, as batches have two sizes.
+MOST_WORKS = 32
 #: A chunk is filled up if it has at least this part of the views that the graph was captured with.
 FULL = 0.75
 
 
 class Graphs:
-    """Graphs of the sweeps that come again and again, each captured when it is worth it."""
+    """Graphs of the sweeps that come again and again, each captured when it is worth it.
 
-    def __init__(self) -> None:
-        self._refused = False
+    Args:
+        bring: copies what a chunk's views have of their own to a chunk of as many, or more.
+    """
+
+    def __init__(self, bring: Callable[[Chunk, Chunk], None]) -> None:
+        self._bring = bring
+        self._refused = self._works_refused = False
         self.forget()
 
     def forget(self) -> None:
@@ -54,6 +62,8 @@ class Graphs:
         self._graphs: dict[Key, _Graph] = {}
         #: torch's memory pool that they share, as no two of them run at the same time.
         self._pool: Any = None
+        #: Other work, each with memory of its own: what comes of it is read while other graphs run.
+        self._works: dict[Any, _Work] = {}
 
     def sweep(
         self,
@@ -63,10 +73,12 @@ class Graphs:
         intermediates: Intermediates,
         task: Task,
         into: Adjoints,
-    ) -> Tensor | None:
-        """What `Backend.sweep` finds of each view (B, 6), added into the sums; None, and nothing done, without graph.
+        keep: bool,
+    ) -> tuple[Tensor | None, ...] | None:
+        """What `Backend.sweep` finds of each view (B, 6), and with `keep` chi, and probes of the views' own; the sums
+        are added. None, and nothing done, without graph. All lasts until the next launch.
 
-        passes: what is captured; not their `sweep`, which asks for graphs.
+        backend: whose passes are captured; not their `sweep`, which asks for graphs.
         """
         if self._refused or not isinstance(intermediates, FusedIntermediates) or intermediates.probe is None:
             return None
@@ -75,10 +87,41 @@ class Graphs:
         if into.probe is None or into.opr.shape[0] or model.slice_kernel is not None:
             return None
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
-        self._keep(model, intermediates.whole_object, intermediates.probe, *stays, into.object, into.object_weight)
-        key = ((task, chunk.whole, into.shifted, into.parts), chunk.views.shape[0])
+        sums = into.object, into.object_weight, into.probe, into.probe_weight, into.shifts, into.reached
+        self._keep(model, intermediates.whole_object, intermediates.probe, *stays, *sums)
+        key = ((task, chunk.whole, into.shifted, into.parts, keep), chunk.views.shape[0])
         graph = self._fitting(key) or self._new(key, backend, model, chunk, intermediates, into)
-        return None if graph is None else graph.replay(chunk, into)
+        return None if graph is None else graph.replay(self._bring, chunk)
+
+    def repeat(
+        self, name: tuple[Any, ...], work: Callable[..., Result], given: tuple[Tensor, ...], brought: tuple[Tensor, ...]
+    ) -> Result:
+        """What `work` makes of the tensors given, which it uses where they are, and of those that are brought, which go
+        to where they were before; see `Backend.repeat`."""
+        if self._works_refused or (given + brought)[0].device.type not in CAPTURING:
+            return work(*given, *brought)
+        name = (*name, *((tensor.shape, tensor.dtype) for tensor in brought))
+        kept = self._works.get(name)
+        if kept is None or any(map(is_not, given, kept.given)):
+            if kept is not None or len(self._works) < MOST_WORKS:
+                self._works[name] = _Work(given)
+            return work(*given, *brought)  # which plans what cannot be planned later
+        if kept.launch is None:
+            kept.brought = tuple(tensor.clone() for tensor in brought)
+            try:
+                captured_work = partial(work, *given, *kept.brought)
+                kept.launch, kept.result, _ = captured(captured_work, (given + brought)[0].device, None)
+            except RuntimeError as error:
+                self._works_refused = True
+                self._works.clear()
+                _say(f"{name[0]} cannot be", error)
+                return work(*given, *brought)
+        else:
+            for tensor, into in zip(brought, kept.brought, strict=True):
+                into.copy_(tensor)
+        kept.launch()
+        found: Result = kept.result
+        return found
 
     def _keep(self, *standing: Model | Tensor) -> None:
         """These are used where they are from here on; graphs that use others are of the past."""
@@ -104,7 +147,7 @@ class Graphs:
         self._seen[key] += 1
         if self._seen[key] < TIMES or len(self._graphs) == MOST:
             return None
-        graph = _Graph(chunk, intermediates, into)
+        graph = _Graph(chunk, intermediates, into, key[0][4])
         work = partial(graph.sweep, backend, model, key[0][0])
         work()  # compiles and plans what cannot be compiled or planned later; there is no light yet, so it adds nothing
         try:
@@ -112,59 +155,58 @@ class Graphs:
         except RuntimeError as error:
             self._refused = True
             self.forget()
-            why = " ".join(str(error.__context__ or error).split())[:200]  # torch ends the capture, and fails again
-            said = f"ptymesh: chunks cannot be captured as CUDA graphs ({why}); kernels are launched one by one."
-            print(said, file=sys.stderr, flush=True)
+            _say("chunks cannot be", error)
             return None
         self._graphs[key] = graph
         return graph
+
+
+@dataclass
+class _Work:
+    """Work on these tensors, and once it is captured where others are brought, what launches it and what it returns."""
+
+    given: tuple[Tensor, ...]
+    brought: tuple[Tensor, ...] = ()
+    launch: Callable[[], None] | None = None
+    result: Any = None
 
 
 class _Graph:
     """The sweep of a chunk with so many views; at first of views without light."""
 
     launch: Callable[[], None]
-    found: Tensor
+    #: What is found of each view, and where waves are kept chi and the views' probes, if they have their own.
+    found: tuple[Tensor, Tensor | None, Tensor | None]
 
-    def __init__(self, chunk: Chunk, intermediates: FusedIntermediates, into: Adjoints) -> None:
+    def __init__(self, chunk: Chunk, intermediates: FusedIntermediates, into: Adjoints, keep: bool) -> None:
         assert into.probe is not None and intermediates.probe is not None
         self.object, self.probe = intermediates.whole_object, intermediates.probe
         self.chunk = replace(chunk, **{name: getattr(chunk, name).clone() for name in _brought(chunk)})
         self.chunk.weights.zero_()
-        self.into = replace(
-            into,
-            probe=torch.zeros_like(into.probe),
-            probe_weight=torch.zeros_like(into.probe_weight),
-            shifts=into.shifts.clone(),
-            reached=torch.zeros_like(into.reached),
-        )
+        self.into, self.keep = into, keep
 
-    def sweep(self, backend: FusedBackend, model: Model, task: Task) -> Tensor:
+    def sweep(self, backend: FusedBackend, model: Model, task: Task) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What is captured."""
-        assert self.into.probe is not None
-        for found in (self.into.probe, self.into.probe_weight, self.into.reached):
-            found.zero_()
         chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
         intermediates = backend.forward(model, chunk, self.object, self.probe)
-        return Backend.sweep(backend, model, chunk, intermediates, task, self.into)[1]
+        chi, found = Backend.sweep(backend, model, chunk, intermediates, task, self.into)
+        if not self.keep:
+            return found, None, None
+        assert isinstance(intermediates, FusedIntermediates)
+        return found, chi, None if intermediates.beams.shared else intermediates.beams.waves
 
-    def replay(self, chunk: Chunk, into: Adjoints) -> Tensor:
-        """The sweep of this chunk, into these sums; what is found of each view, (B, 6)."""
-        count = chunk.views.shape[0]
-        for name in _brought(chunk):
-            getattr(self.chunk, name)[:count] = getattr(chunk, name)
-        self.chunk.weights[count:] = 0  # they are where views of an earlier chunk were, without light
-        self.into.shifts.copy_(into.shifts)
+    def replay(self, bring: Callable[[Chunk, Chunk], None], chunk: Chunk) -> tuple[Tensor | None, ...]:
+        """The sweep of this chunk; what is found of its views, until the next launch."""
+        bring(chunk, self.chunk)
         self.launch()
-        self._add(into)
-        return self.found[:count].clone()
+        count = chunk.views.shape[0]
+        return tuple(None if found is None else found[:count] for found in self.found)
 
-    def _add(self, into: Adjoints) -> None:
-        """What the graph has summed of the probe; of the object it knows the sums themselves."""
-        assert into.probe is not None and self.into.probe is not None
-        into.probe += self.into.probe
-        into.probe_weight += self.into.probe_weight
-        torch.maximum(into.reached, self.into.reached, out=into.reached)
+
+def _say(what: str, error: RuntimeError) -> None:
+    why = " ".join(str(error.__context__ or error).split())[:200]  # torch ends the capture, and fails again
+    said = f"ptymesh: {what} captured as CUDA graphs ({why}); kernels are launched one by one."
+    print(said, file=sys.stderr, flush=True)
 
 
 def _brought(chunk: Chunk) -> tuple[str, ...]:

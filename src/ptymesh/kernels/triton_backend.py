@@ -9,26 +9,33 @@ slices, arithmetic on blocks) is left to torch (`Backend`).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ptymesh.estimate import BLOCK
+from ptymesh.kernels import triton_blocks as blocks
+from ptymesh.kernels import triton_detector as at_detector
 from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners
 from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Chunk, Task
-from ptymesh.physics.fidelity import UNLIT
+from ptymesh.physics.backend import Adjoints, Chunk, Result, Task
+from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
+from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft, ifft
 
-#: Pixels of a program.
-TILE = 512
+#: Pixels of a program; tiles of one that looks for step lengths, of which every view has some, however many.
+TILE, SPAN = 512, 8
 #: Sums over views are split until there are about so many programs: some waves of them on the largest GPU.
 PROGRAMS = 4096
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
+QUOTIENT, ROOT, SCALED = 0, 1, 2
 EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = 0, 1, 2
 TASKS = {"evaluate": EVALUATE, "exit_wave_update": EXIT_WAVE_UPDATE, "loss_gradient": LOSS_GRADIENT}
 
@@ -41,18 +48,35 @@ class GpuBackend(FusedBackend):
     """
 
     def __init__(self, capture: bool = True) -> None:
-        self.graphs = Graphs() if capture else None
+        self.graphs = Graphs(self.bring) if capture else None
+        #: A batch's weight, its rows of blocks, and the largest value of each of these in each slice.
+        self._tops = (torch.empty(0),) * 3
 
     def sweep(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.sweep`; launched as one where it has come before and nobody wants the waves."""
-        found = (
-            None if keep or self.graphs is None else self.graphs.sweep(self, model, chunk, intermediates, task, into)
-        )
+        """As `Backend.sweep`; launched as one where it has come before. Waves that are kept have memory of their own if
+        the batch has other chunks."""
+        found = None
+        if self.graphs is not None:
+            found = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
         if found is None:
             return super().sweep(model, chunk, intermediates, task, into, keep)
-        return found.new_empty(0), found
+        of_views, chi, probes = found
+        assert of_views is not None
+        if chi is None:
+            return of_views.new_empty(0), of_views
+        if into.views is None or chunk.views.shape[0] < into.views:
+            chi, probes = chi.clone(), None if probes is None else probes.clone()
+        if probes is not None:
+            intermediates.__dict__["beams"] = Beams(probes, torch.ones_like(chunk.weights[:, 0]))
+        return chi, of_views
+
+    def repeat(
+        self, name: tuple[Any, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
+    ) -> Result:
+        """As `Backend.repeat`."""
+        return work(*given, *brought) if self.graphs is None else self.graphs.repeat(name, work, given, brought)
 
     def forget(self) -> None:
         """As `Backend.forget`: graphs hold memory."""
@@ -111,12 +135,93 @@ class GpuBackend(FusedBackend):
         least = parts if task == EVALUATE else _least(detected, counts, chunk)
         given = (counts, chunk.mask, chunk.background, least)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
-        _by_view(kernels.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task, SCALED=scaled)
+        _by_view(
+            at_detector.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task, SCALED=scaled
+        )
         if stepped:
-            alpha = torch.full_like(S[:, 0, 0], 0.5)
-            _launch(kernels.step_lengths, B, S, *given, alpha, h * w, KIND=kind)
-            _by_view(kernels.step, detected, detected, S, *given, alpha, M, h * w, KIND=kind, SCALED=scaled)
+            spans, alpha, slopes = self._slopes(S, given, kind)
+            sizes = (alpha, slopes, M, h * w, spans)
+            _by_view(at_detector.step, detected, detected, S, *given, *sizes, KIND=kind, SCALED=scaled)
         return _summed(parts)
+
+    @staticmethod
+    def _slopes(S: Tensor, given: tuple[Tensor, ...], kind: int) -> tuple[int, Tensor, Tensor]:
+        """Spans of a window, alpha (B,) before the last step of Newton's method, and the slopes (B, spans, 2) there.
+
+        A launch for each step: it begins where the one before has found all slopes.
+        """
+        (B, h, w), steps = S.shape, NEWTON_STEPS if kind == KINDS["poisson"] else 1
+        spans = -(-h * w // (SPAN * TILE))
+        alpha, slopes = S.new_empty((steps, B)), S.new_empty((steps, B, spans, 2), dtype=torch.float64)
+        for step in range(steps):
+            before = max(0, step - 1)
+            found = (alpha[before], slopes[before], alpha[step], slopes[step], h * w, spans)
+            _launch(at_detector.step_slopes, B * spans, S, *given, *found, FIRST=step == 0, KIND=kind, SPAN=SPAN)
+        return spans, alpha[-1], slopes[-1]
+
+    # --- blocks of the object ---
+
+    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """As `Backend.clear`, in one go."""
+        self._on_blocks(blocks.clear, len(field), rows, columns, field, weight)
+
+    def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """As `Backend.narrow`, in one go, in which the largest weight of each block is noted."""
+        slices = len(found[0])
+        tops = found[1].new_empty((slices, rows.shape[0]))
+        given, parts, half = (*sums, *found, tops), len(sums[0]) // slices, found[0].numel()
+        self._on_blocks(blocks.narrow, slices, rows, columns, *given, sizes=(half,), PARTS=parts)
+        self._tops = found[1], rows, tops
+
+    def largest(self, leaf: Leaf) -> Tensor:
+        """As `Backend.largest`; of a batch's weight it is known by block."""
+        weight, rows, tops = self._tops
+        if leaf.array is not weight or leaf.rows is not rows or not tops.numel():
+            return super().largest(leaf)
+        return tops.amax(1).clamp_(min=0)[:, None, None, None]
+
+    def write(
+        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+    ) -> None:
+        """As `Backend.write`; in one go what most engines write."""
+        found = _written(expression, target)
+        if found is None or any(leaf.rows is not rows for leaf in found.leaves):
+            return super().write(target, expression, rows, columns, add)
+        field, weight = found.leaves[0].whole, found.leaves[-1].whole
+        numbers = found.number.reshape(-1)
+        flags: dict[str, Any] = {"TIMES": found.times, "BLEND": found.blend, "KIND": found.kind, "ADD": add}
+        flags["EACH"] = numbers.numel() > 1
+        self._on_blocks(blocks.write, len(target), rows, columns, target, field, weight, numbers, **flags)
+
+    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
+        """As `Backend.add_quotient`, in one go once the largest weight is known."""
+        whole = (target, change, weight)
+        if change.dtype != target.dtype or not all(x.is_contiguous() and not x.is_conj() for x in whole):
+            return super().add_quotient(target, change, weight, blend, times)
+        area, flags = weight.numel(), {"TIMES": float(times), "BLEND": float(blend)}
+        _launch(blocks.add_quotient, -(-area // TILE), *whole, weight.max(), len(target), area, **flags)
+
+    @staticmethod
+    def bring(chunk: Chunk, into: Chunk) -> None:
+        """What a chunk's views have of their own is copied to one of as many views, or more, of which these have no
+        light."""
+        count, size = chunk.views.shape[0], into.views.shape[0]
+        placed = chunk.places is not None and into.places is not None
+        given = [
+            (one.anchors, one.fractions, one.weights, one.places if placed else one.anchors) for one in (chunk, into)
+        ]
+        _launch(blocks.bring, -(-size // TILE), *given[0], *given[1], count, size, PLACES=placed)
+        if not placed:
+            into.counts[:count] = chunk.counts
+
+    @staticmethod
+    def _on_blocks(
+        kernel: Any, slices: int, rows: Tensor, columns: Tensor, *given: Any, sizes: tuple[int, ...] = (), **flags: Any
+    ) -> None:
+        """A program for each of these blocks of each slice."""
+        n, (height, width) = rows.shape[0], given[0].shape[-2:]
+        if n:
+            _launch(kernel, slices * n, *given, rows, columns, n, *sizes, height, width, **flags, SIDE=BLOCK)
 
     # --- adjoints ---
 
@@ -205,6 +310,63 @@ class GpuBackend(FusedBackend):
         return _summed(parts)
 
 
+@dataclass(frozen=True)
+class Written:
+    """What `triton_blocks.write` makes of fields (the weight last), and of numbers."""
+
+    kind: int
+    leaves: tuple[Leaf, ...]
+    number: Tensor
+    times: float = 1.0
+    blend: float = 0.0
+
+
+def _written(expression: Expression | Quotient, target: Tensor) -> Written | None:
+    """How the kernel writes this; None where it does not."""
+    found = _quotient(expression) if isinstance(expression, Quotient) else _root(expression) or _scaled(expression)
+    if found is None or not target.is_contiguous() or target.is_conj():
+        return None
+    first, last, number = found.leaves[0].array, found.leaves[-1].array, found.number
+    real = target.dtype.to_real()
+    if first is None or last is None or first.dtype != target.dtype or not first.is_contiguous():
+        return None
+    if last is not first and (last.dtype != real or not last.is_contiguous()):
+        return None
+    sound = not number.is_complex() and number.numel() in (1, len(target)) and number.device == target.device
+    return found if sound else None
+
+
+def _quotient(quotient: Quotient) -> Written | None:
+    """times field / ((1 - blend) weight + blend top)."""
+    change, weight, top = quotient.change, quotient.weight, quotient.top
+    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and isinstance(top, Tensor)):
+        return None
+    return Written(QUOTIENT, (change, weight), top, float(quotient.times), float(quotient.blend))
+
+
+def _root(expression: Expression) -> Written | None:
+    """field / sqrt(weight weight + number)."""
+    if not isinstance(expression, Operation) or expression.name != "divide" or not isinstance(expression.first, Leaf):
+        return None
+    root = expression.second
+    total = root.first if isinstance(root, Operation) and root.name == "sqrt" else None
+    square = total.first if isinstance(total, Operation) and total.name == "add" else None
+    if not isinstance(square, Operation) or square.name != "multiply" or square.first is not square.second:
+        return None
+    assert isinstance(total, Operation)
+    if not isinstance(square.first, Leaf) or not isinstance(total.second, Tensor):
+        return None
+    return Written(ROOT, (expression.first, square.first), total.second)
+
+
+def _scaled(expression: Expression) -> Written | None:
+    """number field."""
+    if not isinstance(expression, Operation) or expression.name != "multiply" or not isinstance(expression.first, Leaf):
+        return None
+    number = expression.second
+    return Written(SCALED, (expression.first,), number) if isinstance(number, Tensor) else None
+
+
 def _to_probe(
     chunk: Chunk,
     intermediates: FusedIntermediates,
@@ -242,7 +404,7 @@ def tried(device: torch.device) -> None:
     """Runs one small kernel. Raises whatever Triton or the device has against it."""
     window = torch.ones(1, 8, 8, dtype=torch.float32, device=device)
     sums = _parts(window[:, None], 1)
-    _by_view(kernels.brightness, window[:, None], window, window[0] > 0, sums, window, 64)
+    _by_view(at_detector.brightness, window[:, None], window, window[0] > 0, sums, window, 64)
     if float(sums.sum()) != 64:
         raise RuntimeError(f"the sum of 64 ones was {float(sums.sum()):g}")
 
@@ -252,8 +414,10 @@ def _launch(kernel: Any, programs: int, *given: Any, **flags: Any) -> None:
     tensors = [g for g in given if isinstance(g, Tensor)]
     given = tuple(torch.view_as_real(g) if isinstance(g, Tensor) and g.is_complex() else g for g in given)
     cuda = tensors[0].device.type == "cuda"  # Triton launches on the current device, ours may be another
+    if "TILE" in kernel.arg_names:
+        flags["TILE"] = TILE
     with torch.cuda.device(tensors[0].device) if cuda else contextlib.nullcontext():
-        kernel[(programs,)](*given, **flags, TILE=TILE)
+        kernel[(programs,)](*given, **flags)
 
 
 def _by_view(kernel: Any, like: Tensor, *given: Any, **flags: Any) -> None:
@@ -268,7 +432,7 @@ def _tiles(like: Tensor) -> int:
 def _least(waves: Tensor, counts: Tensor, chunk: Chunk) -> Tensor:
     """Power below which a pixel of each view has no light (fidelity.Data.lit), (B,) of the waves' precision."""
     sums, area = _parts(waves, 1), waves.shape[-2] * waves.shape[-1]
-    _by_view(kernels.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
+    _by_view(at_detector.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
     return (_summed(sums)[:, 0] * (UNLIT / area)).to(chunk.background.dtype)
 
 

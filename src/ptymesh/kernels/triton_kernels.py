@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Loops over pixels in Triton, for GPUs. `triton_backend.py` launches them around torch's FFT.
+"""Loops over pixels in Triton, for GPUs. `triton_backend.py` launches them around torch's FFT; those over the detector
+stand in triton_detector.py, those over blocks of the object in triton_blocks.py.
 
 B, M, h, w   views of the chunk, modes, window pixels;  area = h w
 obj          (H, W) one slice of the object;  n  (B, 2) int64, its pixel under each window's corner, y x
@@ -26,15 +27,9 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import triton
 import triton.language as tl
 
-from ptymesh.physics import fidelity, kinds
+from ptymesh.physics import kinds
 
-DARK = tl.constexpr(fidelity.DARK)
-BRIGHTEST = tl.constexpr(fidelity.BRIGHTEST_RATIO)
-NEWTON_STEPS = tl.constexpr(fidelity.NEWTON_STEPS)
 TURN = tl.constexpr(2 * math.pi)
-#: Fidelities, and what `detector` does with the waves.
-AMPLITUDE, POISSON, INTENSITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 #: Sums and their weights.
 OBJECT, OBJECT_WEIGHT = tl.constexpr(kinds.OBJECT), tl.constexpr(kinds.OBJECT_WEIGHT)
 PROBE, PROBE_WEIGHT = tl.constexpr(kinds.PROBE), tl.constexpr(kinds.PROBE_WEIGHT)
@@ -87,6 +82,12 @@ def summed(parts, out, tiles, columns: tl.constexpr, TILE: tl.constexpr):
     tl.store(out + program, tl.sum(total))
 
 
+@triton.jit
+def _unit(waves, area):
+    """1 / area, in the precision of the waves."""
+    return 1.0 / area.to(waves.dtype.element_ty)
+
+
 # --- exit waves and probes ---
 
 
@@ -127,170 +128,6 @@ def ramped(spectrum, fractions, a, out, M, h, w, AXIS: tl.constexpr, TILE: tl.co
     for m in range(M):
         re, im = _load(spectrum, m * h * w + pixels, inside)
         _store(out, (j * M + m) * h * w + pixels, c * re - s * im, c * im + s * re, inside)
-
-
-# --- the detector ---
-
-
-@triton.jit
-def _counts(counts, mask, j, pixels, area, like, inside):
-    """Counts as reals, 0 where there are none to be believed, and where there are."""
-    y = tl.load(counts + j * area + pixels, mask=inside, other=0).to(like.dtype)
-    good = inside & (tl.load(mask + pixels, mask=inside, other=0) != 0) & (y >= 0)
-    return tl.where(good, y, 0.0), good
-
-
-@triton.jit
-def detector(
-    waves,
-    counts,
-    mask,
-    background,
-    least,
-    S_out,
-    parts,
-    M,
-    area,
-    KIND: tl.constexpr,
-    TASK: tl.constexpr,
-    SCALED: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """One pass over Psi and counts: power of all modes, sums for the history, and the change of Psi, in place.
-
-    SCALED: Psi is sqrt(area) times what it should be, and its change is to be divided by that.
-
-    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Backend.exit_wave_update. TASK
-    EXIT_WAVE_UPDATE makes Psi' - Psi, LOSS_GRADIENT -dL/dI Psi. Where the revision has a step length (Poisson,
-    intensity) it only leaves the power in S_out (B, h, w), for `step_lengths` and `step`.
-    """
-    j, tile, pixels, inside = _place(area, TILE)
-    re, im = _load(waves, j * M * area + pixels, inside)
-    S = re * re + im * im
-    for m in range(1, M):
-        re, im = _load(waves, (j * M + m) * area + pixels, inside)
-        S += re * re + im * im
-    if SCALED:
-        S *= _unit(waves, area)
-    y, good = _counts(counts, mask, j, pixels, area, S, inside)
-    b = tl.load(background + pixels, mask=inside, other=0.0)
-    I = S + b
-    root = tl.sqrt(y)
-    difference = tl.where(good, tl.sqrt(I) - root, 0.0)
-    if KIND == AMPLITUDE:
-        loss = difference * difference
-    elif KIND == POISSON:
-        loss = tl.where(good, I - y * tl.log(tl.maximum(I, DARK)), 0.0)
-    else:
-        loss = tl.where(good, (I - y) * (I - y), 0.0)
-    _part(parts, j, tile, area, 0, 6, loss, TILE)
-    _part(parts, j, tile, area, 1, 6, difference * difference, TILE)
-    _part(parts, j, tile, area, 2, 6, y, TILE)
-    _part(parts, j, tile, area, 3, 6, tl.abs(difference), TILE)
-    _part(parts, j, tile, area, 4, 6, root, TILE)
-    _part(parts, j, tile, area, 5, 6, y * y, TILE)
-    if TASK == EXIT_WAVE_UPDATE and KIND != AMPLITUDE:
-        tl.store(S_out + j * area + pixels, S, mask=inside)
-    elif TASK != EVALUATE:
-        if KIND == AMPLITUDE and TASK == EXIT_WAVE_UPDATE:
-            change = tl.sqrt(tl.maximum(y - b, 0.0) / tl.maximum(S, DARK)) - 1
-        elif KIND == AMPLITUDE:
-            change = tl.sqrt(y / tl.maximum(I, DARK)) - 1
-        elif KIND == POISSON:
-            change = y / tl.maximum(I, DARK) - 1
-        else:
-            change = 2 * (y - I)
-        _scale(waves, tl.where(good & (tl.load(least + j) <= S), change, 0.0), j, pixels, M, area, inside, SCALED)
-
-
-@triton.jit
-def brightness(counts, mask, parts, like, area, TILE: tl.constexpr):
-    """Sums of the counts of each view, parts (B, tiles, 1), in the precision of `like`."""
-    j, tile, pixels, inside = _place(area, TILE)
-    y, _ = _counts(counts, mask, j, pixels, area, tl.load(like), inside)
-    _part(parts, j, tile, area, 0, 1, y, TILE)
-
-
-@triton.jit
-def _unit(waves, area):
-    """1 / area, in the precision of the waves."""
-    return 1.0 / area.to(waves.dtype.element_ty)
-
-
-@triton.jit
-def _scale(waves, change, j, pixels, M, area, inside, SCALED: tl.constexpr):
-    if SCALED:
-        change *= _unit(waves, area)
-    for m in range(M):
-        at = (j * M + m) * area + pixels
-        re, im = _load(waves, at, inside)
-        _store(waves, at, change * re, change * im, inside)
-
-
-@triton.jit
-def _direction(S, y, good, b, least, KIND: tl.constexpr):
-    """xi of Psi' = (1 - alpha xi) Psi, see fidelity."""
-    if KIND == POISSON:
-        xi = 1 - tl.minimum(y / tl.maximum(S + b, DARK), BRIGHTEST)
-    else:
-        xi = 2 * (S + b - y)
-    return tl.where(good & (least <= S), xi, 0.0)
-
-
-@triton.jit
-def step_lengths(S_in, counts, mask, background, least, alpha, area, KIND: tl.constexpr, TILE: tl.constexpr):
-    """alpha (B,), a program for each view: Newton's method on the view's loss, see fidelity."""
-    j = tl.program_id(0).to(tl.int64)
-    a, lit = tl.load(alpha + j), tl.load(least + j)
-    for _ in range(NEWTON_STEPS if KIND == POISSON else 1):
-        first = tl.zeros([TILE], S_in.dtype.element_ty)
-        second = tl.zeros([TILE], S_in.dtype.element_ty)
-        for start in range(0, area, TILE):
-            pixels = start + tl.arange(0, TILE)
-            inside = pixels < area
-            S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
-            b = tl.load(background + pixels, mask=inside, other=0.0)
-            y, good = _counts(counts, mask, j, pixels, area, S, inside)
-            xi = _direction(S, y, good, b, lit, KIND)
-            if KIND == POISSON:
-                scale = 1 - a * xi
-                I = tl.maximum(S * scale * scale + b, DARK)
-                slope, misfit = -2 * S * xi * scale, 1 - y / I
-                first += misfit * slope
-                second += y * (slope / I) * (slope / I) + misfit * 2 * S * xi * xi
-            else:
-                first += 2 * S * xi * xi
-                second += 8 * S * S * xi * xi + 2 * S * xi * xi * xi
-        top, bottom = tl.sum(first), tl.sum(second)
-        if KIND == POISSON:
-            a = tl.minimum(tl.maximum(a - top / tl.maximum(bottom, DARK), 0.0), 1.0)
-        else:
-            a = tl.where(bottom > 0, top / tl.maximum(bottom, DARK), 0.0)
-    tl.store(alpha + j, a)
-
-
-@triton.jit
-def step(
-    waves,
-    S_in,
-    counts,
-    mask,
-    background,
-    least,
-    alpha,
-    M,
-    area,
-    KIND: tl.constexpr,
-    SCALED: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Psi becomes Psi' - Psi = -alpha xi Psi, in place; SCALED as in `detector`."""
-    j, _, pixels, inside = _place(area, TILE)
-    S = tl.load(S_in + j * area + pixels, mask=inside, other=0.0)
-    b = tl.load(background + pixels, mask=inside, other=0.0)
-    y, good = _counts(counts, mask, j, pixels, area, S, inside)
-    xi = _direction(S, y, good, b, tl.load(least + j), KIND)
-    _scale(waves, -tl.load(alpha + j) * xi, j, pixels, M, area, inside, SCALED)
 
 
 # --- adjoints ---
@@ -541,10 +378,6 @@ SIGNATURES = {
     summed: "d d i 6 512",
     exit_waves: "c n c c c i i i i 0 512",
     ramped: "c c c c i i i 1 512",
-    detector: "c u b c c c d i i 0 1 1 512",
-    brightness: "u b d c i 512",
-    step_lengths: "c u b c c c i 1 512",
-    step: "c c u b c c c i i 1 1 512",
     to_object: "c n c c c d d d d i i i i i 0 1 2 512",
     to_probe: "c c n c c d d d d i i i i i i 1 2 512",
     to_probes: "c c n c i i i i 1 512",

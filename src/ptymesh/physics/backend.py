@@ -11,9 +11,10 @@ and `exit`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ from ptymesh.physics.rounding import largest, narrowed, rounded
 INSENSITIVE = 1e-3
 #: Columns of what `exit_wave_update` and `loss_gradient` return.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
+Result = TypeVar("Result")
 #: Passes over the detector, by name.
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
 
@@ -133,8 +135,9 @@ class Backend:
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
         return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr), chunk.values)
 
-    def kept(self, intermediates: Intermediates) -> Intermediates | None:
-        """The intermediates without what a later pass can do without; None where it is to be made again instead."""
+    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
+        """What gives the intermediates back, without what a later pass can do without; None where they are to be made
+        again instead. halves: whether waves are kept as such."""
         return None
 
     def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
@@ -212,6 +215,15 @@ class Backend:
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
         """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
         return probe.numel() * probe.element_size()
+
+    def repeat(
+        self, name: tuple[Any, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
+    ) -> Result:
+        """What `work` makes of these tensors, by small steps in which nothing but they and what the name says matters:
+        a GPU launches it as one where it comes again with the same tensors, or with others that are `brought`. What it
+        returns lasts until the next call of that name, which begins with words for what it is.
+        """
+        return work(*given, *brought)
 
     def forget(self) -> None:
         """Lets go of what is kept to be faster: there is too little memory, or what it was kept for is over."""

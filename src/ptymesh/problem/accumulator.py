@@ -18,7 +18,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
-from ptymesh.physics.model import Intermediates
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.rounding import largest, narrowed, shifts_for, total_of, wide
 from ptymesh.problem.batch import Batch, Gradients
 
@@ -78,7 +78,10 @@ class Accumulator:
     def _open(self) -> None:
         """Sums without any term."""
         problem, estimate, parts = self.problem, self.estimate, self.parts
-        shifts, self._limits = self._steps()
+        by_probe = self._buffer("probe", estimate.probe) if self.with_probe else None
+        others = self._buffer("light", estimate.probe[:1].real), self._buffer("opr", estimate.opr)
+        adjoints = (*others, self._buffer("opr light", estimate.opr.real))
+        shifts, self._limits, reached = self._begun([*adjoints] if by_probe is None else [by_probe, *adjoints])
         if self.common:
             obj, weight = self.common.own
         else:
@@ -89,12 +92,10 @@ class Accumulator:
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
-            self._empty("probe", estimate.probe) if self.with_probe else None,
-            self._empty("light", estimate.probe[:1].real),
-            self._empty("opr", estimate.opr),
-            self._empty("opr light", estimate.opr.real),
+            by_probe,
+            *adjoints,
             shifts,
-            torch.zeros_like(self._limits),
+            reached,
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
@@ -119,9 +120,9 @@ class Accumulator:
             return None
         return problem.layout.windows(views, self.estimate.window, problem.dtype, self._shifted)
 
-    def _empty(self, name: str, like: Tensor) -> Tensor:
-        """Sums of arrays like this (C, h, w), in parts, 0."""
-        return self.problem.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts).zero_()
+    def _buffer(self, name: str, like: Tensor) -> Tensor:
+        """Room for sums of arrays like this (C, h, w), in parts."""
+        return self.problem.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts)
 
     @property
     def _shifted(self) -> bool:
@@ -129,13 +130,16 @@ class Accumulator:
         whole = self.problem.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
         return self.problem.model.subpixel == "fourier" and not whole
 
-    def _steps(self) -> tuple[Tensor, Tensor]:
-        """Shifts by kind of sum and part, and limits of terms by kind."""
+    def _begun(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Shifts by kind of sum and part, limits of terms by kind, and how large these were so far: 0, as the sums."""
         problem = self.problem
         room = ROOM[self._tries] if self.task else ANY
-        bounds = expected(self.estimate.probe, problem.brightest, problem.model.fidelity, self.task)
         # where a window is shared out between pixels, four terms of a view may fall on one
-        return shifts_for(bounds * 2.0**room, 4 * len(self.batch.views))
+        how = problem.brightest, problem.model.fidelity, self.task, room, 4 * len(self.batch.views)
+        if problem.device.type == "cpu":
+            return begun(*how, None, self.estimate.probe, *sums)
+        name = "the start of a batch", *how, self.parts, len(sums)
+        return problem.backend.repeat(name, partial(begun, *how, problem.steps), self.estimate.probe, *sums)
 
     def chunks(self) -> Iterator[Chunk]:
         """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
@@ -239,7 +243,7 @@ class Accumulator:
         if self._finish is None:
             self._begin()
         problem.backend.finish(sums)
-        beyond = (sums.reached > self._limits).any().to(torch.float64)
+        beyond = problem.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [] if sums.probe is None else [sums.probe]
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
         assert self._finish is not None
@@ -290,14 +294,31 @@ class Accumulator:
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
         """Probe, its weight, OPR modes and theirs in the precision of the estimate; no numbers where terms were beyond
         all limits, so that the run ends as diverged."""
-        probe, opr, model, real = self.estimate.probe, self.estimate.opr, self.problem.model, self.problem.real
-        *by_probe, weight, by_opr, opr_weight = adjoints
-        found = narrowed(by_probe[0], probe.dtype, len(probe)) if by_probe else torch.zeros_like(probe)
-        modes = narrowed(by_opr, opr.dtype, len(opr))
-        if self.sums.shifted:
-            found, modes = model.unshifted(found) if by_probe else found, model.unshifted(modes)
-        light = narrowed(weight, real, 1)[0]
-        return [_unless(beyond, found), _unless(beyond, light), modes, narrowed(opr_weight, real, len(opr))]
+        problem, estimate = self.problem, self.estimate
+        how = problem.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), problem.dtype
+        name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
+        found = problem.backend.repeat(name, partial(ended, *how), beyond, *adjoints)
+        # somebody may keep them longer than until the next batch
+        return found if problem.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
+
+
+def ended(
+    model: Model | None, modes: int, opr_modes: int, dtype: torch.dtype, beyond: Tensor, *adjoints: Tensor
+) -> list[Tensor]:
+    """Of the sums, or of those besides the probe's, what `Gradients` holds in this precision; model: by which they are
+    shifted back."""
+    *by_probe, weight, by_opr, opr_weight = adjoints
+    light, shares = narrowed(weight, dtype.to_real(), 1)[0], narrowed(opr_weight, dtype.to_real(), opr_modes)
+    found = narrowed(by_probe[0], dtype, modes) if by_probe else weight.new_zeros((modes, *light.shape), dtype=dtype)
+    opr = narrowed(by_opr, dtype, opr_modes)
+    if model is not None:
+        found, opr = model.unshifted(found) if by_probe else found, model.unshifted(opr)
+    return [_unless(beyond, found), _unless(beyond, light), opr, shares]
+
+
+def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
+    """1 if any terms were beyond their limits, 0-d float64."""
+    return (reached > limits).any().to(torch.float64)
 
 
 def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
@@ -311,6 +332,28 @@ def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:
     """These values, or no numbers where there are ranks with terms beyond all limits."""
     return torch.where(beyond > 0, math.nan, values)
+
+
+def begun(
+    brightest: tuple[float, float],
+    fidelity: Fidelity,
+    task: Task | None,
+    room: int,
+    terms: int,
+    steps: tuple[Tensor, Tensor, Tensor] | None,
+    probe: Tensor,
+    *sums: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shifts (6, 2) and limits (6,) of a batch's sums of so many terms, which may exceed what is expected by `room`
+    powers of two; and zeros (6,), as the sums become. steps: where these are to lie."""
+    for array in sums:
+        array.zero_()
+    shifts, limits = shifts_for(expected(probe, brightest, fidelity, task) * 2.0**room, terms)
+    if steps is None:
+        return shifts, limits, torch.zeros_like(limits)
+    for into, found in zip(steps, (shifts, limits, torch.zeros_like(limits)), strict=True):
+        into.copy_(found)
+    return steps
 
 
 def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:

@@ -8,6 +8,7 @@ b        side of an object block
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.physics.backend import Chunk
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates
 
 #: Own views (B,), and what they ask for, a row each.
@@ -84,8 +86,9 @@ class Gradients:
 
 @dataclass(frozen=True)
 class CachedChunk:
-    """A chunk that was swept: its intermediates, where that is worth the memory, and chi (B, M, h, w)."""
+    """A chunk that was swept: what gives its intermediates back, where these are worth the memory; chi (B, M, h, w),
+    None where there is no memory for it."""
 
     chunk: Chunk
-    intermediates: Intermediates | None
-    chi: Tensor
+    intermediates: Callable[[], Intermediates] | None
+    chi: Tensor | Halves | None

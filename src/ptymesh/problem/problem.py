@@ -10,8 +10,9 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.devices import sent
+from ptymesh.distributed.devices import KINDS, sent
 from ptymesh.distributed.exact import Reduction, brightest
 from ptymesh.distributed.layout import BlockSparseField, Migration, Replicated
 from ptymesh.distributed.tiled import Tiled
@@ -29,6 +30,7 @@ from ptymesh.kernels import kernel_backend
 from ptymesh.measurement import Measurement
 from ptymesh.physics.backend import MISFIT, ROOTS, Chunk, Task, terms
 from ptymesh.physics.fidelity import Data
+from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.propagate import try_transforms
@@ -36,6 +38,7 @@ from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.accumulator import Accumulator, loss_and_counts
 from ptymesh.problem.batch import Batch, CachedChunk, Gradients
 from ptymesh.problem.fields import Fields
+from ptymesh.problem.kept_waves import KeptWaves
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget, stored
@@ -44,6 +47,8 @@ from ptymesh.storage.patterns import Patterns
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
+#: Of such arrays, where memory is reckoned.
+CHUNK_ARRAYS = 10
 #: So many times as large may be what is read once in a sweep, or written and not read before the batch's second one.
 KEPT_CHUNKS = 4
 WaveUse = Literal["used", "kept", "dropped"]
@@ -61,7 +66,8 @@ class Problem:
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
         layout: who owns what; its world says where tensors live.
         dtype: complex64 or complex128.
-        room: what memory and disk the patterns may take.
+        memory: what memory and disk the patterns may take.
+        halves: whether waves that are kept between sweeps are halves.
     """
 
     def __init__(
@@ -71,11 +77,12 @@ class Problem:
         layout: Replicated | Tiled,
         dtype: torch.dtype,
         memory: MemoryBudget | None = None,
+        halves: bool = False,
     ) -> None:
         self.model, self.layout, self.world = model, layout, layout.world
         self.dtype, self.real = dtype, torch.float32 if dtype == torch.complex64 else torch.float64
         self.views, self.window, self.geometry = measurement.views, measurement.window, measurement.geometry
-        self.device = self.world.device
+        self.device, self.halves = self.world.device, halves
         #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
         self.scan = measurement.positions
         #: The same before a recipe turned them: what is chosen by these is chosen alike in every orientation.
@@ -92,8 +99,13 @@ class Problem:
         self.view_metrics = ViewMetrics(len(layout.own), self.device)
         #: What a rank says: that it was not asked to stop, or was.
         self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
+        #: Where a device finds shifts, limits and the largest terms of a batch's sums.
+        zeros = partial(torch.zeros, dtype=torch.float64, device=self.device)
+        self.steps = zeros(SUMS, 2), zeros(SUMS), zeros(SUMS)
         #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows).
         self.chunk_limit, self._largest = 0, 1
+        #: Whether waves of a batch are kept for a second sweep, and of how many views they have been in this one.
+        self.keeps, self._kept_views = True, 0
         #: What can be done with fields of the object.
         self.fields = Fields(layout, self.backend, dtype, self.real)
         #: This rank's views of a batch.
@@ -124,7 +136,7 @@ class Problem:
     def begin_epoch(self, estimate: Estimate) -> None:
         """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
         self.local_views.begin_epoch(estimate, self.model.reach)
-        self._sizes_of = {}
+        self._sizes_of, self._kept_views = {}, 0
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
@@ -164,7 +176,7 @@ class Problem:
                 if not ran_out_of_memory(error):
                     raise
             # out here the frames of what failed, and what they held, are gone
-            self.backend.forget()
+            self.give_back()
             if not self.halve_chunks():
                 raise PtymeshError(f"Rank {self.world.rank} ran out of memory with a single view at a time.")
         return _residuals(*self.totals(total))
@@ -315,6 +327,22 @@ class Problem:
         if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
             self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
 
+    def give_back(self) -> None:
+        """Lets go of memory that is held to be faster: there is too little."""
+        self.backend.forget()
+        if self.device.type in KINDS:
+            torch.get_device_module(self.device).empty_cache()
+
+    def make_room(self) -> str:
+        """Takes less memory from here on, and says how: chunks are halved, or what a batch keeps of its waves is made
+        again instead, if that is more; empty where nothing is left to do without."""
+        if self._kept_views and (2 * self._kept_views > CHUNK_ARRAYS * self._largest or self._largest == 1):
+            self.keeps, self._kept_views = False, 0
+            return "it makes waves of a batch twice instead of keeping them"
+        if not self.halve_chunks():
+            return ""
+        return f"it goes on with chunks of {self.chunk_limit} view{'s' * (self.chunk_limit != 1)}"
+
     def halve_chunks(self) -> bool:
         """Half as many views in a chunk from here on; False where the last one had a single view."""
         if self._largest == 1:
@@ -377,6 +405,7 @@ class Problem:
     ) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
         "exit_wave_update" or "loss_gradient", where that is what makes all of the waves; keep: and waves are wanted."""
+        self._kept_views = 0
         self._collecting = Accumulator(self, estimate, batch, only, task, keep)
         return self._collecting
 
@@ -406,9 +435,14 @@ class Problem:
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values
 
+    def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
+        """work(*few), of a few numbers, in which nothing but these changes within a stage: a GPU launches it as one."""
+        found = self.backend.repeat((name,), work, brought=few)
+        return found if self.device.type == "cpu" else found.clone()
+
     def reduction(self, *shape: int) -> Reduction:
         """A sum over views of numbers or arrays of this shape."""
-        return Reduction(shape, self.device)
+        return Reduction(shape, self.device, self.backend.repeat)
 
     def totals(self, *reductions: Reduction) -> list[Tensor]:
         """Sums over all ranks, float64."""
@@ -419,9 +453,22 @@ class Problem:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
         return self.backend.position_step(self.model, chunk, self.cut_from(estimate, chunk), intermediates, chi)
 
+    def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
+        """Room in `memory` for waves of own views that are kept between sweeps, with modes and windows like these."""
+        return KeptWaves.made(memory, name, like, len(self.layout.own), halves=self.halves)
+
     def keep(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
         """What a second sweep of the same chunk needs, without its patterns."""
-        return CachedChunk(replace(chunk, counts=chunk.counts[:0], places=None), self.backend.kept(intermediates), chi)
+        self._kept_views += chunk.views.shape[0]
+        if self.keeps:
+            return self._kept(replace(chunk, counts=chunk.counts[:0], places=None), intermediates, chi)
+        # patterns that were fetched lie where others will
+        counts = chunk.counts.clone() if chunk.places is None else chunk.counts
+        return CachedChunk(replace(chunk, counts=counts), None, None)
+
+    def _kept(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
+        kept = self.backend.kept(intermediates, self.halves)
+        return CachedChunk(chunk, kept, Halves.of(chi) if self.halves else chi)
 
     def systems(
         self, estimate: Estimate, swept: CachedChunk, d_object: Tensor, d_probe: Tensor, modes: int | None = None
@@ -430,8 +477,14 @@ class Problem:
 
         d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
         """
-        intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates
-        return self.backend.systems(self.model, swept.chunk, intermediates, d_object, d_probe, swept.chi[:, :modes])
+        if swept.chi is None:  # nothing has moved: waves are what they were
+            again = self.forward(estimate, swept.chunk)
+            waves = self.backend.detector(self.model, swept.chunk, again, "exit_wave_update")[0]
+            swept = self._kept(swept.chunk, again, waves)
+        assert swept.chi is not None
+        intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
+        chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
+        return self.backend.systems(self.model, swept.chunk, intermediates, d_object, d_probe, chi[:, :modes])
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from ptymesh.physics.operators import WaveOperator
 from ptymesh.run.grids import complex_array, pixel_ratio, resampled
 from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import shown
+from ptymesh.types import Precision, complex_dtype
 
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
 SAME_SCAN_PX = 20.0
@@ -49,7 +49,7 @@ def initial_estimate(
     *,
     object: ObjectOptions,
     probe: ProbeOptions,
-    precision: Literal["single", "double"],
+    precision: Precision,
     device: torch.device | str,
     margin_px: int,
     seed: int,
@@ -72,7 +72,7 @@ def initial_estimate(
     Raises:
         BadInput: a start that the geometry, the window or a file does not allow.
     """
-    geometry, dtype = measurement.geometry, torch.complex64 if precision == "single" else torch.complex128
+    geometry, dtype = measurement.geometry, complex_dtype(precision)
     earlier = _earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:

@@ -145,7 +145,7 @@ class Loop:
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
             self._look_back()
-            engine.before_epoch(problem, state.estimate)
+            memory.before_epoch(engine, problem, state.estimate)
         self._batches(engine, began)
         moved = self._constrain(engine)
         state.estimate.moving = False

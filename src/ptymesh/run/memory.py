@@ -1,15 +1,18 @@
-"""When memory runs out within a step: the chunk is halved and the step taken again, on this rank alone.
+"""When memory runs out within a step: the chunk is halved, or waves of a batch are made again instead of kept, and the
+step is taken again, on this rank alone.
 
 The other ranks wait in their next collective and notice nothing. The step is begun anew from what it began with; sums
-over ranks that it had received by then are given to it again (distributed.world.Record) instead of being asked for.
+over ranks that it had received by then are given to it again (distributed.world.CollectiveLog) instead of being asked
+for. What is computed before an epoch is begun anew likewise; checkpoints and results need little, and are tried again
+with what caches give back.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
-from typing import Literal
+from collections.abc import Callable, MutableMapping
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
 
+Found = TypeVar("Found")
 #: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
 _WAVES, _FIELDS = 10, 4
 #: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
@@ -103,39 +107,64 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
-    """engine.step; out of memory it halves the chunk, says so on stderr, and tries again.
+    """engine.step; out of memory this rank makes room, says so on stderr, and tries again.
 
     first: of a stage; what it begins with is kept on the host, if a quarter of what is free there holds it. A later
     step can be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views,
     which it might have moved.
-    Raises PtymeshError with an estimate of the memory where there is nothing left to halve.
+    Raises PtymeshError with an estimate of the memory where there is nothing left to do without.
     """
-    world = problem.world
     first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
     snapshot = Snapshot(engine, problem, estimate) if first else None
-    world.record = record = CollectiveLog(world.collectives, keep=first)
+
+    def restore() -> bool:
+        if snapshot:
+            snapshot.restore()
+        return first or not engine.per_view
+
+    _retried(lambda: engine.step(problem, estimate, batch), problem, estimate, restore, keep=first)
+
+
+def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
+    """engine.before_epoch, which begins anew in the same way if it had received nothing from other ranks yet."""
+    _retried(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
+
+
+def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
+    """What `act` returns, which asks nothing of other ranks; out of memory it is done once more, when all that is held
+    to be faster has been given back."""
+    try:
+        return act()
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+    problem.give_back()
+    return act()
+
+
+def _retried(
+    act: Callable[[], None], problem: Problem, estimate: Estimate, restore: Callable[[], bool], *, keep: bool
+) -> None:
+    """restore: puts back what was there before, and tells whether that was possible; keep: what ranks send is kept, to
+    be given to it again."""
+    world = problem.world
+    world.record = record = CollectiveLog(world.collectives, keep=keep)
     try:
         while True:
             failure = ""
             try:
-                engine.step(problem, estimate, batch)
+                act()
                 return
             except (MemoryError, RuntimeError) as error:
                 if not ran_out_of_memory(error):
                     raise
                 failure = " ".join(str(error).split())[:200]
-            # out here the frames of the failed step, and what they held, are gone
-            problem.backend.forget()
-            if problem.device.type in KINDS:
-                torch.get_device_module(problem.device).empty_cache()
-            again = record.rewind(world.collectives) and (first or not engine.per_view)
-            if not again or not problem.halve_chunks():
+            # out here the frames of what failed, and what they held, are gone
+            problem.give_back()
+            said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
+            if not said:
                 raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
-            if snapshot:
-                snapshot.restore()
-            views = f"{problem.chunk_limit} view{'s' * (problem.chunk_limit != 1)}"
-            said = f"ptymesh: rank {world.rank} ran out of memory; it goes on with chunks of {views}."
-            print(said, file=sys.stderr, flush=True)
+            print(f"ptymesh: rank {world.rank} ran out of memory; {said}.", file=sys.stderr, flush=True)
     finally:
         world.record = None
 

@@ -46,6 +46,7 @@ from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import balance, draw
 from ptymesh.run.initial import frame
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.types import Precision
 
 LayoutName = Literal["replicated", "tiled"]
 
@@ -66,7 +67,8 @@ GAIN = 1.25
 @dataclass(frozen=True)
 class Scan:
     """What a plan depends on: positions (N, 2), window, frame of the object, modes, slices, bytes of a pattern and of a
-    real number, pixels that views reach beyond their windows."""
+    real number, pixels that views reach beyond their windows, bytes of a real number of waves that are kept (0: as of
+    any)."""
 
     positions: np.ndarray
     window: tuple[int, int]
@@ -78,6 +80,7 @@ class Scan:
     pattern_bytes: int
     real_bytes: int
     reach: int
+    kept_bytes: int = 0
 
     @property
     def anchors(self) -> np.ndarray:
@@ -205,7 +208,7 @@ def scan_of(
     object: ObjectOptions,
     probe: ProbeOptions,
     subpixel: Subpixel,
-    precision: str,
+    precision: Precision,
     margin_px: int,
 ) -> Scan:
     """What a plan depends on, of a data set and the keys of a recipe; no pattern is read.
@@ -230,8 +233,9 @@ def scan_of(
         object.slices,
         probe.opr_modes,
         np.dtype(measurement.patterns.dtype).itemsize * h * w,
-        4 if precision == "single" else 8,
+        8 if precision == "double" else 4,
         reach_of(subpixel),
+        {"single": 4, "mixed": 2, "double": 8}[precision],
     )
 
 
@@ -416,7 +420,8 @@ def _waves(scan: Scan, engine: Engine, owned: int, share: int, device: str) -> i
     wave = 2 * scan.real_bytes * scan.modes * scan.window[0] * scan.window[1]
     chunk = max(wave, min(wave * share, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"])))
     traits = _traits(engine)
-    return CHUNK_ARRAYS * chunk + (12 + traits.waves * owned + traits.swept * share) * wave
+    kept = wave * (scan.kept_bytes or scan.real_bytes) // scan.real_bytes
+    return CHUNK_ARRAYS * chunk + 12 * wave + (traits.waves * owned + traits.swept * share) * kept
 
 
 def _spread(count: int, most: int) -> list[int]:

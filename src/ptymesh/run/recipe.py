@@ -46,6 +46,7 @@ from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.writers import WRITERS
 from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
+from ptymesh.types import Precision
 
 #: What is done when a recipe does not say.
 DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
@@ -120,7 +121,7 @@ class Recipe(Options):
 
     data: DataOptions
     seed: int = Field(0, ge=0, lt=2**63)
-    precision: Literal["single", "double"] = "single"
+    precision: Precision = "single"
     fingerprint: Literal["sample", "all"] = "sample"
     hold_out: float = Field(0.0, ge=0, lt=0.5)
     layout: Literal["auto", "replicated", "tiled"] = "auto"

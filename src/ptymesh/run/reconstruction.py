@@ -48,7 +48,7 @@ from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
 from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
-from ptymesh.run.memory import check_object
+from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
 from ptymesh.run.recipe import engine_of
@@ -57,6 +57,7 @@ from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.sentences import shown
 from ptymesh.storage.memory_budget import MemoryBudget
+from ptymesh.types import Precision, complex_dtype
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
@@ -75,7 +76,7 @@ class Reconstruction(Displayed):
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
         optics: operators between probe and detector by name, as options or as a dict of a recipe's keys.
-        precision: single or double.
+        precision: single, mixed (single, but waves that engines keep of views are halves) or double.
         seed: of batches and initial modes.
         device: auto, cpu, cuda, cuda:N; or a World that was joined before.
         layout: what a rank holds of the object: all of it (replicated), or what its own views see (tiled); auto takes
@@ -98,7 +99,7 @@ class Reconstruction(Displayed):
         probe: ProbeOptions | dict[str, Any] | None = None,
         subpixel: Subpixel = "fourier",
         optics: dict[str, Any] | None = None,
-        precision: Literal["single", "double"] = "single",
+        precision: Precision = "single",
         seed: int = 0,
         device: str | World = "auto",
         layout: Literal["auto", "replicated", "tiled"] = "auto",
@@ -109,7 +110,7 @@ class Reconstruction(Displayed):
         other_data: bool = False,
     ) -> None:
         for name, word, known in (
-            ("precision", precision, ("single", "double")),
+            ("precision", precision, get_args(Precision)),
             ("subpixel", subpixel, get_args(Subpixel)),
             ("layout", layout, ("auto", "replicated", "tiled")),
         ):
@@ -139,7 +140,7 @@ class Reconstruction(Displayed):
         self._noise_floor: tuple[float | None] | None = None
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
-        dtype = torch.complex64 if precision == "single" else torch.complex128
+        dtype = complex_dtype(precision)
         self._compare_ranks(dtype)
         operators = _operators(optics)
         model = Model.for_geometry(
@@ -163,7 +164,8 @@ class Reconstruction(Displayed):
             layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
         owners = self._layout(layout, saved, planned)
         with self.world.heartbeat.doing("read"):
-            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory))
+            halves = precision == "mixed"
+            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory, halves))
             if saved is not None:
                 self.state = RunState.load(saved, self.problem)
                 owners.seen(self.state.estimate.object)
@@ -294,7 +296,8 @@ class Reconstruction(Displayed):
         Every rank gets the whole object; `save` writes it without that.
         """
         estimate = self.state.estimate
-        return self._result(self.problem.layout.whole(estimate.object, estimate).cpu().numpy(), recipe)
+        whole = self.problem.layout.whole(estimate.object, estimate)
+        return self._result(once_more(self.problem, lambda: whole.cpu().numpy()), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
         """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.

@@ -32,7 +32,7 @@ from ptymesh.io.results import Result
 from ptymesh.launcher.launch import cores, launch
 
 #: Relative difference of the final objects up to which they agree, by precision of the run.
-AGREE = {"single": 1e-3, "double": 1e-9}
+AGREE = {"single": 1e-3, "mixed": 1e-3, "double": 1e-9}
 #: Kinds of rows, in their order.
 RANKS, THREADS, WEAK = "ranks", "threads", "weak"
 KINDS = (RANKS, THREADS, WEAK)

@@ -30,6 +30,7 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
 from ptymesh.run.signals import StopSignal
+from ptymesh.types import complex_dtype
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def reconstruction(
 ) -> Reconstruction:
     """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
     taken from there; it must be of the same data unless others are allowed. Collective."""
-    kernels.begin(world.device, torch.complex64 if recipe.precision == "single" else torch.complex128)
+    kernels.begin(world.device, complex_dtype(recipe.precision))
     failure, scan = None, None
     try:
         if recipe.auto is not None:

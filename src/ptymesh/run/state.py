@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
+from ptymesh.run import memory
 from ptymesh.run.changes import COLUMNS, column
 from ptymesh.run.counters import Counters, counters_of
 from ptymesh.unknowns import BUILT_IN, of_scope
@@ -29,6 +31,7 @@ HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", *COLUMNS
 #: Arrays of the estimate in a checkpoint, by how they are held; anchors and nominal positions are no unknowns.
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
 _PER_VIEW = of_scope("view")
+Arrays = dict[str, np.ndarray]
 #: What stands before the name of an unknown of the model's operators.
 OTHERS = "unknown/"
 
@@ -73,29 +76,8 @@ class RunState:
     def save(self, directory: Path, problem: Problem, meta: dict[str, Any]) -> None:
         """Checkpoint into `directory`; collective."""
         estimate, own = self.estimate, problem.layout.own
-        shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
         tile = problem.layout.tile(estimate)
-        here = (slice(None), *tile.inside(estimate.corner))
-        tiles = {"object": _numpy(estimate.object[here])}
-        for stage, memory in self.engines.items():
-            for name, tensor in memory.items():
-                if tensor.shape == estimate.object.shape:
-                    tiles[f"engine/{stage}/{name}"] = _numpy(tensor[here])
-                else:
-                    shared[f"engine/{stage}/{name}"] = _numpy(tensor)
-        shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
-        if self.batch:
-            shared |= {f"before/{name}": _numpy(tensor) for name, tensor in self.before.items()}
-        per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
-        for one in problem.model.unknowns:
-            held = _numpy(estimate[one.name])
-            if one.scope == "view":
-                per_view[OTHERS + one.name] = held[own]
-            else:
-                shared[OTHERS + one.name] = held
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.view_metrics.values)}
-        for stage, memory in self.per_view.items():
-            per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in memory.items()}
+        shared, per_view, tiles = memory.once_more(problem, lambda: self._arrays(problem, tile))
         counters = {
             "stage": self.stage,
             "epoch": self.epoch,
@@ -120,6 +102,33 @@ class RunState:
             tiles=tiles,
             corner=tile.corner,
         )
+
+    def _arrays(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
+        """What ranks share, what this one has of its views, and of the object, by name."""
+        estimate, own = self.estimate, problem.layout.own
+        shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
+        here = (slice(None), *tile.inside(estimate.corner))
+        tiles = {"object": _numpy(estimate.object[here])}
+        for stage, kept in self.engines.items():
+            for name, tensor in kept.items():
+                if tensor.shape == estimate.object.shape:
+                    tiles[f"engine/{stage}/{name}"] = _numpy(tensor[here])
+                else:
+                    shared[f"engine/{stage}/{name}"] = _numpy(tensor)
+        shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
+        if self.batch:
+            shared |= {f"before/{name}": _numpy(tensor) for name, tensor in self.before.items()}
+        per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+        for one in problem.model.unknowns:
+            held = _numpy(estimate[one.name])
+            if one.scope == "view":
+                per_view[OTHERS + one.name] = held[own]
+            else:
+                shared[OTHERS + one.name] = held
+        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.view_metrics.values)}
+        for stage, kept in self.per_view.items():
+            per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in kept.items()}
+        return shared, per_view, tiles
 
     @classmethod
     def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
