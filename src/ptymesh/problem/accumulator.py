@@ -19,7 +19,7 @@ from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.rounding import largest, narrowed, shifts_for, total_of, wide
+from ptymesh.physics.rounding import largest, narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
 
 if TYPE_CHECKING:
@@ -331,6 +331,8 @@ def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
 
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:
     """These values, or no numbers where there are ranks with terms beyond all limits."""
+    if beyond.device.type == "cpu" and not float(beyond):
+        return values
     return torch.where(beyond > 0, math.nan, values)
 
 
@@ -366,7 +368,8 @@ def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, 
     wave, pixel = brightest
     parts = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64)
     square = largest(parts).square()
-    light, obj = 2 * len(probe) * square, wave / total_of(parts.square()).sqrt()
+    # row by row: torch shares a sum of everything out to threads, and its last bit would tell how many there are
+    light, obj = 2 * len(probe) * square, wave / parts.square().flatten(2).sum(2).sum(1).sum().sqrt()
     slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))
