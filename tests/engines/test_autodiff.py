@@ -112,8 +112,8 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     problem.begin_epoch(e)
     batch = Batch(np.array([3, 7]), refine=True)
     parts = engine.gradient(problem, e, batch, {"positions", "weights"}).parts
-    (chunk,) = problem.chunks(e, batch.views)
-    intermediates = problem.forward(e, chunk)
+    (chunk,) = problem.loader.chunks(e, batch.views)
+    intermediates = problem.evaluator.forward(e, chunk)
     counts = chunk.data.y.sum()
     ones = torch.ones_like(chunk.weights[:, :1])
     for unknown, column, moved in [

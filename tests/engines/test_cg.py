@@ -87,7 +87,7 @@ def test_search_finds_the_least_loss_along_the_line(case: dict) -> None:
 
     def along(t: float) -> float:
         moved = Estimate(**{**vars(e), "object": e.object.clone(), "probe": e.probe + t * d.probe})
-        problem.add(moved.object, t * d.object)
+        problem.fields.add(moved.object, t * d.object)
         return loss(problem, moved, batch.views)
 
     here = along(0)

@@ -248,8 +248,8 @@ def test_several_slices_are_refused_before_any_work(engine: type[Engine]) -> Non
 def exit_waves(toy: Toy, e: Estimate) -> torch.Tensor:
     problem, psi = toy.problem(), torch.zeros(len(e.positions), *e.probe.shape, dtype=e.probe.dtype)
     problem.begin_epoch(e)
-    for chunk in problem.chunks(e, np.arange(len(e.positions))):
-        psi[chunk.rows] = problem.forward(e, chunk).exit
+    for chunk in problem.loader.chunks(e, np.arange(len(e.positions))):
+        psi[chunk.rows] = problem.evaluator.forward(e, chunk).exit
     return psi
 
 
