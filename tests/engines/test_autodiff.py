@@ -308,7 +308,7 @@ def test_where_windows_are_dark_the_object_stays_too() -> None:
     start = toy.start()
     lit = start.probe[0].abs() > 0.1 * start.probe.abs().max()
     start.probe[:, ~lit] *= 1e-6
-    light = toy.problem().illumination(start)
+    light = toy.problem().evaluator.illumination(start)
     dark = covered(start) & (light < 1e-9 * light.max())
     assert bool(dark.any())
     moved = {

@@ -176,9 +176,8 @@ def test_schedule() -> None:
     toy = make()
     for epoch, changes in ((1, False), (2, True), (3, False)):
         e = copy(toy.truth)
-        constraints.after_epoch(
-            RPIE(object={"amplitude": {"high": 0.9, "start": 2, "every": 2}}), toy.problem(), e, epoch
-        )
+        engine = RPIE(object={"amplitude": {"high": 0.9, "start": 2, "every": 2}})
+        engine.apply_constraints(toy.problem(), e, epoch)
         assert (relative(e.object, toy.truth.object) > 0) == changes
 
 
@@ -317,4 +316,4 @@ def test_illumination_is_the_sum_of_probes() -> None:
     intensity = (e.probe.abs() ** 2).sum(0).numpy()
     for (y, x), weight in zip(e.anchors.tolist(), e.weights[:, 0].tolist(), strict=True):
         expected[y : y + 24, x : x + 28] += weight**2 * intensity
-    assert np.allclose(toy.problem().illumination(e).numpy(), expected)
+    assert np.allclose(toy.problem().evaluator.illumination(e).numpy(), expected)

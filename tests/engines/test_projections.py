@@ -158,7 +158,7 @@ def test_known_probe_gives_the_object(engine: Engine) -> None:
     toy = make(views=80, counts=1e6)
     engine.probe.frozen = engine.epochs
     state = run(toy, engine, toy.start(probe_error=0))
-    lit = toy.problem().illumination(toy.truth)
+    lit = toy.problem().evaluator.illumination(toy.truth)
     seen = lit > 0.2 * lit.max()
     found, truth = state.estimate.object[0][seen], toy.truth.object[0][seen]
     found = found * torch.exp(-1j * torch.angle((truth.conj() * found).sum()))

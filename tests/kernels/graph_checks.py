@@ -58,7 +58,7 @@ def reconstructed(
     for name in ("object", "probe"):
         wanted, got = (getattr(state.estimate, name).here for state in states)
         assert relative(got, wanted) < 1e-12
-    torch.testing.assert_close(*(p.view_metrics.values.here for p in problems), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*(p.evaluator.view_metrics.values.here for p in problems), rtol=1e-9, atol=1e-12)
     return problems[1]
 
 
