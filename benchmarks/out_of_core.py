@@ -41,7 +41,7 @@ def from_device() -> int | None:
 def reconstructed(scan: Measurement, args: argparse.Namespace, budget: int | None) -> tuple[np.ndarray, dict[str, Any]]:
     """The object, and seconds per epoch, seconds that were waited for patterns, bytes that were read."""
     recon = pm.Reconstruction(scan, memory_budget=budget, scratch=args.scratch, device=args.device)
-    kept = recon.problem.patterns
+    kept = recon.problem.loader.patterns
     waited, fetched, read = kept.waited_s, kept.fetched_bytes, from_device()
     worked = time.process_time()
     seconds = [report.seconds for report in recon.run(ENGINES[args.engine](epochs=args.epochs, batch=args.batch))]

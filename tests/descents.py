@@ -42,8 +42,8 @@ def run(toy: Toy, engine: Engine, start: Estimate, seed: int = 0) -> RunState:
 
 def loss(problem: Problem, e: Estimate, views: np.ndarray | None = None) -> float:
     total = 0.0
-    for chunk in problem.chunks(e, np.arange(problem.views) if views is None else views):
-        S = power(problem.detect(chunk, problem.forward(e, chunk).exit))
+    for chunk in problem.loader.chunks(e, np.arange(problem.views) if views is None else views):
+        S = power(problem.evaluator.detect(chunk, problem.evaluator.forward(e, chunk).exit))
         total += float(fidelity.value(problem.model.fidelity, S, chunk.data).sum())
     return total
 

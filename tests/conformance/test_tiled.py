@@ -98,7 +98,7 @@ def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: i
     problem = toy.problem(world, layout)
     owner = problem.layout.owner.copy()
     if scratch:
-        problem.patterns = _on_disk(problem.patterns, Path(scratch))
+        problem.loader.patterns = _on_disk(problem.loader.patterns, Path(scratch))
     left = [stop_at]
 
     def stop() -> bool:

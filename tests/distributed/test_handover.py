@@ -66,27 +66,27 @@ def moved(world: World, folder: str, budget: int | None) -> list[tuple[bool, int
     layout = Replicated(world, toy.measurement.positions)
     problem = Problem(toy.model, toy.measurement, layout, torch.complex128, MemoryBudget(budget, Path(folder)))
     every = torch.arange(101.0, dtype=torch.float64)[:, None].repeat(1, 5)
-    problem.view_metrics.values = every[layout.own]
+    problem.evaluator.view_metrics.values = every[layout.own]
     waves, found = every[layout.own].to(torch.complex64), []
     for compact, count in ((True, 101), (True, 101), (True, 90), (False, 90)):
         move, sent = follow_draw(layout, problem.scan, np.arange(count), compact), 0
         if move is not None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(handover, "STEP_BYTES", 5 * problem.patterns.frame_bytes)
+                patch.setattr(handover, "STEP_BYTES", 5 * problem.loader.patterns.frame_bytes)
                 before = world.messages
                 problem.hand_over(move)
                 sent = world.messages - before
             waves = move.carry_rows(waves)
         own = torch.as_tensor(layout.own)
-        patterns = next(problem.patterns.sweep(np.arange(len(own)), len(own)))
+        patterns = next(problem.loader.patterns.sweep(np.arange(len(own)), len(own)))
         well = torch.equal(patterns, torch.as_tensor(toy.measurement.patterns.read(layout.own)))
         well = (
             well
-            and torch.equal(problem.view_metrics.values, every[own])
+            and torch.equal(problem.evaluator.view_metrics.values, every[own])
             and torch.equal(waves.real, every[own].float())
         )
-        found.append((well, sent, len(problem.patterns)))
-    problem.patterns.close()
+        found.append((well, sent, len(problem.loader.patterns)))
+    problem.loader.patterns.close()
     return found
 
 

@@ -58,8 +58,8 @@ class Told:
 
     def __init__(self, problem: Problem) -> None:
         self.events: list[str] = []
-        self.post, self.chunks = problem.world.post, problem.chunks
-        problem.world.post, problem.chunks = self._post, self._chunks  # type: ignore[method-assign]
+        self.post, self.chunks = problem.world.post, problem.loader.chunks
+        problem.world.post, problem.loader.chunks = self._post, self._chunks  # type: ignore[method-assign]
 
     def _post(self, sends: Any, receives: Any) -> Any:
         wait = self.post(sends, receives)
@@ -77,11 +77,11 @@ def gradients(world: World, layout: str) -> dict[str, Any]:
     problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
-    problem.chunk_limit = 4
+    problem.loader.chunk_limit = 4
     told = Told(problem)
     s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
     out = torch.zeros_like(e.object)
-    problem.add(out, s.object)
+    problem.fields.add(out, s.object)
     world.__dict__.pop("post")
     return {"object": problem.layout.whole(out, e).numpy(), "probe": s.probe.numpy(), "events": told.events}
 
@@ -110,22 +110,22 @@ def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     batch = Batch(np.random.default_rng(0).permutation(60)[:40])
-    parts = [chunk.views[:, None].double() for chunk in problem.chunks(e, batch.views)]
-    assert torch.cat(parts)[:, 0].tolist() == problem.local_views.mine(batch.views).tolist() if parts else True
-    return problem.of_batch(batch, parts, 1)[:, 0].numpy(), batch.views
+    parts = [chunk.views[:, None].double() for chunk in problem.loader.chunks(e, batch.views)]
+    assert torch.cat(parts)[:, 0].tolist() == problem.loader.local_views.mine(batch.views).tolist() if parts else True
+    return problem.loader.of_batch(batch, parts, 1)[:, 0].numpy(), batch.views
 
 
 def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]:
     """Two steps; in the second, memory runs out on the last rank in the first interior chunk."""
     toy = make(views=60, window=(32, 32), blocks=8)
     problem = toy.problem(world, "tiled")
-    problem.chunk_limit = 4
+    problem.loader.chunk_limit = 4
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     engine, batch = {"rpie": RPIE(), "lsqml": LSQML()}[name], Batch(np.arange(60))
     engine.before_epoch(problem, e)
     memory.step(engine, problem, e, batch, first=True)
-    chunks, left = problem.chunks, [fails and world.rank == world.size - 1]
+    chunks, left = problem.loader.chunks, [fails and world.rank == world.size - 1]
 
     def scarce(*arguments: Any, **options: Any) -> Any:
         for chunk in chunks(*arguments, **options):
@@ -134,14 +134,14 @@ def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]
                 raise MemoryError("all gone")
             yield chunk
 
-    problem.chunks = scarce  # type: ignore[method-assign]
+    problem.loader.chunks = scarce  # type: ignore[method-assign]
     memory.step(engine, problem, e, batch, first=first)
     world.barrier()
     return {
         "object": problem.layout.whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "sent": (world.messages, world.bytes_sent, world.collectives),
-        "limit": problem.chunk_limit,
+        "limit": problem.loader.chunk_limit,
     }
 
 
@@ -168,8 +168,8 @@ def twice(world: World) -> bool:
     batch = Batch(np.arange(60))
     sums = problem.accumulator(e, batch)
     seen = []
-    for chunk in problem.chunks(e, batch.views):
-        scene = problem.forward(e, chunk)
+    for chunk in problem.loader.chunks(e, batch.views):
+        scene = problem.evaluator.forward(e, chunk)
         sums.add(chunk, scene, scene.exit)
         seen.append((chunk, scene))
     with pytest.raises(PtymeshError, match="have been sent already"):

@@ -95,11 +95,11 @@ def followed(world: World) -> list[bool]:
     estimate.object.mul_(1 + world.rank)  # torch counts this
     found.append(same())
     problem.begin_epoch(estimate)
-    blocks = problem.local_views.blocks(estimate, np.arange(3))
+    blocks = problem.loader.local_views.blocks(estimate, np.arange(3))
     ones = torch.full((1, len(blocks.rows), BLOCK, BLOCK), 2.0 + world.rank, dtype=estimate.object.dtype)
     from ptymesh.distributed.layout import BlockSparseField
 
-    problem.add(estimate.object, BlockSparseField(ones, blocks.rows, blocks.columns))  # not this
+    problem.fields.add(estimate.object, BlockSparseField(ones, blocks.rows, blocks.columns))  # not this
     found.append(same())
     estimate.object = estimate.object.clone() * 3  # another array
     found.append(same())
@@ -193,7 +193,7 @@ def by_windows_once_more(world: World) -> tuple[np.ndarray, bool]:
         add_weighted(target, *given, **options)
 
     fields.add_weighted = scarce  # type: ignore[method-assign]
-    problem.chunk_limit = 4
+    problem.loader.chunk_limit = 4
     Loop(problem, state, [RPIE(epochs=1, batch=11)], seed=2).run()
     return problem.layout.whole(state.estimate.object, state.estimate).numpy(), bool(failed)
 

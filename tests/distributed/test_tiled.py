@@ -78,9 +78,9 @@ def batch_sums(world: World, layout: str, relayed: bool = False) -> dict:
     world.bytes_sent = 0
     s = problem.gradients(e, Batch(np.arange(0, 60, 4)))
     out = torch.zeros_like(e.object)
-    problem.add(out, s.object)
+    problem.fields.add(out, s.object)
     weights = torch.zeros_like(e.object.real)
-    problem.add(weights, s.object_weight)
+    problem.fields.add(weights, s.object_weight)
     return {
         "object": problem.layout.whole(out, e).numpy(),
         "weight": problem.layout.whole(weights, e).numpy(),
@@ -164,7 +164,7 @@ def moved(world: World, by: float) -> dict:
 
 
 def _patterns(problem) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    return problem.patterns.rows(torch.arange(len(problem.patterns))).clone()
+    return problem.loader.patterns.rows(torch.arange(len(problem.loader.patterns))).clone()
 
 
 def _scattered(rows: torch.Tensor, own: np.ndarray, n: int) -> torch.Tensor:

@@ -264,7 +264,7 @@ def test_the_kernel_of_the_guide() -> None:
         problem.backend = backend
         problem.begin_epoch(estimate)
         sums = problem.gradients(estimate, Batch(np.arange(20)))
-        found.append((sums.object.values, sums.probe, *problem.running()))
+        found.append((sums.object.values, sums.probe, *problem.evaluator.running()))
     assert relative(found[0][0], found[1][0]) < 1e-12 and relative(found[0][1], found[1][1]) < 1e-12
     assert found[0][2:] == pytest.approx(found[1][2:], rel=1e-12)
     assert names["project"].signatures, "it was called"

@@ -112,8 +112,8 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     problem.begin_epoch(e)
     batch = Batch(np.array([3, 7]), refine=True)
     parts = engine.gradient(problem, e, batch, {"positions", "weights"}).parts
-    (chunk,) = problem.chunks(e, batch.views)
-    intermediates = problem.forward(e, chunk)
+    (chunk,) = problem.loader.chunks(e, batch.views)
+    intermediates = problem.evaluator.forward(e, chunk)
     counts = chunk.data.y.sum()
     ones = torch.ones_like(chunk.weights[:, :1])
     for unknown, column, moved in [
@@ -308,7 +308,7 @@ def test_where_windows_are_dark_the_object_stays_too() -> None:
     start = toy.start()
     lit = start.probe[0].abs() > 0.1 * start.probe.abs().max()
     start.probe[:, ~lit] *= 1e-6
-    light = toy.problem().illumination(start)
+    light = toy.problem().evaluator.illumination(start)
     dark = covered(start) & (light < 1e-9 * light.max())
     assert bool(dark.any())
     moved = {

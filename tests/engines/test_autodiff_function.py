@@ -22,7 +22,7 @@ from toy import make, relative
 def test_gradcheck(case: dict) -> None:
     toy = make(views=3, window=(6, 8), counts=50.0, **case)
     e, problem = toy.start(position_error=0.3), toy.problem()
-    (chunk,) = problem.chunks(e, np.arange(3))
+    (chunk,) = problem.loader.chunks(e, np.arange(3))
     rng = torch.Generator().manual_seed(1)
     obj = e.object + 0.3 * torch.randn(e.object.shape, generator=rng, dtype=e.object.dtype)
     opr = 0.3 * e.probe[:1].flip(-1)
@@ -49,7 +49,7 @@ def own_gradient(world: World) -> tuple[np.ndarray, np.ndarray]:
     probe = e.probe.clone().requires_grad_()
     phase.grad, probe.grad = torch.zeros_like(phase), torch.zeros_like(probe)
     batch = Batch(np.arange(0, 17, 2))
-    for chunk in problem.chunks(e, batch.views):
+    for chunk in problem.loader.chunks(e, batch.views):
         I = intensities(problem.model, chunk, torch.polar(torch.ones_like(phase), phase), probe)
         (I.sqrt() - chunk.data.y.sqrt()).abs().sum().backward()
     by_phase, by_probe = world.sum(phase.grad, probe.grad)

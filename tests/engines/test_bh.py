@@ -79,7 +79,7 @@ def test_gradient_and_hessian(case: dict) -> None:
 
     def at(*steps: float) -> tuple[torch.Tensor, torch.Tensor]:
         there = moved(e, directions, steps)  # type: ignore[arg-type]
-        (chunk,) = problem.chunks(there, np.arange(VIEWS))
+        (chunk,) = problem.loader.chunks(there, np.arange(VIEWS))
         first, second = second_order(problem, there, chunk, directions)
         return first.sum(0), second.sum(0)
 
@@ -117,7 +117,7 @@ def test_amplitude_hessian_is_the_written_one() -> None:
         u = (Psi.conj() * dPsi).real.sum(0)
         bracket = (dPsi.abs() ** 2).sum(0) + (Psi.conj() * d2Psi).real.sum(0)
         expected += float((2 * (1 - (counts / I).sqrt()) * bracket + 2 * counts.sqrt() * u**2 * I**-1.5).sum())
-    (chunk,) = problem.chunks(e, np.arange(3))
+    (chunk,) = problem.loader.chunks(e, np.arange(3))
     hessian = second_order(problem, e, chunk, [d])[1].sum(0)
     assert float(hessian[0, 0]) == pytest.approx(expected, rel=1e-12)
 

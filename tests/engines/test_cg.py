@@ -87,7 +87,7 @@ def test_search_finds_the_least_loss_along_the_line(case: dict) -> None:
 
     def along(t: float) -> float:
         moved = Estimate(**{**vars(e), "object": e.object.clone(), "probe": e.probe + t * d.probe})
-        problem.add(moved.object, t * d.object)
+        problem.fields.add(moved.object, t * d.object)
         return loss(problem, moved, batch.views)
 
     here = along(0)
@@ -150,7 +150,7 @@ def test_phantom(case: dict) -> None:
 def test_known_probe_gives_the_object() -> None:
     toy = make(views=80, counts=1e6)
     state = run(toy, CG(epochs=50, probe={"frozen": 50}), toy.start(probe_error=0))
-    lit = toy.problem().illumination(toy.truth)
+    lit = toy.problem().evaluator.illumination(toy.truth)
     seen = lit > 0.2 * lit.max()
     found, truth = state.estimate.object[0][seen], toy.truth.object[0][seen]
     found = found * torch.exp(-1j * torch.angle((truth.conj() * found).sum()))

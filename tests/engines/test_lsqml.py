@@ -35,7 +35,7 @@ def test_one_view_moves_along_the_least_squares_solution() -> None:
     wave = np.fft.fft2(window * probe, norm="ortho")
     counts = toy.measurement.patterns.read(np.array([j]))[0]
     chi = np.fft.ifft2(np.sqrt(counts) * wave / np.abs(wave), norm="ortho") - window * probe
-    kappa = problem.illumination(e).numpy()
+    kappa = problem.evaluator.illumination(e).numpy()
     d_object = probe.conj() * chi / np.hypot(kappa, 0.1 * kappa.max())[y : y + h, x : x + w]
     d_probe = window.conj() * chi
     design = np.stack([(probe * d_object).ravel(), (d_probe * window).ravel()], axis=1)

@@ -35,7 +35,7 @@ def test_two_slices_without_cross_talk(engine: Engine) -> None:
     assert y >= 0 and x >= 0
     h, w = (min(n, m - o) for n, m, o in zip(made.truth.object.shape[1:], truth.shape[1:], (y, x), strict=True))
     truth[:, y : y + h, x : x + w] = made.truth.object[:, :h, :w]
-    light = recon.problem.illumination(estimate).numpy()
+    light = recon.problem.evaluator.illumination(estimate).numpy()
     lit = light > 0.5 * light.max()
 
     def correlation(a: np.ndarray, b: np.ndarray) -> float:

@@ -80,7 +80,7 @@ def test_phantom(engine: type[Engine], case: dict) -> None:
 def test_known_probe_gives_the_object() -> None:
     toy = make(views=80, counts=1e6)
     state = run(toy, RPIE(epochs=60, batch=8, alpha=0.1, probe={"frozen": 60}), toy.start(probe_error=0))
-    lit = toy.problem().illumination(toy.truth)
+    lit = toy.problem().evaluator.illumination(toy.truth)
     seen = lit > 0.2 * lit.max()
     found, truth = state.estimate.object[0][seen], toy.truth.object[0][seen]
     found = found * torch.exp(-1j * torch.angle((truth.conj() * found).sum()))

@@ -158,7 +158,7 @@ def test_known_probe_gives_the_object(engine: Engine) -> None:
     toy = make(views=80, counts=1e6)
     engine.probe.frozen = engine.epochs
     state = run(toy, engine, toy.start(probe_error=0))
-    lit = toy.problem().illumination(toy.truth)
+    lit = toy.problem().evaluator.illumination(toy.truth)
     seen = lit > 0.2 * lit.max()
     found, truth = state.estimate.object[0][seen], toy.truth.object[0][seen]
     found = found * torch.exp(-1j * torch.angle((truth.conj() * found).sum()))
@@ -248,8 +248,8 @@ def test_several_slices_are_refused_before_any_work(engine: type[Engine]) -> Non
 def exit_waves(toy: Toy, e: Estimate) -> torch.Tensor:
     problem, psi = toy.problem(), torch.zeros(len(e.positions), *e.probe.shape, dtype=e.probe.dtype)
     problem.begin_epoch(e)
-    for chunk in problem.chunks(e, np.arange(len(e.positions))):
-        psi[chunk.rows] = problem.forward(e, chunk).exit
+    for chunk in problem.loader.chunks(e, np.arange(len(e.positions))):
+        psi[chunk.rows] = problem.evaluator.forward(e, chunk).exit
     return psi
 
 

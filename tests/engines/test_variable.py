@@ -60,7 +60,7 @@ def start(toy: Toy, modes: int) -> Estimate:
 
 def error_of(toy: Toy, e: Estimate) -> float:
     """NRMSE of the object after removing phase, scale, ramp and shift."""
-    lit = toy.problem().illumination(toy.truth)
+    lit = toy.problem().evaluator.illumination(toy.truth)
     return object_error(e.object[0].numpy(), toy.truth.object[0].numpy(), (lit > 0.2 * lit.max()).numpy())
 
 

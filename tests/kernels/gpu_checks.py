@@ -148,7 +148,7 @@ def bits(machine: Machine) -> str:
         for limit, layout, capture in ((0, "replicated", True), (0, "replicated", True), (3, "tiled", False)):
             toy = machine.toy(modes=2, dtype=torch.complex64)
             problem = machine.problem(toy, layout, capture=capture)
-            problem.chunk_limit = limit
+            problem.loader.chunk_limit = limit
             state = machine.run(problem, machine.there(share(toy.start(), problem)), engine)
             found.append((machine.here(state.estimate.object), machine.here(state.estimate.probe)))
         for what, other in (("twice", found[1]), ("in other chunks and tiles, one by one", found[2])):
@@ -230,8 +230,8 @@ def fetched(machine: Machine) -> str:
                 patch.setattr(room, "DEVICE_SHARE", share_)
                 problem = machine.problem(toy, room=where)
                 state = machine.run(problem, machine.there(toy.start()), "rpie")
-                found.append((problem.patterns.kind, machine.here(state.estimate.object)))
-                problem.patterns.close()
+                found.append((problem.loader.patterns.kind, machine.here(state.estimate.object)))
+                problem.loader.patterns.close()
     assert [kind for kind, _ in found] == ["device", "host", "disk"]
     assert all(torch.equal(obj, found[0][1]) for _, obj in found), "other bits"
     return "device, host, disk"

@@ -51,14 +51,14 @@ def reconstructed(
     problems, states = [], []
     for some in (GpuBackend(capture=False), backend):
         problem = problem_on(device, toy, some)
-        problem.chunk_limit = limit
+        problem.loader.chunk_limit = limit
         problems.append(problem)
         states.append(run(problem, moved(toy.start(), device), engine, **options))
     assert within_epochs(device) == []
     for name in ("object", "probe"):
         wanted, got = (getattr(state.estimate, name).here for state in states)
         assert relative(got, wanted) < 1e-12
-    torch.testing.assert_close(*(p.view_metrics.values.here for p in problems), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*(p.evaluator.view_metrics.values.here for p in problems), rtol=1e-9, atol=1e-12)
     return problems[1]
 
 
@@ -182,7 +182,7 @@ def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pyte
 
     monkeypatch.setattr(RPIE, "step", starving)
     run(problem, moved(make(views=4, window=(8, 12)).start(), device), "rpie", batch=2)
-    assert before == [0, 0, 1, 1, 0] and problem.chunk_limit == 1
+    assert before == [0, 0, 1, 1, 0] and problem.loader.chunk_limit == 1
 
 
 def test_a_stage_begins_without(device: Pretended, launched: Counter[int]) -> None:

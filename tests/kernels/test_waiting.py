@@ -403,9 +403,9 @@ def test_sums_of_two_batches_at_a_time() -> None:
     assert torch.equal(held.object.values, wanted[0]) and torch.equal(held.object_weight.values, weights[0])
     before = estimate.object.clone()
     for times in (1.0, 0.5):
-        problem.add_weighted(estimate.object, late.object, late.object_weight, blend=0.5, times=times)
+        problem.fields.add_weighted(estimate.object, late.object, late.object_weight, blend=0.5, times=times)
         change, weight = late.object.of(wanted[1]), late.object_weight.of(weights[1])
-        problem.add_weighted(before, change, weight, blend=0.5, times=times)
+        problem.fields.add_weighted(before, change, weight, blend=0.5, times=times)
         assert torch.equal(estimate.object, before)
     assert torch.equal(late.object.values, wanted[1]) and torch.equal(late.object_weight.values, weights[1])
 

@@ -280,7 +280,7 @@ def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
     found = []
     for backend in (Backend(), GpuBackend()):
         problem, state = toy.problem(), RunState(toy.start())
-        problem.backend = problem.fields.backend = backend
+        problem.backend = backend
         positions = {"positions": {"gain": 1}} if engine == "lsqml" else {}
         Loop(problem, state, [ENGINES[engine](epochs=1, batch=4, **positions)], seed=7).run()
         found.append(state.estimate)

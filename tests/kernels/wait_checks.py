@@ -70,8 +70,8 @@ def problem_on(device: Pretended, toy: Toy, backend: Backend, layout: str = "rep
     world, scan = Solo(DEVICE), toy.measurement
     owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
     problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype)
-    problem.backend = problem.fields.backend = backend
-    problem.chunk_limit = 3
+    problem.backend = backend
+    problem.loader.chunk_limit = 3
     return problem
 
 
@@ -287,5 +287,5 @@ def run_here(toy: Toy, engine: str, **options: Any) -> Any:
     """The estimate that the host ends with."""
     with torch.utils._python_dispatch._disable_current_modes():
         problem = toy.problem()
-        problem.chunk_limit = 3
+        problem.loader.chunk_limit = 3
         return run(problem, toy.start(), engine, **options).estimate

@@ -17,7 +17,7 @@ from ptymesh.io import checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
-from ptymesh.problem.floor import noise_floor
+from ptymesh.problem.counts import noise_floor
 from ptymesh.run.changes import COLUMNS, changes, snapshot
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

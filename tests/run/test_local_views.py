@@ -24,23 +24,19 @@ def dealt(world: World, layout: str) -> list[bool]:
     e = share(toy.start(position_error=0.4), problem)
     problem.begin_epoch(e)
     batches = np.array_split(np.random.default_rng(0).permutation(60), 7)
-    expected = [
-        (problem.local_views.of(e, b), problem.local_views.blocks(e, b), problem.local_views.border(e, b))
-        for b in batches
-    ]
+    index = problem.loader.local_views
+    expected = [(index.of(e, b), index.blocks(e, b), index.border(e, b)) for b in batches]
     with patch.object(local_views, "TOGETHER", 27):  # on every rank, hence not the caller's monkeypatch
         return compared(problem, e, batches, expected)
 
 
 def compared(problem: Problem, e: Estimate, batches: list[Any], expected: list[Any]) -> list[bool]:
     """Whether these are what batches are found to be after a deal."""
-    problem.local_views.deal(batches)
-    same = []
+    index, same = problem.loader.local_views, []
+    index.deal(batches)
     for batch, (alone, blocks, border) in zip(batches, expected, strict=True):
-        found, covered = problem.local_views.of(e, batch), problem.local_views.blocks(e, batch)
-        same.append(
-            np.array_equal(found.views, alone.views) and found.border == border == problem.local_views.border(e, batch)
-        )
+        found, covered = index.of(e, batch), index.blocks(e, batch)
+        same.append(np.array_equal(found.views, alone.views) and found.border == border == index.border(e, batch))
         same.extend(torch.equal(*pair) for pair in zip(found.values, alone.values, strict=True))
         same.append(torch.equal(covered.rows, blocks.rows) and torch.equal(covered.columns, blocks.columns))
         for name in ("mine", "theirs", "given", "taken"):
@@ -73,9 +69,9 @@ def test_so_many_views_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     problem.begin_epoch(e)
     views = np.arange(60)
     batches = [views[:9], views[9:18], views[18:27], views[27:58], views[58:]]
-    problem.local_views.deal(batches)
+    problem.loader.local_views.deal(batches)
     for batch in batches:
-        assert np.array_equal(problem.local_views.of(e, batch).views, batch)
+        assert np.array_equal(problem.loader.local_views.of(e, batch).views, batch)
     assert counts == [3, 1, 1], "no more than 27 views together, but for a batch that has more"
 
 
@@ -93,9 +89,9 @@ def test_what_has_moved_is_worked_out_again(move: Callable[[Estimate], Any]) -> 
     problem, e = toy.problem(), toy.start()
     problem.begin_epoch(e)
     batches = np.array_split(np.arange(60), 6)
-    problem.local_views.deal(batches)
-    problem.local_views.of(e, batches[0])
+    problem.loader.local_views.deal(batches)
+    problem.loader.local_views.of(e, batches[0])
     move(e)
-    views, _, anchors, fractions, weights = problem.local_views.of(e, batches[0]).values
+    views, _, anchors, fractions, weights = problem.loader.local_views.of(e, batches[0]).values
     assert torch.equal(weights, e.weights[views])
     torch.testing.assert_close(anchors + fractions, e.positions[views])

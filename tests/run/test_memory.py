@@ -37,7 +37,13 @@ class Scarce:
     """`chunks` that fail once, in the second chunk of a sweep; largest: the largest chunk after that."""
 
     def __init__(self, problem: Any, sweep: int, error: Exception) -> None:
-        self.world, self.chunks, self.sweep, self.error, self.largest = problem.world, problem.chunks, sweep, error, 0
+        self.world, self.chunks, self.sweep, self.error, self.largest = (
+            problem.world,
+            problem.loader.chunks,
+            sweep,
+            error,
+            0,
+        )
         self.swept: set[int] = set()
 
     def __call__(self, estimate: Any, views: Any, **options: Any) -> Any:
@@ -64,12 +70,12 @@ def reconstruct(
     toy = make(views=30, modes=2)
     problem = toy.problem(world, layout)
     state = RunState(share(toy.start(position_error=0.3), problem))
-    problem.chunk_limit = 2
+    problem.loader.chunk_limit = 2
     batch = {} if name in WHOLE else {"batch": 15}
     engine = ENGINES[name](epochs=2, positions={"start": 1}, **batch)
     scarce = Scarce(problem, 10**9 if sweep is None else sweep, MemoryError("all gone"))
     if world.rank == rank:
-        problem.chunks = scarce  # type: ignore[method-assign,assignment]
+        problem.loader.chunks = scarce  # type: ignore[method-assign,assignment]
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         Loop(problem, state, [engine], seed=1).run()
@@ -119,7 +125,7 @@ def test_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
 
-    monkeypatch.setattr(problem, "chunks", chunks)
+    monkeypatch.setattr(problem.loader, "chunks", chunks)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 3 << 30)
     with pytest.raises(PtymeshError) as failed:
         Loop(problem, RunState(toy.start()), [RPIE(epochs=1, batch=6)], seed=1).run()
@@ -131,7 +137,7 @@ def test_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_errors_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = make(views=6)
     problem = toy.problem()
-    monkeypatch.setattr(problem, "chunks", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(problem.loader, "chunks", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Loop(problem, RunState(toy.start()), [RPIE(epochs=1, batch=6)], seed=1).run()
 
@@ -145,37 +151,42 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
 ) -> None:
     toy = make(views=12)
     problem, estimate = toy.problem(), toy.start()
-    problem.chunk_limit = 2
+    problem.loader.chunk_limit = 2
     problem.begin_epoch(estimate)
     batch = Batch(np.arange(12))
     engine.before_epoch(problem, estimate)
     memory.step(engine, problem, estimate, batch, first=True)
-    monkeypatch.setattr(problem, "chunks", Scarce(problem, sweep, MemoryError()))
+    monkeypatch.setattr(problem.loader, "chunks", Scarce(problem, sweep, MemoryError()))
     with nullcontext() if possible else pytest.raises(PtymeshError, match="ran out of memory"):
         memory.step(engine, problem, estimate, batch, first=False)
-    assert (problem.chunk_limit == 1) == possible
+    assert (problem.loader.chunk_limit == 1) == possible
 
 
 def scarce_waves(world: World, most: int | None, halves: bool = False) -> dict[str, Any]:
     """LSQML, where the last rank has memory to keep waves of so many views, and fetches its patterns anew."""
     toy = make(views=30, modes=2, dtype=torch.complex64)
     problem, state = toy.problem(world, halves=halves), RunState(toy.start(position_error=0.3))
-    problem.chunk_limit, keep, held = 2, problem._kept, [0]
+    problem.loader.chunk_limit, keep, held = 2, problem.evaluator._kept, [0]
 
     def scarce(chunk: Any, *given: Any) -> Any:
         if len(chunk.counts) == 0:  # of the first sweep
-            held[0] = problem._kept_views
+            held[0] = problem.evaluator.kept_views
             if most is not None and held[0] > most and world.rank == world.size - 1:
                 raise MemoryError("no room for waves")
         return keep(chunk, *given)
 
-    problem._kept = scarce  # type: ignore[method-assign]
+    problem.evaluator._kept = scarce  # type: ignore[method-assign]
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         Loop(problem, state, [LSQML(epochs=2, batch=30, positions={"start": 1})], seed=1).run()
     e = state.estimate
     arrays = {name: getattr(e, name).numpy() for name in ("object", "probe", "positions")}
-    return {**arrays, "losses": np.array(state.history["loss"]), "said": said.getvalue(), "limit": problem.chunk_limit}
+    return {
+        **arrays,
+        "losses": np.array(state.history["loss"]),
+        "said": said.getvalue(),
+        "limit": problem.loader.chunk_limit,
+    }
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -205,7 +216,7 @@ def scarce_start(world: World, most: int) -> tuple[list[float], int]:
     problem.backend.illuminate = scarce  # type: ignore[method-assign]
     with contextlib.redirect_stderr(io.StringIO()):
         Loop(problem, state, [LSQML(epochs=1, batch=15)], seed=1).run()
-    return state.history["loss"], problem.chunk_limit
+    return state.history["loss"], problem.loader.chunk_limit
 
 
 def test_memory_that_runs_out_before_an_epoch(ranks: Any) -> None:
@@ -225,7 +236,7 @@ def test_memory_that_runs_out_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch, t
         return numpy(tensor)
 
     monkeypatch.setattr(state_module, "_numpy", scarce)
-    monkeypatch.setattr(problem, "give_back", lambda: given_back.append(1))
+    monkeypatch.setattr(problem.setup, "give_back", lambda: given_back.append(1))
     state.save(tmp_path, problem, {})
     assert given_back == [0, 1]
     assert relative(checkpoint.load(tmp_path).shared["probe"], state.estimate.probe) == 0
@@ -259,7 +270,7 @@ def scarce_residual(world: World, most: int) -> tuple[float, float, int]:
         return detector(model, chunk, *given)
 
     problem.backend.detector = scarce  # type: ignore[method-assign]
-    return *problem.residual(estimate), problem.chunk_limit
+    return *problem.residual(estimate), problem.loader.chunk_limit
 
 
 def test_memory_that_runs_out_in_a_residual(ranks: Any) -> None:

@@ -15,6 +15,7 @@ from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
+from ptymesh.problem.counts import mean_pattern
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
@@ -46,15 +47,15 @@ def problem_in(kind: str, world: World, folder: Path) -> Problem:
     """The toy problem with its patterns in memory, in the host's beyond a device, or on disk, 4 times the budget."""
     toy = make(window=WINDOW, views=80, modes=2, noise=True)
     problem = toy.problem(world)
-    own = problem.patterns.take(torch.arange(len(problem.patterns)))
+    own = problem.loader.patterns.take(torch.arange(len(problem.loader.patterns)))
     if kind == "fetched":
-        problem.patterns = Hosted(tuple(own.shape), own.dtype, world.device, 12 * FRAME)
-        problem.patterns.fill(own.split(7))
+        problem.loader.patterns = Hosted(tuple(own.shape), own.dtype, world.device, 12 * FRAME)
+        problem.loader.patterns.fill(own.split(7))
     elif kind == "disk":
         budget = max(16, len(own) // 4) * FRAME
         staged = Problem(toy.model, toy.measurement, problem.layout, torch.complex128, MemoryBudget(budget, folder))
-        problem.patterns = staged.patterns
-        assert isinstance(problem.patterns, Staged)
+        problem.loader.patterns = staged.loader.patterns
+        assert isinstance(problem.loader.patterns, Staged)
     return problem
 
 
@@ -63,12 +64,12 @@ def run(world: World, kind: str, which: str, folder: Path) -> dict[str, np.ndarr
     state = RunState(make(window=WINDOW, views=80, modes=2, noise=True).start())
     Loop(problem, state, engines(which), seed=1).run()
     final = problem.residual(state.estimate)
-    problem.patterns.close()
+    problem.loader.patterns.close()
     return {
         **{name: getattr(state.estimate, name).numpy() for name in ("object", "probe", "positions")},
         "loss": np.asarray(state.history["loss"]),
         "final": np.asarray(final),
-        "mean": problem_in(kind, world, folder).mean_pattern(),
+        "mean": mean_pattern(problem_in(kind, world, folder)),
     }
 
 
@@ -116,7 +117,7 @@ def test_from_python(tmp_path: Path) -> None:
     found = {}
     for budget, kind in ((None, "host"), ("1MB", "host"), (scan.views * FRAME // 4, "disk")):
         recon = pm.Reconstruction(scan, memory_budget=budget, scratch=tmp_path, seed=2)
-        assert recon.problem.patterns.kind == kind
+        assert recon.problem.loader.patterns.kind == kind
         for _ in recon.run(pm.LSQML(epochs=2, batch=20)):
             pass
         result = recon.result()

@@ -148,7 +148,7 @@ def held(name: str, halves: bool) -> int:
     """Bytes of exit waves that an engine keeps of views, or a batch of LSQML between its sweeps."""
     toy, chi = make(views=12, modes=2, dtype=torch.complex64), list[torch.Tensor]()
     problem, engine = toy.problem(halves=halves), ENGINES[name](epochs=1)
-    keep = problem.keep
+    keep = problem.evaluator.keep
 
     def noted(*given: Any) -> Any:
         swept = keep(*given)
@@ -157,7 +157,7 @@ def held(name: str, halves: bool) -> int:
             assert isinstance(swept.intermediates.probes, Halves) == halves
         return swept
 
-    problem.keep = noted  # type: ignore[method-assign]
+    problem.evaluator.keep = noted  # type: ignore[method-assign]
     Loop(problem, RunState(toy.start()), [engine], seed=1).run()
     return sum(tensor.numel() * tensor.element_size() for tensor in [*chi, *engine.per_view.values()])
 

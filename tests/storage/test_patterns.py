@@ -234,6 +234,7 @@ from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.distributed.world import Solo
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
+from ptymesh.problem.counts import mean_pattern
 
 def peak():  # what getrusage says on Linux includes the process that started this one
     if not Path("/proc/self/status").exists():
@@ -249,11 +250,11 @@ budget = int(sys.argv[2]) or None
 before = peak()
 layout = Replicated(Solo(), scan.positions)
 problem = Problem(model, scan, layout, torch.complex64, MemoryBudget(budget, Path(sys.argv[1]).parent))
-mean = problem.mean_pattern()
+mean = mean_pattern(problem)
 total = 0
-for counts in problem.patterns.sweep(np.random.default_rng(0).permutation(scan.views), 64):
+for counts in problem.loader.patterns.sweep(np.random.default_rng(0).permutation(scan.views), 64):
     total += int(counts.view(torch.int16).sum())
-print(problem.patterns.kind, peak() - before, float(mean.sum()), total)
+print(problem.loader.patterns.kind, peak() - before, float(mean.sum()), total)
 """
 
 

@@ -19,7 +19,7 @@ import torch
 
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
-from ptymesh.problem import Problem
+from ptymesh.problem import Problem, ViewLoader
 from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
@@ -69,10 +69,10 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
     own: of positions, intensity and opr, what each view has for itself.
     """
     if not own:
-        return _misfits(problem, estimate, views, problem.mask)
+        return _misfits(problem, estimate, views, problem.loader.mask)
     y, x = (torch.arange(side, device=problem.device) // SQUARE for side in problem.window)
     black = (y[:, None] + x) % 2 == 0
-    halves = [problem.mask & black, problem.mask & ~black]
+    halves = [problem.loader.mask & black, problem.loader.mask & ~black]
     found = []
     for fitted, judged in (halves, halves[::-1]):
         found.append(_misfits(problem, _fit(problem, estimate, views, fitted, own), views, judged))
@@ -80,18 +80,18 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
     return Judged(first.misfit + second.misfit, first.counts + second.counts)
 
 
-def _seeing(problem: Problem, mask: torch.Tensor) -> Problem:
-    """The problem with other pixels masked."""
-    made = copy(problem)
+def _seeing(problem: Problem, mask: torch.Tensor) -> ViewLoader:
+    """The problem's views with other pixels masked."""
+    made = copy(problem.loader)
     made.mask = mask
     return made
 
 
 def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor) -> Judged:
-    seeing = _seeing(problem, mask)
+    seeing, model = _seeing(problem, mask), problem.model
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
-        found = seeing.backend.detector(seeing.model, chunk, seeing.forward(estimate, chunk), "evaluate")[1]
+        found = problem.backend.detector(model, chunk, problem.evaluator.forward(estimate, chunk), "evaluate")[1]
         table[chunk.views] = found[:, MISFIT : MISFIT + 2]
     rows = problem.layout.merge(table)[torch.as_tensor(views, device=problem.device)].cpu().numpy()
     return Judged(rows[:, 0], rows[:, 1])
@@ -99,16 +99,16 @@ def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torc
 
 def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, own: frozenset[str]) -> Estimate:
     """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own."""
-    seeing = _seeing(problem, mask)
+    seeing, evaluator = _seeing(problem, mask), problem.evaluator
     fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone(), moving=True)
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     for _ in range(STEPS):
         asked = []
         for chunk in seeing.chunks(fitted, views):
-            intermediates = seeing.forward(fitted, chunk)
-            chi = seeing.backend.detector(seeing.model, chunk, intermediates, "exit_wave_update")[0]
-            move = seeing.position_step(fitted, chunk, intermediates, chi) if "positions" in own else None
-            weigh = seeing.weight_step(fitted, chunk, intermediates, chi) if own & {"intensity", "opr"} else None
+            intermediates = evaluator.forward(fitted, chunk)
+            chi = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")[0]
+            move = evaluator.position_step(fitted, chunk, intermediates, chi) if "positions" in own else None
+            weigh = evaluator.weight_step(fitted, chunk, intermediates, chi) if own & {"intensity", "opr"} else None
             asked.append((chunk.views, move, weigh))
         for some, move, weigh in asked:
             if move is not None:

@@ -21,6 +21,7 @@ from ptymesh.engines.optimisers import (
 )
 from ptymesh.engines.pie import EPIE, MPIE, RPIE
 from ptymesh.engines.projections import AP, DM, RAAR
+from ptymesh.engines.waves import EngineMemory
 from ptymesh.registry import Registry, subclass_of
 
 _ALL: tuple[type[Engine], ...] = (EPIE, RPIE, MPIE, LSQML, DM, RAAR, AP, BH, CG, LBFGS, *ELEMENTWISE)
@@ -52,6 +53,7 @@ __all__ = [
     "Adamax",
     "Constraint",
     "Engine",
+    "EngineMemory",
     "NAdam",
     "RAdam",
     "RMSprop",

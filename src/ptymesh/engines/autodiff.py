@@ -129,7 +129,7 @@ class Autodiff(Engine):
         value = summary.value
         if wanted & {"object", "amplitude"}:
             slope = torch.zeros_like(estimate.object)
-            problem.add(slope, sums.object * (-2 / summary.divisor))
+            problem.fields.add(slope, sums.object * (-2 / summary.divisor))
             active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
             if active:
                 penalty, by_object = self._penalty(problem, estimate, active)

@@ -1,7 +1,7 @@
 """The forward model as one torch function whose backward pass is written out by hand: for models of a user's own.
 
     obj = problem.layout.seen(estimate.object)                      # what windows are cut from, to make leaves of
-    for chunk in problem.chunks(estimate, batch.views):
+    for chunk in problem.loader.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
     by_object = problem.layout.sum_field(obj.grad)                  # over ranks, of this one's part of the object

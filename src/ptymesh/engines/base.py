@@ -35,6 +35,20 @@ from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
 from ptymesh.unknowns import Unknown
 
+#: In the order in which they are applied: keys of `probe` and `object`. The first ones leave a frozen probe alone.
+ORDER = (
+    ("probe", "support"),
+    ("probe", "fourier_support"),
+    ("probe", "orthogonalise"),
+    ("object", "smooth"),
+    ("object", "amplitude"),
+    ("object", "phase"),
+    ("object", "ramp"),
+    ("object", "scale"),
+    ("probe", "centre"),
+    ("probe", "power"),
+)
+OF_MOVING_PROBE = ("support", "fourier_support", "orthogonalise")
 #: How batches are made up (run/batches.py).
 Order = Literal["random", "uniform", "compact"]
 
@@ -181,6 +195,17 @@ class Engine(Options):
                     f"models.{name} needs an engine whose batches ask for steps of the {model.of} alone, such as rpie, "
                     f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
                 )
+
+    def apply_constraints(self, problem: Problem, estimate: Estimate, epoch: int) -> None:
+        """All constraints and gauges that are due after this epoch (1-based), those of other packages last."""
+        for group, key in ORDER:
+            constraint: Constraint | None = getattr(getattr(self, group), key)
+            held = epoch <= self.probe.frozen and key in OF_MOVING_PROBE
+            if constraint and constraint.active(epoch) and not held:
+                constraint.apply(problem, estimate, self)
+        for constraint in self.constraints.values():
+            if constraint.active(epoch):
+                constraint.apply(problem, estimate, self)
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """What is computed once per epoch, before its first batch; kept in `state`, for an epoch may be interrupted."""

@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ptymesh.distributed.devices import sent
 from ptymesh.engines.descent import Descent, Move, apply
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
@@ -97,9 +98,9 @@ class BH(Descent):
     ) -> tuple[Tensor, Tensor]:
         """L' (n,) and H (n, n) float64 along n moves."""
         n = len(moves)
-        slopes, hessian = problem.reduction(n), problem.reduction(n, n)
+        slopes, hessian = problem.fields.reduction(n), problem.fields.reduction(n, n)
         objects = [problem.fields.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
-        for chunk in problem.chunks(estimate, batch.views):
+        for chunk in problem.loader.chunks(estimate, batch.views):
             directions = [
                 Direction(o, m.probe, None if m.positions is None else m.positions[chunk.rows].to(problem.real))
                 for o, m in zip(objects, moves, strict=True)
@@ -107,15 +108,15 @@ class BH(Descent):
             first, second = second_order(problem, estimate, chunk, directions)
             slopes.add(first)
             hessian.add(second)
-        slope, curvature = problem.totals(slopes, hessian)
+        slope, curvature = problem.fields.totals(slopes, hessian)
         return slope, curvature
 
 
 def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Own views of the batch, and their rows among all own views."""
-    views = problem.local_views.mine(batch.views)
+    views = problem.loader.local_views.mine(batch.views)
     rows = problem.layout.local(views)
-    return problem.sent(views), problem.sent(rows)
+    return sent(views, problem.device), sent(rows, problem.device)
 
 
 def second_order(
@@ -126,14 +127,14 @@ def second_order(
     Re sum slope conj(Psi) Psi_ac is <D^H (slope Psi), psi_ac>: one inverse transform for all pairs.
     """
     model, kind = problem.model, problem.model.fidelity
-    intermediates = problem.forward(estimate, chunk)
-    obj = problem.cut_from(estimate, chunk)
+    intermediates = problem.evaluator.forward(estimate, chunk)
+    obj = problem.evaluator.cut_from(estimate, chunk)
     jet = exit_jet(model, obj, intermediates, directions, chunk.anchors, chunk.fractions, chunk.weights)
-    detected = problem.detect(chunk, jet.value)
+    detected = problem.evaluator.detect(chunk, jet.value)
     S = power(detected)
     slope, curvature = fidelity.slope(kind, S, chunk.data), fidelity.curvature(kind, S, chunk.data)
     gradient = model.detect_adjoint(detected * slope[:, None], chunk.fractions)
-    waves = [problem.detect(chunk, jet.first[a]) for a in range(len(directions))]
+    waves = [problem.evaluator.detect(chunk, jet.first[a]) for a in range(len(directions))]
     changes = [2 * _product(detected, wave) for wave in waves]
     first = torch.stack([over_window(slope * change) for change in changes], dim=1)
     second = first.new_zeros(len(S), len(waves), len(waves))

@@ -9,13 +9,13 @@ object with the inverse ramp on the probe. Intensities do not change by them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from ptymesh.engines import waves
+from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.physics.elementwise import times
@@ -26,9 +26,6 @@ from ptymesh.physics.views import shift
 from ptymesh.problem import Problem
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.schedule import Schedule
-
-if TYPE_CHECKING:
-    from ptymesh.engines.base import Engine
 
 #: Pixels that are lit at least so strongly, as a fraction of the brightest, decide gauges of the object.
 LIT = 0.1
@@ -41,7 +38,7 @@ class Constraint(Schedule):
     point of the group `ptymesh.constraints`, stands under its name in `constraints`.
     """
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Changes the estimate in place, on all ranks alike. Where object, probe and positions become others with the
         same intensities, exit waves that the engine keeps must follow (waves.py)."""
         raise NotImplementedError
@@ -61,7 +58,7 @@ class Support(Constraint):
     radius: float = Field(0.9, gt=0, le=1.5)
     edge: float = Field(0.05, ge=0, le=1)
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         estimate.probe *= disc(estimate.window, self, estimate.probe, centred=True)
 
@@ -69,7 +66,7 @@ class Support(Constraint):
 class FourierSupport(Support):
     """The same disc in Fourier space: the aperture."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         aperture = disc(estimate.window, self, estimate.probe, centred=False)
         estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
@@ -78,7 +75,7 @@ class FourierSupport(Support):
 class Orthogonalise(Constraint):
     """Probe modes are made orthogonal, the strongest first."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         if len(estimate.probe) > 1:
             rotation = problem.world.broadcast(orthogonalising(estimate.probe))[0]
@@ -92,7 +89,7 @@ class Smooth(Constraint):
     sigma_px: float = Field(1.0, gt=0, le=16)
     weight: float = Field(0.1, gt=0, le=1)
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         around, where = problem.layout.around(estimate.object, estimate, _reach(self))
         top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
@@ -118,7 +115,7 @@ class Limits(Constraint):
 class Amplitude(Limits):
     """Of |O|."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         limit_amplitude(estimate.object, self)
 
@@ -126,7 +123,7 @@ class Amplitude(Limits):
 class Phase(Limits):
     """Of arg O, in rad."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         limit_phase(estimate.object, self)
 
@@ -134,7 +131,7 @@ class Phase(Limits):
 class Ramp(Constraint):
     """Gauge without a linear phase ramp of the object; the probe takes the inverse."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, lit(problem, estimate)))
 
@@ -142,7 +139,7 @@ class Ramp(Constraint):
 class Scale(Constraint):
     """Gauge with mean amplitude 1 of the object where it is lit; the probe takes the inverse."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         mean = problem.fields.mean(estimate.object.abs(), lit(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
@@ -151,7 +148,7 @@ class Scale(Constraint):
 class Centre(Constraint):
     """Gauge with the probe's centre of mass in the middle of the window; positions follow."""
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         waves.move(engine, problem, centre(estimate, whole=problem.model.subpixel == "none"))
 
@@ -161,7 +158,7 @@ class Power(Constraint):
 
     counts: float | None = Field(None, gt=0)
 
-    def apply(self, problem: Problem, estimate: Estimate, engine: Engine) -> None:
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         current = total_of(torch.view_as_real(estimate.probe).square())
         if self.counts is None:
@@ -170,37 +167,9 @@ class Power(Constraint):
         rescale(estimate, math.sqrt(float(current) / target))
 
 
-#: In the order in which they are applied: keys of `probe` and `object`. The first ones leave a frozen probe alone.
-ORDER = (
-    ("probe", "support"),
-    ("probe", "fourier_support"),
-    ("probe", "orthogonalise"),
-    ("object", "smooth"),
-    ("object", "amplitude"),
-    ("object", "phase"),
-    ("object", "ramp"),
-    ("object", "scale"),
-    ("probe", "centre"),
-    ("probe", "power"),
-)
-OF_MOVING_PROBE = ("support", "fourier_support", "orthogonalise")
-
-
-def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, epoch: int) -> None:
-    """All constraints that are due after this epoch (1-based), those of other packages last."""
-    for group, key in ORDER:
-        constraint: Constraint | None = getattr(getattr(engine, group), key)
-        held = epoch <= engine.probe.frozen and key in OF_MOVING_PROBE
-        if constraint and constraint.active(epoch) and not held:
-            constraint.apply(problem, estimate, engine)
-    for constraint in engine.constraints.values():
-        if constraint.active(epoch):
-            constraint.apply(problem, estimate, engine)
-
-
 def lit(problem: Problem, estimate: Estimate) -> Tensor:
     """Object pixels (H, W) bool that are lit well enough to decide a gauge."""
-    illumination = problem.illumination(estimate)
+    illumination = problem.evaluator.illumination(estimate)
     return illumination > LIT * problem.fields.max(illumination)
 
 

@@ -74,12 +74,12 @@ class Descent(Engine):
         """s and z of the batch, in one sweep. What moves positions and beams becomes steps of alpha."""
         kind, model = problem.model.fidelity, problem.model
         accumulator = problem.accumulator(estimate, batch)
-        terms = problem.reduction(3)
-        for chunk in problem.chunks(estimate, batch.views):
-            intermediates = problem.forward(estimate, chunk)
-            detected = problem.detect(chunk, intermediates.exit)
+        terms = problem.fields.reduction(3)
+        for chunk in problem.loader.chunks(estimate, batch.views):
+            intermediates = problem.evaluator.forward(estimate, chunk)
+            detected = problem.evaluator.detect(chunk, intermediates.exit)
             S = power(detected)
-            problem.note(chunk, S)
+            problem.evaluator.note(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
             if kind == "poisson":  # dim pixels must not decide the direction; how far to go follows from the true loss
                 slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
@@ -121,15 +121,15 @@ class Descent(Engine):
         the ladder, refined by a parabola."""
         direction, kind = problem.fields.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
-        losses = problem.reduction(len(steps))
-        for chunk in problem.chunks(estimate, batch.views):
+        losses = problem.fields.reduction(len(steps))
+        for chunk in problem.loader.chunks(estimate, batch.views):
             windows = problem.model.windows(direction, chunk.anchors, chunk.fractions, problem.window)
             probes = problem.model.probes(move.probe, chunk.fractions, chunk.weights)
-            waves = exit_polynomial(problem.model, problem.forward(estimate, chunk), probes, windows)
-            powers = power_polynomial([problem.detect(chunk, wave) for wave in waves])
+            waves = exit_polynomial(problem.model, problem.evaluator.forward(estimate, chunk), probes, windows)
+            powers = power_polynomial([problem.evaluator.detect(chunk, wave) for wave in waves])
             values = [fidelity.value(kind, evaluated(powers, t).clamp(min=0), chunk.data) for t in steps]
             losses.add(torch.stack(values, dim=1))
-        return lowest(torch.tensor(steps, dtype=torch.float64), problem.totals(losses)[0].cpu())
+        return lowest(torch.tensor(steps, dtype=torch.float64), problem.fields.totals(losses)[0].cpu())
 
 
 def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
@@ -139,8 +139,8 @@ def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:
     """Object and probe move."""
-    problem.add(estimate.object, move.object)
-    problem.add(estimate.probe, move.probe)
+    problem.fields.add(estimate.object, move.object)
+    problem.fields.add(estimate.probe, move.probe)
 
 
 def floored(weight: Weight, delta: float) -> Weight:

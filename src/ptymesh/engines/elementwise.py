@@ -23,6 +23,7 @@ import torch
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from torch import Tensor
 
+from ptymesh.distributed.devices import sent
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import OnOff, Options, Schedule
 from ptymesh.engines.schedulers import Pace, Scheduler
@@ -165,18 +166,19 @@ class Elementwise(Autodiff):
         for name, part in found.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
-            self._update(leaves, batch.epoch, fused=problem.fuses_updates)
+            # over an array once, where counters are on the host anyway; a GPU would round its last numbers otherwise
+            self._update(leaves, batch.epoch, fused=problem.device.type == "cpu")
         self.write(problem, estimate, leaves, found.parts)
         if background is not None:
             self._step_background(estimate, background, batch.epoch)
         if "positions" in leaves:
-            own = problem.sent(problem.layout.own)
+            own = sent(problem.layout.own, problem.device)
             batch.asked.positions = [(own, leaves["positions"][own])]
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """Keeps the epoch's loss for a scheduler that looks at it."""
         if self.scheduler and self.scheduler.looks_at_losses:
-            loss = torch.tensor([problem.running()[0]], dtype=torch.float64)
+            loss = torch.tensor([problem.evaluator.running()[0]], dtype=torch.float64)
             self.state["losses"] = torch.cat((self.state.get("losses", loss[:0]).cpu(), loss))
 
     def _moving(self, problem: Problem, batch: Batch) -> set[str]:

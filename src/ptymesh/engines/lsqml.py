@@ -71,7 +71,7 @@ class LSQML(Engine):
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """kappa of all views, and where the epoch starts."""
-        self.state["kappa"] = problem.illumination(estimate)[None].expand(estimate.object.shape).clone()
+        self.state["kappa"] = problem.evaluator.illumination(estimate)[None].expand(estimate.object.shape).clone()
         self.state["kappa_max"] = problem.fields.max(self.state["kappa"])
         if self.order == "compact":
             self.state["pending"] = torch.zeros_like(estimate.object)
@@ -86,21 +86,21 @@ class LSQML(Engine):
         found, d_probe = self._directions(problem, sums, len(batch.views))
         direction = problem.fields.spread(found, estimate)
         d_object = problem.fields.touched(direction, found)
-        systems = problem.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
-        by_object, by_probe = problem.at_once("step lengths", self._steps, systems).to(problem.real)
+        systems = problem.loader.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
+        by_object, by_probe = problem.evaluator.at_once("step lengths", self._steps, systems).to(problem.real)
         if self.order == "compact":
-            problem.add(self.state["pending"], by_object * d_object)
-            problem.add(estimate.probe, by_probe * len(batch.views) / problem.views * d_probe)
+            problem.fields.add(self.state["pending"], by_object * d_object)
+            problem.fields.add(estimate.probe, by_probe * len(batch.views) / problem.views * d_probe)
             return
-        problem.add(estimate.object, by_object * d_object)
-        problem.add(estimate.probe, by_probe * d_probe)
+        problem.fields.add(estimate.object, by_object * d_object)
+        problem.fields.add(estimate.probe, by_probe * d_probe)
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Gradients, list[CachedChunk]]:
         accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update", keep=True), []
         for chunk in accumulator.chunks():
-            intermediates = problem.forward(estimate, chunk)
+            intermediates = problem.evaluator.forward(estimate, chunk)
             chi = accumulator.exit_wave_update(chunk, intermediates)
-            swept.append(problem.keep(chunk, intermediates, chi))
+            swept.append(problem.evaluator.keep(chunk, intermediates, chi))
         return accumulator.total(), swept
 
     def _directions(self, problem: Problem, sums: Gradients, views: int) -> tuple[BlockSparseField, Tensor]:
@@ -118,7 +118,7 @@ class LSQML(Engine):
     ) -> list[Tensor]:
         """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
         modes = None if self.step_modes == "all" else 1
-        return [problem.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
+        return [problem.evaluator.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
 
     def _steps(self, systems: Tensor) -> Tensor:
         """Steps of object and probe, (2,), from (B, 5)."""
@@ -151,11 +151,11 @@ class LSQML(Engine):
         of the object, which each batch moves as far as its few views ask, against (-0.4 on the Siemens star).
         """
         if self.order == "compact":
-            problem.add(estimate.object, self.state["pending"])
+            problem.fields.add(estimate.object, self.state["pending"])
         if self.momentum is None:
             return
         state, memory, gain = self.state, self.momentum.memory, self.momentum.gain
-        residual = torch.tensor([problem.running()[1]], dtype=torch.float64)
+        residual = torch.tensor([problem.evaluator.running()[1]], dtype=torch.float64)
         state["errors"] = torch.cat((state.get("errors", residual[:0]).cpu(), residual))[-memory - 1 :]
         falling = len(state["errors"]) > memory and bool((state["errors"].diff() < 0).all())
         on = falling and self.momentum.active(int(state["epoch"]))
@@ -163,11 +163,11 @@ class LSQML(Engine):
         velocity = _velocity(state, "", update, memory, on, lambda a, b: problem.fields.dot(a, b, estimate))
         if velocity is not None:
             weight = state["kappa"] / (0.1 * state["kappa_max"] + state["kappa"])
-            problem.add(estimate.object, gain * weight * velocity)
+            problem.fields.add(estimate.object, gain * weight * velocity)
         update = estimate.probe - state.pop("probe_start")
         velocity = _velocity(state, "probe_", update, memory, on, lambda a, b: total_of(product(a, b)))
         if velocity is not None:
-            problem.add(estimate.probe, gain * velocity)
+            problem.fields.add(estimate.probe, gain * velocity)
 
 
 def _velocity(

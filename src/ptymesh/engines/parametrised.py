@@ -91,10 +91,10 @@ def _by_probe(batch: Batch, J: Tensor) -> Tensor:
 
 def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     """J^T s over the views of all ranks, (n,) on the host. Collective."""
-    reduction = problem.reduction(len(J))
+    reduction = problem.fields.reduction(len(J))
     for views, steps in batch.asked.positions:
         reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
-    return problem.totals(reduction)[0].cpu()
+    return problem.fields.totals(reduction)[0].cpu()
 
 
 def _independent(J: Tensor, size: float) -> Tensor:

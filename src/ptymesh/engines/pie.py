@@ -41,8 +41,10 @@ class RPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
-        problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=self.gamma_object)
+        problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
+        problem.fields.add_weighted(
+            estimate.object, s.object, s.object_weight, blend=self.alpha, times=self.gamma_object
+        )
 
 
 class EPIE(Engine):
@@ -57,8 +59,8 @@ class EPIE(Engine):
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
         s = problem.gradients(estimate, batch)  # of both, before either moves
-        problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
-        problem.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=self.gamma_object)
+        problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
+        problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=self.gamma_object)
 
 
 class MPIE(RPIE):

@@ -82,26 +82,28 @@ class Projections(Engine):
         for turn, unknown in enumerate(turns, start=1):
             last = turn == len(turns)
             sums = problem.accumulator(estimate, replace(batch, refine=False, vary=batch.vary and last), unknown)
-            for chunk in problem.chunks(estimate, batch.views):
-                intermediates = problem.forward(estimate, chunk)
+            for chunk in problem.loader.chunks(estimate, batch.views):
+                intermediates = problem.evaluator.forward(estimate, chunk)
                 if turn == 1:
                     if batch.refine:
-                        chi = problem.exit_wave_update(chunk, intermediates)
-                        position_steps.append((chunk.views, problem.position_step(estimate, chunk, intermediates, chi)))
+                        chi = problem.evaluator.exit_wave_update(chunk, intermediates)
+                        position_steps.append(
+                            (chunk.views, problem.evaluator.position_step(estimate, chunk, intermediates, chi))
+                        )
                     self.move(problem, chunk, intermediates)
                 sums.add(chunk, intermediates, self.wanted(chunk) - intermediates.exit)
             s = sums.total()
             if unknown == "object":
-                problem.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
+                problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
             else:
-                problem.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.alpha)
+                problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.alpha)
         batch.asked.positions.extend(position_steps)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""
-        psi = problem.new_waves(self.per_view, "psi", estimate.probe)
-        for chunk in problem.chunks(estimate, batch.views):
-            psi[chunk.rows] = problem.forward(estimate, chunk).exit
+        psi = problem.evaluator.new_waves(self.per_view, "psi", estimate.probe)
+        for chunk in problem.loader.chunks(estimate, batch.views):
+            psi[chunk.rows] = problem.evaluator.forward(estimate, chunk).exit
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """New waves of the chunk's views, from the projection `intermediates.exit`; notes its loss and residual."""
@@ -130,11 +132,13 @@ class DM(Projections):
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
-        problem.evaluate(chunk, intermediates.exit)
+        problem.evaluator.evaluate(chunk, intermediates.exit)
         psi = self.waves("psi")
         before = psi[chunk.rows]
         reflected = 2 * intermediates.exit - before
-        psi[chunk.rows] = before + self.beta * (reflected + problem.fit(chunk, reflected) - intermediates.exit)
+        psi[chunk.rows] = before + self.beta * (
+            reflected + problem.evaluator.fit(chunk, reflected) - intermediates.exit
+        )
 
 
 class RAAR(Projections):
@@ -151,11 +155,11 @@ class RAAR(Projections):
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
-        problem.evaluate(chunk, intermediates.exit)
+        problem.evaluator.evaluate(chunk, intermediates.exit)
         psi, nearest, beta = self.waves("psi"), self.waves("fitted"), self.beta
         moved = beta * (intermediates.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
         psi[chunk.rows] = moved
-        nearest[chunk.rows] = moved + problem.fit(chunk, moved)
+        nearest[chunk.rows] = moved + problem.evaluator.fit(chunk, moved)
 
     def wanted(self, chunk: Chunk) -> Tensor:
         """2 Pi_A psi - psi."""
@@ -169,10 +173,10 @@ class AP(Projections):
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """psi <- Pi_A(P O); (O, P) <- Pi_O psi."""
-        problem.new_waves(self.per_view, "psi", estimate.probe)
+        problem.evaluator.new_waves(self.per_view, "psi", estimate.probe)
         super().step(problem, estimate, batch)
         self.per_view.clear()
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """psi <- Pi_A(P O)."""
-        self.waves("psi")[chunk.rows] = intermediates.exit + problem.exit_wave_update(chunk, intermediates)
+        self.waves("psi")[chunk.rows] = intermediates.exit + problem.evaluator.exit_wave_update(chunk, intermediates)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
@@ -52,28 +53,30 @@ class Sweep:
         self.accumulator = problem.accumulator(
             estimate, replace(batch, vary=vary), task="loss_gradient" if self._plain else None
         )
-        self.terms = problem.reduction(loss.terms)
+        self.terms = problem.fields.reduction(loss.terms)
         shapes = {"background": (2, *problem.window), "slice_spacing": (2,), "tilt": (2, 2)}
         shapes |= {name: (2, *real(estimate[name]).shape) for name, one in self._others.items() if one.scope != "view"}
         #: Of operators' unknowns with a row per view, chunk by chunk: slopes (B, numbers of a row), last curvature.
         self._of_views: dict[str, list[Tensor]] = {}
-        self.reductions = {name: problem.reduction(*shape) for name, shape in shapes.items() if name in wanted}
+        self.reductions = {name: problem.fields.reduction(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
         """Sweeps the batch; `note`: for the running loss of the epoch."""
         if self._plain:
             for chunk in self.accumulator.chunks():
-                self.terms.add(self.accumulator.loss_gradient(chunk, self.problem.forward(self.estimate, chunk), note))
+                self.terms.add(
+                    self.accumulator.loss_gradient(chunk, self.problem.evaluator.forward(self.estimate, chunk), note)
+                )
             return
-        for chunk in self.problem.chunks(self.estimate, self.batch.views):
+        for chunk in self.problem.loader.chunks(self.estimate, self.batch.views):
             self._add(chunk, note)
 
     def _add(self, chunk: Chunk, note: bool) -> None:
         """A chunk whose waves are looked at, or whose loss is not the model's fidelity."""
         problem, model, estimate = self.problem, self.problem.model, self.estimate
-        intermediates = problem.forward(estimate, chunk)
+        intermediates = problem.evaluator.forward(estimate, chunk)
         if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
-            waves, sums = problem.loss_gradient(chunk, intermediates, note)
+            waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note)
             self.terms.add(sums)
         else:
             waves = self._loss_gradient(chunk, intermediates, note)
@@ -101,10 +104,10 @@ class Sweep:
     def _loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool) -> Tensor:
         """-D^H (slope Psi) of any loss, (B, M, h, w)."""
         problem = self.problem
-        detected = problem.detect(chunk, intermediates.exit)
+        detected = problem.evaluator.detect(chunk, intermediates.exit)
         S = power(detected)
         if note:
-            problem.note(chunk, S)
+            problem.evaluator.note(chunk, S)
         slope = self.loss.slope(S, chunk.data)
         self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
@@ -131,7 +134,7 @@ class Sweep:
         others = dict(zip(sent, sums.others, strict=True))
         of_loss, loss = others.pop("loss"), self.loss
         if isinstance(loss, OfFidelity):
-            summary = Summary(*self.problem.at_once("what a loss means", loss.summed_up, of_loss))
+            summary = Summary(*self.problem.evaluator.at_once("what a loss means", loss.summed_up, of_loss))
         else:  # which may hold numbers of this batch
             summary = loss.summary(of_loss)
         _, D, c, _ = summary
@@ -153,10 +156,10 @@ class Sweep:
         of_views = {"positions": self.batch.asked.positions, "weights": self.batch.asked.weights}
         for name in [name for name in of_views if name in self.wanted]:  # in one order on all ranks, unlike a set's
             width = self.estimate[name][0].numel()
-            rows[name] = problem.rows(self.batch, [step for _, step in of_views[name]], width)
+            rows[name] = problem.loader.rows(self.batch, [step for _, step in of_views[name]], width)
         for name in [name for name, one in self._others.items() if one.scope == "view"]:
             width = real(self.estimate[name])[0].numel() + 1
-            rows[name] = problem.rows(self.batch, self._of_views.get(name, []), width)
+            rows[name] = problem.loader.rows(self.batch, self._of_views.get(name, []), width)
         return rows
 
     def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
@@ -193,7 +196,7 @@ class Sweep:
     def _of_all(self, rows: Tensor, others: Tensor) -> Tensor:
         """Of all views (N, ...): these rows (B, n) of the batch's, and of the others what is given."""
         found = others.clone()
-        found[self.problem.sent(self.batch.views)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
+        found[sent(self.batch.views, self.problem.device)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
         return found
 
     def _pixel_tilt(self) -> Tensor:
@@ -218,12 +221,12 @@ def _along(derivative: Tensor, waves: Tensor) -> Tensor:
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each; one message."""
-    sums = problem.reduction(3, *problem.window)
-    for chunk in problem.chunks(estimate, batch.views):
+    sums = problem.fields.reduction(3, *problem.window)
+    for chunk in problem.loader.chunks(estimate, batch.views):
         data = chunk.data
-        I = data.intensity(power(problem.detect(chunk, problem.forward(estimate, chunk).exit)))
+        I = data.intensity(power(problem.evaluator.detect(chunk, problem.evaluator.forward(estimate, chunk).exit)))
         sums.add(torch.stack((torch.where(data.good, I, 0.0), data.y, data.good.to(I.dtype)), dim=1))
-    I, y, n = problem.totals(sums)[0].to(problem.real)
+    I, y, n = problem.fields.totals(sums)[0].to(problem.real)
     return I, y, n
 
 

@@ -9,7 +9,7 @@ kept ones must not stay behind. Which they are: those of `engine.per_view` that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,19 +19,31 @@ from ptymesh.physics.elementwise import times
 from ptymesh.physics.modes import mixed
 from ptymesh.physics.views import shift
 from ptymesh.problem import KeptWaves, Problem
-
-if TYPE_CHECKING:
-    from ptymesh.engines.base import Engine
+from ptymesh.unknowns import Unknown
 
 
-def rotate(engine: Engine, rotation: Tensor) -> None:
+class EngineMemory(Protocol):
+    """What an engine remembers, as gauges and constraints see it (base.py says what each holds)."""
+
+    remembers: ClassVar[tuple[Unknown, ...]]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """By name."""
+
+    @property
+    def per_view(self) -> dict[str, Tensor]:
+        """Of own views, by name."""
+
+
+def rotate(engine: EngineMemory, rotation: Tensor) -> None:
     """psi_jm <- sum_n R_mn psi_jn: the probe's modes were mixed by R (M, M)."""
     for waves, row in _each(engine):
         psi = waves[row]
         waves[row] = mixed(psi, rotation.to(psi.dtype))
 
 
-def move(engine: Engine, problem: Problem, by: Tensor) -> None:
+def move(engine: EngineMemory, problem: Problem, by: Tensor) -> None:
     """psi_j <- T_d psi_j: the probe was moved by d (2,) pixels and the positions by -d.
 
     With Fourier sub-pixel positions a wave stays until its window gets a new anchor (see `roll`): until then the shift
@@ -44,7 +56,7 @@ def move(engine: Engine, problem: Problem, by: Tensor) -> None:
         waves[row] = shift(psi, by.to(psi.real.dtype)[None])
 
 
-def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[float]) -> None:
+def ramp(engine: EngineMemory, problem: Problem, estimate: Estimate, gradient: list[float]) -> None:
     """psi_j <- exp(-i g.(p_j + (h, w)/2 - (H, W)/2)) psi_j: what a ramp exp(-i g.r) about the object's middle and its
     inverse about the probe's leave of each other, g (2,) in rad/px."""
     own = torch.as_tensor(problem.layout.own, device=problem.device)
@@ -59,7 +71,7 @@ def ramp(engine: Engine, problem: Problem, estimate: Estimate, gradient: list[fl
         waves[row] = times(psi, factor[row].to(psi.dtype))
 
 
-def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
+def roll(engine: EngineMemory, problem: Problem, by: Tensor) -> None:
     """psi_j[r] <- psi_j[r + d_j]: windows were cut anew d_j (N, 2) whole pixels further on."""
     by = by[torch.as_tensor(problem.layout.own, device=by.device)].cpu()
     for row in by.any(1).nonzero()[:, 0].tolist():
@@ -68,12 +80,12 @@ def roll(engine: Engine, problem: Problem, by: Tensor) -> None:
             waves[row : row + 1] = torch.roll(waves[row : row + 1], (-y, -x), (-2, -1))
 
 
-def _kept(engine: Engine) -> list[KeptWaves]:
+def _kept(engine: EngineMemory) -> list[KeptWaves]:
     names = [one.name for one in engine.remembers if one.axes == ("N", "M", "h", "w")]
     return [KeptWaves(engine.per_view, name) for name in names if name in engine.per_view]
 
 
-def _each(engine: Engine) -> Iterator[tuple[KeptWaves, slice]]:
+def _each(engine: EngineMemory) -> Iterator[tuple[KeptWaves, slice]]:
     """One view at a time, so that it is computed alike whatever others there are."""
     for waves in _kept(engine):
         yield from ((waves, slice(row, row + 1)) for row in range(len(waves)))

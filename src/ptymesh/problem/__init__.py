@@ -1,9 +1,25 @@
-"""What an engine works on: the model, this rank's measurement and the layout in one (problem.py)."""
+"""What an engine works on (problem.py): who loads views, who evaluates them, and what fields of the object can do."""
 
 from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Asked, Batch, CachedChunk, Gradients
+from ptymesh.problem.evaluator import Evaluator
+from ptymesh.problem.fields import Fields
 from ptymesh.problem.kept_waves import KeptWaves
-from ptymesh.problem.problem import CHUNK_BYTES, Problem
+from ptymesh.problem.loader import CHUNK_BYTES, ViewLoader
+from ptymesh.problem.problem import Problem
 
-__all__ = ["CHUNK_BYTES", "Accumulator", "Asked", "Batch", "CachedChunk", "Chunk", "Gradients", "KeptWaves", "Problem"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Accumulator",
+    "Asked",
+    "Batch",
+    "CachedChunk",
+    "Chunk",
+    "Evaluator",
+    "Fields",
+    "Gradients",
+    "KeptWaves",
+    "Problem",
+    "ViewLoader",
+]

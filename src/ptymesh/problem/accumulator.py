@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +15,15 @@ from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.distributed.windows import SharedWindows
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
-from ptymesh.physics.backend import COUNTS, LOSS, SQUARES, Adjoints, Chunk, Task
+from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.rounding import largest, narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
-
-if TYPE_CHECKING:
-    from ptymesh.problem.problem import Problem, WaveUse
-
+from ptymesh.problem.evaluator import Evaluator, loss_and_counts
+from ptymesh.problem.loader import WaveUse
+from ptymesh.problem.setup import Setup
 
 #: Powers of two by which terms may exceed what is expected of them, try after try; and those of sums that cannot be
 #: made again, of any waves.
@@ -41,43 +40,44 @@ class Accumulator:
 
     def __init__(
         self,
-        problem: Problem,
+        evaluator: Evaluator,
         estimate: Estimate,
         batch: Batch,
         only: str | None = None,
         task: Task | None = None,
         keep: bool = False,
     ) -> None:
-        self.problem, self.estimate, self.batch, self.task, self.keep = problem, estimate, batch, task, keep
+        self.evaluator, self.estimate, self.batch, self.task, self.keep = evaluator, estimate, batch, task, keep
+        self.setup, self.loader, self.fields = evaluator.setup, evaluator.loader, evaluator.fields
         self.with_object = only != "probe" and "object" not in batch.frozen
         self.with_probe = only != "object" and "probe" not in batch.frozen
-        blocks = problem.local_views.blocks(estimate, batch.views)
+        blocks = self.loader.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
         batch.asked.clear()
-        problem.fields.reclaim()
+        self.fields.reclaim()
         #: No other rank waits for the sums.
-        self.alone = problem.world.size == 1
-        self.parts = 1 if task and problem.real == torch.float32 else 2
+        self.alone = self.setup.world.size == 1
+        self.parts = 1 if task and self.setup.real == torch.float32 else 2
         #: Where windows go whose sums nobody needs: each rank works out what becomes of its part of the object.
         self.windows = self._windows()
         #: Memory for sums that all ranks see, where there is any.
         by_sums = self.with_object and self.windows is None
-        self.common = problem.layout.common(estimate.object, self.parts) if by_sums else None
+        self.common = self.setup.layout.common(estimate.object, self.parts) if by_sums else None
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
             self.common.found
             if self.common and self.common.found
             else (
-                problem.fields.buffer("object sum", estimate.object, problem.dtype),
-                problem.fields.buffer("object weight", estimate.object, problem.real),
+                self.fields.buffer("object sum", estimate.object, self.setup.dtype),
+                self.fields.buffer("object weight", estimate.object, self.setup.real),
             )
         )
-        self._border, self._tries = problem.local_views.border(estimate, batch.views), 0
+        self._border, self._tries = self.loader.local_views.border(estimate, batch.views), 0
         self._open()
 
     def _open(self) -> None:
         """Sums without any term."""
-        problem, estimate, parts = self.problem, self.estimate, self.parts
+        estimate, parts = self.estimate, self.parts
         by_probe = self._buffer("probe", estimate.probe) if self.with_probe else None
         others = self._buffer("light", estimate.probe[:1].real), self._buffer("opr", estimate.opr)
         adjoints = (*others, self._buffer("opr light", estimate.opr.real))
@@ -86,9 +86,9 @@ class Accumulator:
             obj, weight = self.common.own
         else:
             like = estimate.object
-            shape = tuple(like.shape) if self.windows else problem.layout.shape(like)
-            obj = problem.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
-            weight = problem.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
+            shape = tuple(like.shape) if self.windows else self.setup.layout.shape(like)
+            obj = self.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
+            weight = self.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -102,49 +102,56 @@ class Accumulator:
             windows=self.windows,
         )
         blocks = (self.blocks.rows, self.blocks.columns) if self.windows else self.blocks.covered
-        problem.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
+        self.setup.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.asked.clear()
+        self.loader.border_swept = self.begin
 
     def _windows(self) -> SharedWindows | None:
         """Where windows of all views go, if ranks are to hand over these."""
-        problem, views = self.problem, self.batch.views
+        views = self.batch.views
         whole = self.with_object and self.with_probe and self.task and not self._waves_wanted and not self.keep
         if not whole or self.alone:
             return None
         assert self.task
-        given = (problem.model, self.estimate.probe, self.task, self._shifted, len(views), len(self.blocks.covered[0]))
-        if not problem.backend.hands_over(*given):
+        given = (
+            self.setup.model,
+            self.estimate.probe,
+            self.task,
+            self._shifted,
+            len(views),
+            len(self.blocks.covered[0]),
+        )
+        if not self.setup.backend.hands_over(*given):
             return None
-        return problem.layout.windows(views, self.estimate.window, problem.dtype, self._shifted)
+        return self.setup.layout.windows(views, self.estimate.window, self.setup.dtype, self._shifted)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Room for sums of arrays like this (C, h, w), in parts."""
-        return self.problem.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts)
+        return self.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts)
 
     @property
     def _shifted(self) -> bool:
         """Whether the probe's sums are made in Fourier space."""
-        whole = self.problem.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
-        return self.problem.model.subpixel == "fourier" and not whole
+        whole = self.loader.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
+        return self.setup.model.subpixel == "fourier" and not whole
 
     def _begun(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Shifts by kind of sum and part, limits of terms by kind, and how large these were so far: 0, as the sums."""
-        problem = self.problem
         room = ROOM[self._tries] if self.task else ANY
         # where a window is shared out between pixels, four terms of a view may fall on one
-        how = problem.brightest, problem.model.fidelity, self.task, room, 4 * len(self.batch.views)
-        if problem.device.type == "cpu":
+        how = self.loader.brightest, self.setup.model.fidelity, self.task, room, 4 * len(self.batch.views)
+        if self.setup.device.type == "cpu":
             return begun(*how, None, self.estimate.probe, *sums)
         name = "the start of a batch", *how, self.parts, len(sums)
-        return problem.backend.repeat(name, partial(begun, *how, problem.steps), self.estimate.probe, *sums)
+        return self.setup.backend.repeat(name, partial(begun, *how, self.setup.steps), self.estimate.probe, *sums)
 
     def chunks(self) -> Iterator[Chunk]:
         """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
         waves: WaveUse = "used" if self._waves_wanted else "kept" if self.keep else "dropped"
-        return self.problem.chunks(self.estimate, self.batch.views, waves=waves)
+        return self.loader.chunks(self.estimate, self.batch.views, waves=waves)
 
     @property
     def _waves_wanted(self) -> bool:
@@ -154,23 +161,22 @@ class Accumulator:
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        problem = self.problem
         self._admit(chunk)
-        problem.backend.adjoint(problem.model, chunk, intermediates, waves, self.sums)
+        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.sums)
         if self.batch.refine:
             self.batch.asked.positions.append(
-                (chunk.views, problem.position_step(self.estimate, chunk, intermediates, waves))
+                (chunk.views, self.evaluator.position_step(self.estimate, chunk, intermediates, waves))
             )
         if self.batch.vary:
             self.batch.asked.weights.append(
-                (chunk.views, problem.weight_step(self.estimate, chunk, intermediates, waves))
+                (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
         assert self.task == "exit_wave_update"
         chi, found = self._sweep(chunk, intermediates, self.keep)
-        self.problem.see(chunk, found)
+        self.evaluator.see(chunk, found)
         return chi
 
     def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> Tensor:
@@ -178,18 +184,18 @@ class Accumulator:
         assert self.task == "loss_gradient"
         found = self._sweep(chunk, intermediates, keep=False)[1]
         if note:
-            self.problem.see(chunk, found)
+            self.evaluator.see(chunk, found)
         return loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
-        problem, backend, task = self.problem, self.problem.backend, self.task
+        backend, task = self.setup.backend, self.task
         assert task
         if self._waves_wanted:
-            waves, found = backend.detector(problem.model, chunk, intermediates, task)
+            waves, found = backend.detector(self.setup.model, chunk, intermediates, task)
             self.add(chunk, intermediates, waves)
             return waves, found
         self._admit(chunk)
-        return backend.sweep(problem.model, chunk, intermediates, task, self.sums, keep)
+        return backend.sweep(self.setup.model, chunk, intermediates, task, self.sums, keep)
 
     def _admit(self, chunk: Chunk) -> None:
         if chunk.border and self._finish:
@@ -204,23 +210,20 @@ class Accumulator:
     def _begin(self) -> None:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
         if self.windows:
-            self._finish = partial(_gathered, self.problem, self.sums)
+            self._finish = partial(_gathered, self.setup, self.sums)
             return
         if not self.alone:
-            self.problem.backend.settle(self.sums)
+            self.setup.backend.settle(self.sums)
         if self.common:
-            self._finish = self.problem.layout.add_up(
-                self.common, self.blocks, self.found, self.problem.backend.combine
-            )
+            self._finish = self.setup.layout.add_up(self.common, self.blocks, self.found, self.setup.backend.combine)
         else:
-            self._finish = self.problem.layout.begin(fields, self.blocks)
+            self._finish = self.setup.layout.begin(fields, self.blocks)
 
     def total(self, *others: Reduction | Tensor) -> Gradients:
         """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
-        problem = self.problem
-        problem.collected()
+        self.loader.border_swept = None
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
-        parts.append(problem.answers[int(self.batch.stop)])
+        parts.append(self.setup.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
         while self._asks_for_more(rest[-1]):
             self._again()
@@ -230,8 +233,8 @@ class Accumulator:
         obj, weight = self._in_place(fields)
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
-        problem.fields.lend(obj, weight)
-        in_real = tuple(value.to(problem.real) for value in values)
+        self.fields.lend(obj, weight)
+        in_real = tuple(value.to(self.setup.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
         found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real)
         return found
@@ -239,11 +242,11 @@ class Accumulator:
     def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
         """Sums over ranks: of the object's fields (of common memory, the arrays that hold them); of the other adjoints;
         of the parts, and last the number of ranks that have met terms beyond the limits."""
-        problem, sums = self.problem, self.sums
+        sums = self.sums
         if self._finish is None:
             self._begin()
-        problem.backend.finish(sums)
-        beyond = problem.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
+        self.setup.backend.finish(sums)
+        beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [] if sums.probe is None else [sums.probe]
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
         assert self._finish is not None
@@ -262,10 +265,9 @@ class Accumulator:
         """The batch once more, with larger steps; what is noted of its views will be the same."""
         self._tries += 1
         self._open()
-        self.problem.collect(self)
         for chunk in self.chunks():
-            self._sweep(chunk, self.problem.forward(self.estimate, chunk), keep=False)
-        self.problem.collected()
+            self._sweep(chunk, self.evaluator.forward(self.estimate, chunk), keep=False)
+        self.loader.border_swept = None
 
     def _in_place(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
         """The object's sums and their weight in the precision of the object."""
@@ -275,7 +277,7 @@ class Accumulator:
             leaves = [Leaf(rows, columns, whole=field) for field in whole]
             for leaf in leaves:
                 leaf.late = self.sums.late if self.windows else None
-            obj, weight = (BlockSparseField(leaf, rows, columns, self.problem.layout.max) for leaf in leaves)
+            obj, weight = (BlockSparseField(leaf, rows, columns, self.setup.layout.max) for leaf in leaves)
             return obj, weight
         gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
         if all(gathered):
@@ -285,7 +287,7 @@ class Accumulator:
         late = self.sums.late if self.alone else None
         if late is None:
             assert self.sums.object is not None and self.sums.object_weight is not None
-            self.problem.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
+            self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
         leaves = [Leaf(rows, columns, whole=field) for field in found]
         for leaf in leaves:
             leaf.late = late
@@ -294,12 +296,12 @@ class Accumulator:
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
         """Probe, its weight, OPR modes and theirs in the precision of the estimate; no numbers where terms were beyond
         all limits, so that the run ends as diverged."""
-        problem, estimate = self.problem, self.estimate
-        how = problem.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), problem.dtype
+        estimate = self.estimate
+        how = self.setup.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), self.setup.dtype
         name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
-        found = problem.backend.repeat(name, partial(ended, *how), beyond, *adjoints)
+        found = self.setup.backend.repeat(name, partial(ended, *how), beyond, *adjoints)
         # somebody may keep them longer than until the next batch
-        return found if problem.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
+        return found if self.setup.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
 
 
 def ended(
@@ -321,11 +323,11 @@ def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
     return (reached > limits).any().to(torch.float64)
 
 
-def _gathered(problem: Problem, sums: Adjoints, *others: Tensor) -> list[Any]:
+def _gathered(setup: Setup, sums: Adjoints, *others: Tensor) -> list[Any]:
     """Sums of other tensors; when they are there, so are the windows of all ranks."""
-    summed = problem.world.sum(*others)
-    problem.world.hand_over(sums.windows.handed_over)
-    problem.backend.gathered(sums)
+    summed = setup.world.sum(*others)
+    setup.world.hand_over(sums.windows.handed_over)
+    setup.backend.gathered(sums)
     return summed
 
 
@@ -373,9 +375,3 @@ def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, 
     slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))
-
-
-def loss_and_counts(found: Tensor) -> Tensor:
-    """Of what a pass over the detector returns, loss, sum y and sum y^2 of each view, (B, 3) float64."""
-    # by their numbers: a list of them would have to be sent to the device
-    return torch.stack((found[:, LOSS], found[:, COUNTS], found[:, SQUARES]), dim=1)

@@ -12,24 +12,22 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import BlockSparseField, Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.exact import Reduction
+from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.estimate import Estimate
-from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import Expression, Leaf, Quotient
+from ptymesh.problem.setup import Setup
 
 
 class Fields:
     """Operations on fields of the object, whole arrays (L, H, W) or `BlockSparseField`, as if one rank had all of it.
 
     Args:
-        layout: who owns which pixels.
-        backend: what writes blocks.
-        dtype: of the object; real: of weights.
+        setup: who owns which pixels, what writes blocks, and precision.
     """
 
-    def __init__(self, layout: Replicated | Tiled, backend: Backend, dtype: torch.dtype, real: torch.dtype) -> None:
-        self.layout, self.backend, self.dtype, self.real = layout, backend, dtype, real
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.layout = setup, setup.layout
         self._buffers: dict[str, Tensor] = {}
         self._lent: list[weakref.ref[Leaf]] = []
 
@@ -60,7 +58,7 @@ class Fields:
             self._write(target, quotient, change, add=True)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
-            self.backend.add_quotient(target, change, weight, blend, times)
+            self.setup.backend.add_quotient(target, change, weight, blend, times)
 
     def put(self, target: Tensor, field: BlockSparseField) -> None:
         """The touched blocks of an array (L, H, W) become those of `field`, in place."""
@@ -68,7 +66,7 @@ class Fields:
 
     def _write(self, target: Tensor, values: Expression | Quotient, like: BlockSparseField, add: bool = False) -> None:
         version = target._version
-        self.backend.write(target, values, like.rows, like.columns, add=add)
+        self.setup.backend.write(target, values, like.rows, like.columns, add=add)
         self.layout.wrote(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
@@ -80,7 +78,7 @@ class Fields:
 
         It lasts until the next of the same name. Collective.
         """
-        whole = self.buffer(name, estimate.object, self.dtype if field.expression.is_complex else self.real)
+        whole = self.buffer(name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real)
         self.put(whole, field)
         return self.layout.spread(whole, name)
 
@@ -104,6 +102,15 @@ class Fields:
         )
         return total / count
 
+    def reduction(self, *shape: int) -> Reduction:
+        """A sum over views of numbers or arrays of this shape."""
+        return Reduction(shape, self.setup.device, self.setup.backend.repeat)
+
+    def totals(self, *reductions: Reduction) -> list[Tensor]:
+        """Sums over all ranks, float64."""
+        summed = self.setup.world.sum(*(reduction.local for reduction in reductions))
+        return [reduction.read(total) for reduction, total in zip(reductions, summed, strict=True)]
+
     def buffer(
         self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1, shape: tuple[int, ...] | None = None
     ) -> Tensor:
@@ -122,7 +129,7 @@ class Fields:
         """Notes that these fields may still be in buffers."""
         leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
         for leaf in leaves:
-            leaf.largest = self.backend.largest
+            leaf.largest = self.setup.backend.largest
         self._lent = [weakref.ref(leaf) for leaf in leaves]
 
     def reclaim(self) -> None:

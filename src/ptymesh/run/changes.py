@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.devices import sent
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 from ptymesh.unknowns import DECLARED
@@ -81,8 +82,8 @@ def _of_object(problem: Problem, estimate: Estimate) -> Tensor:
     top, left = estimate.corner
     places = (k % slices * estimate.object.shape[-2] + y - top) * estimate.object.shape[-1] + x - left
     values = torch.zeros(n, dtype=estimate.object.dtype, device=estimate.object.device)
-    rows = problem.sent(np.flatnonzero(own))
-    values[rows] = estimate.object.reshape(-1)[problem.sent(places[own])]
+    rows = sent(np.flatnonzero(own), problem.device)
+    values[rows] = estimate.object.reshape(-1)[sent(places[own], problem.device)]
     (gathered,) = problem.world.sum(torch.view_as_real(values))
     return torch.view_as_complex(gathered).cpu()
 

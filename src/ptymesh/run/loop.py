@@ -20,7 +20,7 @@ from ptymesh import stopping
 from ptymesh.distributed.devices import Later
 from ptymesh.distributed.handover import follow_draw
 from ptymesh.distributed.world import World
-from ptymesh.engines import Engine, constraints, parametrised, positions, variable
+from ptymesh.engines import Engine, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
@@ -150,7 +150,7 @@ class Loop:
         moved = self._constrain(engine)
         state.estimate.moving = False
         problem.layout.seen(state.estimate.object)  # by whoever looks at it between epochs
-        loss, residual, _ = problem.running()
+        loss, residual, _ = problem.evaluator.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
         held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
@@ -189,10 +189,10 @@ class Loop:
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
-        problem.local_views.deal(() if moving or vary else drawn[state.batch :])
+        problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.coming, before = coming, _counted(problem.world)
+            problem.loader.coming, before = coming, _counted(problem.world)
             # a stage's first batch may compile what it needs
             first, self._warm = engine is not self._warm, engine
             one = Batch(batch, moving, epoch, vary, frozen, self.stop())
@@ -249,7 +249,7 @@ class Loop:
             positions.after_epoch(engine, problem, state.estimate, state.start)
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
-        constraints.after_epoch(engine, problem, state.estimate, epoch)
+        engine.apply_constraints(problem, state.estimate, epoch)
         self._after = snapshot(problem, state.estimate)
         moved = changes(state.before, self._after)
         extent = state.estimate.extent

@@ -79,7 +79,7 @@ class Snapshot:
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
         self.tensors = {name: _copy(estimate[name]) for name in estimate}
         self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
-        self.view_metrics = _copy(problem.view_metrics.values)
+        self.view_metrics = _copy(problem.evaluator.view_metrics.values)
 
     def _memories(self) -> list[MutableMapping[str, Tensor]]:
         return [self.engine.state, self.engine.per_view]
@@ -93,7 +93,7 @@ class Snapshot:
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()
             memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in kept.items()})
-        self.problem.view_metrics.values.copy_(self.view_metrics)
+        self.problem.evaluator.view_metrics.values.copy_(self.view_metrics)
 
 
 def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
@@ -138,7 +138,7 @@ def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-    problem.give_back()
+    problem.setup.give_back()
     return act()
 
 
@@ -160,7 +160,7 @@ def _retried(
                     raise
                 failure = " ".join(str(error).split())[:200]
             # out here the frames of what failed, and what they held, are gone
-            problem.give_back()
+            problem.setup.give_back()
             said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
             if not said:
                 raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
@@ -173,7 +173,7 @@ def needed(problem: Problem, estimate: Estimate) -> str:
     """A sentence with what this rank needs, roughly, and has."""
     wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
     frame = problem.window[0] * problem.window[1]
-    patterns = views * frame * problem.patterns.dtype.itemsize if problem.patterns.kind == "device" else 0
+    patterns = views * frame * problem.loader.patterns.dtype.itemsize if problem.loader.patterns.kind == "device" else 0
     parts = {
         f"the patterns of its {views} views": patterns,
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),

@@ -42,7 +42,7 @@ from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
-from ptymesh.problem.floor import noise_floor
+from ptymesh.problem.counts import mean_pattern, noise_floor
 from ptymesh.run import alike
 from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
@@ -170,7 +170,7 @@ class Reconstruction(Displayed):
                 self.state = RunState.load(saved, self.problem)
                 owners.seen(self.state.estimate.object)
                 return
-            mean = self.problem.mean_pattern()
+            mean = mean_pattern(self.problem)
             with one_thread():  # its large sums and decompositions would depend on how many share them
                 estimate = self._everywhere(
                     lambda: initial_estimate(
@@ -235,7 +235,7 @@ class Reconstruction(Displayed):
 
     def close(self) -> None:
         """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
-        self.problem.patterns.close()
+        self.problem.loader.patterns.close()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
         """What `make` returns; where it fails on any rank, every rank raises."""
@@ -352,7 +352,7 @@ class Reconstruction(Displayed):
                 "ranks": self.world.size,
                 "layout": self.problem.layout.name,
                 **self._traffic(),
-                "patterns": self.problem.patterns.kind,
+                "patterns": self.problem.loader.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,
                 "seed": self.seed,

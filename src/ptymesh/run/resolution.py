@@ -6,7 +6,6 @@ probe are interpolated back; what the probe had beyond the coarse band is kept a
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 
 import torch
@@ -35,17 +34,15 @@ def check(engine: Engine, problem: Problem) -> None:
     for n in problem.window:
         if n % (2 * c):
             raise BadInput(f"coarsen: {c} needs windows that {2 * c} divides, not {n} pixels; crop or pad the data.")
-    if not bool(corner_crop(problem.mask, c).any()):
+    if not bool(corner_crop(problem.loader.mask, c).any()):
         raise BadInput(f"coarsen: {c} leaves only masked pixels of the detector; coarsen less.")
 
 
 def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     """The problem of the inner 1/c of the detector; it shares owners, world and running values with the fine one."""
-    made = copy(problem)
-    made.window = (problem.window[0] // c, problem.window[1] // c)
-    made.geometry = problem.geometry.rewindowed(made.window)
-    made.model = Model.for_geometry(
-        made.geometry,
+    geometry = problem.geometry.rewindowed((problem.window[0] // c, problem.window[1] // c))
+    model = Model.for_geometry(
+        geometry,
         subpixel=problem.model.subpixel,
         slices=len(estimate.object),
         slice_spacing_m=estimate.slice_spacing_m,
@@ -54,9 +51,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
         dtype=problem.dtype,
         device=problem.device,
     )
-    made.patterns, made.mask = problem.patterns.cropped(c), corner_crop(problem.mask, c)
-    made.follow(problem.layout.coarse(problem.scan / c, made.window))
-    return made
+    return problem.coarse(c, model, geometry)
 
 
 def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:

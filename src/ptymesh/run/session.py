@@ -267,7 +267,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         done_epochs=recon.state.done_epochs,
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
         balance=_balance(recipe, recon) if recon.world.size > 1 else [],
-        patterns=recon.problem.patterns.where(),
+        patterns=recon.problem.loader.patterns.where(),
         note=note,
     )
 

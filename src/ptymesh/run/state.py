@@ -125,7 +125,7 @@ class RunState:
                 per_view[OTHERS + one.name] = held[own]
             else:
                 shared[OTHERS + one.name] = held
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.view_metrics.values)}
+        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.evaluator.view_metrics.values)}
         for stage, kept in self.per_view.items():
             per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in kept.items()}
         return shared, per_view, tiles
@@ -164,7 +164,7 @@ class RunState:
             extent=run.extent,
         )
         own = problem.layout.own
-        problem.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
+        problem.evaluator.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
@@ -225,7 +225,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
         "positions": (views, 2),
         "start": (views, 2),
         "weights": (views, 1 + opr),
-        "seen": problem.view_metrics.values.shape,
+        "seen": problem.evaluator.view_metrics.values.shape,
     }
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
     sizes |= problem.model.axes((height, width))

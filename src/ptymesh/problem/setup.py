@@ -1,0 +1,55 @@
+"""What the parts of a problem share: the model, who owns what, the passes over chunks, and precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ptymesh.distributed.devices import KINDS
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.tiled import Tiled
+from ptymesh.estimate import Estimate
+from ptymesh.geometry import Geometry
+from ptymesh.physics.backend import Backend
+from ptymesh.physics.kinds import SUMS
+from ptymesh.physics.model import Model
+
+
+@dataclass
+class Setup:
+    """The same object in all parts of a problem, so that each sees another model or layout as soon as there is one.
+
+    model: the forward model; geometry: from which it was made; layout: who owns what, and its world says where tensors
+    live; backend: the passes over a chunk of views; dtype: complex64 or complex128; window: (h, w); halves: whether
+    waves that are kept between sweeps are halves.
+    """
+
+    model: Model
+    geometry: Geometry
+    layout: Replicated | Tiled
+    backend: Backend
+    dtype: torch.dtype
+    window: tuple[int, int]
+    halves: bool = False
+
+    def __post_init__(self) -> None:
+        self.world, self.device, self.real = self.layout.world, self.layout.world.device, self.dtype.to_real()
+        zeros = partial(torch.zeros, dtype=torch.float64, device=self.device)
+        #: Where a device finds shifts, limits and the largest terms of a batch's sums.
+        self.steps = zeros(SUMS, 2), zeros(SUMS), zeros(SUMS)
+        #: What a rank says: that it was not asked to stop, or was.
+        self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
+
+    def follow_slices(self, estimate: Estimate) -> None:
+        """The slices' kernel for the distance and the tilt that the estimate has."""
+        model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
+        if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
+            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
+
+    def give_back(self) -> None:
+        """Lets go of memory that is held to be faster: there is too little."""
+        self.backend.forget()
+        if self.device.type in KINDS:
+            torch.get_device_module(self.device).empty_cache()
