@@ -87,7 +87,7 @@ class Machine:
         owners = Tiled(world, scan.positions, scan.window) if tiled else Replicated(world, scan.positions)
         made = Problem(self.there(toy.model), scan, owners, toy.truth.object.dtype, room)
         if not isinstance(made.backend, GpuBackend) or options:
-            made.backend = GpuBackend(**options)
+            made.backend = made.fields.backend = GpuBackend(**options)
         return made
 
     def toy(self, **options: Any) -> Toy:
@@ -128,17 +128,17 @@ def engines(machine: Machine) -> str:
 
 
 def resumed(machine: Machine) -> str:
-    """Every engine goes on from its memory, all of which comes back on the device."""
-    for engine in ENGINES:
+    """Every engine goes on from its memory, all of which comes back on the device, one in the other layout."""
+    for number, engine in enumerate(ENGINES):
         toy = machine.toy()
-        problem = machine.problem(toy)
-        state = machine.run(problem, machine.there(toy.start()), engine)
+        problem = machine.problem(toy, ("replicated", "tiled")[number % 2])
+        state = machine.run(problem, machine.there(share(toy.start(), problem)), engine)
         state.engines[0] = {name: kept.to(machine.device) for name, kept in state.engines[0].items()}
         state.stage, state.epoch = 0, machine.epochs
         stages(problem, state, engine, 2 * machine.epochs, machine.views // 2)
         off = relative(machine.here(state.estimate.object), reference(machine, toy, engine, 2 * machine.epochs).object)
         assert off < 1e-6, f"{engine}: relative difference {off:.1e} to a run that was not interrupted"
-    return f"{len(ENGINES)} engines"
+    return f"{len(ENGINES)} engines, in either layout"
 
 
 def bits(machine: Machine) -> str:
@@ -220,13 +220,15 @@ def graphs(machine: Machine) -> str:
 
 def fetched(machine: Machine) -> str:
     """Patterns from the host and from a disk bring the same bits."""
-    if not machine.real:
-        raise Impossible("the stand-in lives in one thread, and patterns are brought by another")
     toy, found = machine.toy(dtype=torch.complex64), []
     frame = np.dtype(toy.measurement.patterns.dtype).itemsize * machine.window[0] * machine.window[1]
     with tempfile.TemporaryDirectory() as folder:
         for share_, where in ((0.7, None), (0.0, None), (0.7, MemoryBudget(frame * machine.views // 3, Path(folder)))):
             with pytest.MonkeyPatch.context() as patch:
+                if not machine.real:
+                    from pretended import fetching
+
+                    fetching(patch)
                 patch.setattr(room, "DEVICE_SHARE", share_)
                 problem = machine.problem(toy, room=where)
                 state = machine.run(problem, machine.there(toy.start()), "rpie")
