@@ -55,8 +55,11 @@ class Machine:
     def __enter__(self) -> Machine:
         if self.real:
             return self
+        from interpreted import put_in_place_once
         from pretended import DEVICE, Pretended
         from wait_checks import fused_by_triton
+
+        put_in_place_once()
 
         self.device, self._pretended = DEVICE, Pretended(late=True)
         patch = self._undo.enter_context(pytest.MonkeyPatch.context())
