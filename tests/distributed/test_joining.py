@@ -6,9 +6,12 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ptymesh.distributed import joining
 from warm import python
 
 #: A rank whose process group never comes about; rank 1 stands still somewhere else, if it is to be late.
@@ -46,3 +49,29 @@ def test_a_group_that_never_comes_about_ends_in_time(case: str, tmp_path: Path) 
         assert "All 2 ranks have stood still for" in said and "NCCL_SOCKET_IFNAME" in said, said
     else:
         assert "Rank 1 (process" in said and "in the phase 'join' after 0 collectives; the others wait" in said, said
+
+
+class Joining(Exception):
+    """A rank goes on to join the others."""
+
+
+def test_a_rank_takes_its_gpu_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch sends single messages by way of GPU 0, and hangs."""
+    own, taken = torch.device("cuda", 1), []
+
+    def joins() -> bool:
+        raise Joining
+
+    place = SimpleNamespace(rank=1, size=2, local_rank=1, local_size=2)
+    for name, given in (
+        ("settle_environment", place),
+        ("device_for", own),
+        ("check_sums", own),
+        ("backend_for", "nccl"),
+    ):
+        monkeypatch.setattr(joining, name, lambda *_, given=given: given)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=taken.append))
+    monkeypatch.setattr(joining.dist, "is_initialized", joins)
+    with pytest.raises(Joining):
+        joining.join("cuda")
+    assert taken == [own]

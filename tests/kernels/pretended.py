@@ -26,6 +26,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -39,6 +40,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import ptymesh
 from ptymesh.distributed import devices
+from ptymesh.storage import fetched
 
 PACKAGE = Path(ptymesh.__file__).parent
 backend_registration._setup_privateuseone_for_python_backend("pretended")
@@ -97,9 +99,37 @@ class Far(Tensor):
         with _disable_current_modes():
             return self.here.tolist()
 
+    def record_stream(self, stream: Any) -> None:
+        """Its memory is not used again before the only stream comes to that."""
+
     def numpy(self, **_: Any) -> Any:
         """As of a GPU's."""
         raise TypeError("can't convert a tensor of the device to numpy; use cpu() first")
+
+
+class Inline:
+    """A pool of threads that does at once what it is given: the device knows of one thread alone."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        """Done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*given))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_: Any) -> None:
+        """Nothing is left."""
+
+
+def fetching(patch: Any) -> None:
+    """Patterns that lie elsewhere are brought to the device as to GPUs, in the caller's thread."""
+    patch.setattr(fetched, "ThreadPoolExecutor", Inline)
+    patch.setattr(fetched, "KINDS", (*devices.KINDS, DEVICE.type))
 
 
 class Pretended(TorchDispatchMode):
@@ -127,7 +157,10 @@ class Pretended(TorchDispatchMode):
         torch.get_device_module.cache_clear()
         self._undo.callback(torch.get_device_module.cache_clear)
         module = backend_registration._DummyBackendModule()
-        module.Event, module.current_stream = self._event, lambda device: None
+        # there is one queue, in which everything comes after what was given to it before
+        stream = SimpleNamespace(wait_event=lambda event: None)
+        module.Event, module.current_stream, module.Stream = self._event, lambda device: stream, lambda device: stream
+        module.stream = module.device = lambda of: contextlib.nullcontext()
         self._patch(torch, DEVICE.type, module)
         self._patch(Tensor, "pin_memory", _pinned)
         return super().__enter__()  # type: ignore[return-value]

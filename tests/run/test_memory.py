@@ -7,6 +7,7 @@ import io
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,24 @@ def test_memory_that_runs_out_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch, t
 def test_free_and_peak() -> None:
     assert 1 << 20 < machine.peak_bytes(torch.device("cpu")) < 1 << 45
     assert memory.free_bytes(torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_memory_of_any_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peak, and what torch holds for later, which is given back when memory runs out."""
+    gpu, asked = torch.device(kind, 1), []
+    module = SimpleNamespace(
+        reset_peak_memory_stats=lambda device: asked.append(("reset", device)),
+        max_memory_allocated=lambda device: 7,
+        empty_cache=lambda: asked.append(("empty", gpu)),
+    )
+    problem = make(views=4, window=(8, 12)).problem()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module if device == gpu else None)
+    monkeypatch.setattr(problem, "device", gpu)
+    machine.forget_peak(gpu)
+    assert machine.peak_bytes(gpu) == 7
+    problem.give_back()
+    assert asked == [("reset", gpu), ("empty", gpu)]
 
 
 def test_a_probe_beyond_any_memory_is_refused_before_it_is_made() -> None:

@@ -7,7 +7,10 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +117,45 @@ def test_rows_leave_and_join(kind: str, coarsen: int, tmp_path: Path) -> None:
         same(torch.cat(list(whole.sweep(np.arange(150), 16))), before)
         whole.close()
     held.close()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize("elsewhere", [Hosted, Staged])
+def test_any_gpu_gets_what_lies_elsewhere(
+    elsewhere: type, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From page-locked memory, on a stream of its own, which the one that computes waits for."""
+    gpu, sent, locked, waited = torch.device(kind, 0), [], [], []
+    to, empty = Tensor.to, torch.empty
+
+    def making(*given: Any, pin_memory: bool = False, **how: Any) -> Tensor:
+        locked.append(pin_memory)
+        return empty(*given, **how)
+
+    def sending(self: Tensor, *given: Any, **how: Any) -> Tensor:
+        if given[:1] != (gpu,):
+            return to(self, *given, **how)
+        sent.append(how)
+        return self
+
+    module = SimpleNamespace(
+        Stream=lambda device: "its own",
+        Event=lambda: SimpleNamespace(record=lambda stream: sent.append(stream)),
+        current_stream=lambda device: SimpleNamespace(wait_event=waited.append),
+        device=lambda device: nullcontext(),
+        stream=lambda stream: nullcontext(),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
+    data = counts(views=6)
+    more = (tmp_path,) if elsewhere is Staged else ()
+    held = elsewhere(data.shape, torch.uint16, gpu, 40 * FRAME, *more)
+    held.fill([torch.from_numpy(data)])
+    monkeypatch.setattr(torch, "empty", making)
+    monkeypatch.setattr(Tensor, "to", sending)
+    same(held.rows(torch.tensor([4, 1])), data[[4, 1]])
+    held.close()
+    assert sent == [{"non_blocking": True}, "its own"] and locked == [True] and len(waited) == 1
 
 
 def test_a_rank_without_views(tmp_path: Path) -> None:
