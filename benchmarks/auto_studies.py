@@ -2,10 +2,14 @@
 
     python benchmarks/auto_studies.py --seeds 101 --trials 100 --out benchmarks/results/DATE-auto-studies.json
 
-For every kind of benchmarks/kinds.py: the scan is written into a file, `ptymesh run FILE` finds a recipe, and
-`ptymesh tune` searches the space below with as many trials. Both recipes are then run with the same views held out, and
-compared by the residual of these (what a recipe refines for each view is fitted on half of its pixels, and judged on
-the other half). Seeds below 100 were used to choose what `ptymesh run` does.
+For every kind of benchmarks/kinds.py: the scan is written into a file, `ptymesh run FILE` finds a recipe, and what
+`ptymesh tune` does searches the space below with as many trials. Both recipes are then run with the same views
+held out, and compared by the residual of these (what a recipe refines for each view is fitted on half of its pixels,
+and judged on the other half). Seeds below 100 were used to choose what `ptymesh run` does. Measured scans, of --star
+and --cryo, are two more kinds.
+
+A command that is stopped loses nothing: with the same --work, studies go on where they were, and those that are in
+--out with as many trials are not made again. `--what study` and `--what found` do one half alone.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +33,25 @@ import torch
 import yaml
 from record import about, write
 
-from ptymesh.auto import decide, described
+from ptymesh.auto import described
 from ptymesh.distributed.world import Solo
+from ptymesh.errors import Interrupted
+from ptymesh.io import load_measurement
+from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune import objectives
 from ptymesh.tune.options import HeldOut, Tuning
 from ptymesh.tune.session import run_study
 
+#: Of the found recipe's residual over the study's.
+BAR = 1.03
 #: Share of the views that neither recipe sees when they are compared.
 FRACTION = 0.15
 #: What a study may choose.
 SPACE: dict[str, Any] = {
     "stages.0.engine": ["rpie", "lsqml", "adam"],
-    "stages.0.epochs": {"low": 20, "high": 80, "log": True},
-    "stages.0.batch": {"low": 8, "high": 64, "log": True},
+    "stages.0.epochs": {"low": 10, "high": 30, "log": True},
+    "stages.0.batch": {"low": 16, "high": 64, "log": True},
     "stages.0.fidelity": ["amplitude", "poisson"],
     "stages.0.gamma_object": {"low": 0.2, "high": 2.0, "log": True, "when": {"stages.0.engine": "rpie"}},
     "stages.0.gamma_probe": {"low": 0.1, "high": 2.0, "log": True, "when": {"stages.0.engine": "rpie"}},
@@ -55,19 +67,62 @@ ALSO: dict[str, dict[str, Any]] = {
     "background": LIT,
     "near_background": LIT,
     "no_probe": {"probe.start.defocus_m": {"low": -2e-4, "high": 2e-4}},
+    "cryo": {"probe.start.defocus_m": {"low": -3e-5, "high": 3e-5}},
     "near_distance": {"distance": {"low": 0.8, "high": 1.25, "log": True}},
     "turned": {"data.transpose": [False, True], "data.flip_y": [False, True], "data.flip_x": [False, True]},
 }
+#: How; hopeless trials are ended after so many epochs, and three times as many. The best one is run longer at last, so
+#: many times, and the best of these is what counts.
+SAMPLER = {"name": "tpe", "options": {"multivariate": True, "group": True}}
+EVERY = 6
+PRUNER = {"name": "successive_halving", "options": {"min_resource": EVERY, "reduction_factor": 3}}
+LONGER = (1, 2, 4)
+#: Measured scans, and what their files cannot say.
+MEASURED: dict[str, tuple[str, ...]] = {
+    "star": (),
+    "cryo": (
+        "data.radiation=electron",
+        "data.energy_eV=300000",
+        "data.keys.pattern_axes=rcyx",
+        "data.views={central: 320}",
+        "positions.raster={shape: [40, 40], step_m: 31.25e-10}",
+        "probe.start={kind: electron, semiangle_rad: 1.03e-3}",
+    ),
+}
 
 
-def found(path: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The recipe that is found, as plain dicts, and what finding and running it took."""
-    raw, reasons = described(path, [], folder / "auto")
-    began, cpu = time.perf_counter(), time.process_time()
-    made = decide(Recipe.parse(raw), Solo(), reasons=reasons, write=False)
-    took = {"find_s": time.perf_counter() - began, "find_cpu_s": time.process_time() - cpu}
-    plain = yaml.safe_load(made.recipe.to_yaml())
-    return plain, {**took, "reasons": made.reasons}
+@dataclass(frozen=True)
+class Case:
+    """A scan in a file, and what the file cannot say: settings of the recipe."""
+
+    kind: str
+    seed: int
+    path: Path
+    settings: tuple[str, ...]
+    folder: Path
+
+
+def case(kind: str, seed: int, given: argparse.Namespace, folder: Path) -> Case:
+    """Of a measured scan, or a simulated one, which is written where it is not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind in MEASURED:
+        return Case(kind, 0, getattr(given, kind), MEASURED[kind], folder)
+    path = folder / "scan.cxi"
+    return Case(kind, seed, path if path.exists() else kinds.write(kind, seed, path), (), folder)
+
+
+def found(scan: Case) -> dict[str, Any]:
+    """The recipe that the command finds for the file alone, how good it is, and what the whole command takes."""
+    out = scan.folder / "auto"
+    settings = [part for setting in scan.settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "ptymesh", "run", str(scan.path), *settings, "--out", str(out), "--force"]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    text = (out / "recipe.yaml").read_text(encoding="utf-8")
+    plain = yaml.safe_load(text)
+    reasons = [row.strip() for row in text.splitlines() if row.lstrip().startswith("#")]
+    return {"command_s": seconds, **score(plain), "recipe": said(plain), "reasons": reasons}
 
 
 def score(plain: dict[str, Any]) -> dict[str, float]:
@@ -78,77 +133,154 @@ def score(plain: dict[str, Any]) -> dict[str, float]:
     return {"residual": residual, "run_s": time.perf_counter() - began, "run_cpu_s": time.process_time() - cpu}
 
 
-def studied(kind: str, path: Path, folder: Path, trials: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The best recipe of a study, as plain dicts, and what it was."""
-    scan = described(path, [], folder / "study")[0]
-    data = {**scan["data"]}
-    space = {**SPACE, **ALSO.get(kind, {})}
-    if kind == "near_distance":  # factors of what the file says
-        from ptymesh.io import load_measurement
-        from ptymesh.io.options import DataOptions, PositionOptions
+def said(plain: dict[str, Any]) -> dict[str, Any]:
+    """What of a recipe departs from the defaults, without names of files."""
+    recipe = Recipe.parse(plain)
+    short = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"stages", "auto", "output"})
+    short["data"].pop("path")
+    short["stages"] = [
+        {"engine": stage.name, **stage.model_dump(mode="json", exclude_defaults=True)} for stage in recipe.stages
+    ]
+    return short
 
+
+def studied(scan: Case, trials: int) -> dict[str, Any]:
+    """The best recipe of a study, how good it is, and what it took. Raises Interrupted; the same call goes on."""
+    raw = described(scan.path, scan.settings, scan.folder / "study")[0]
+    data = {**raw["data"]}
+    space = {**SPACE, **ALSO.get(scan.kind, {})}
+    if scan.kind == "near_distance":  # factors of what the file says
         told = load_measurement(DataOptions.parse(data, "data"), PositionOptions()).geometry.distance_m
         low_high = space.pop("distance")
         space["data.distance_m"] = {**low_high, "low": low_high["low"] * told, "high": low_high["high"] * told}
-    if kind == "no_probe":
+    if scan.kind == "no_probe":
         space["probe.start.kind"] = ["data"]
-    if kind == "turned":
+    if scan.kind == "turned":
         data = {key: value for key, value in data.items() if key not in ("transpose", "flip_y", "flip_x")}
+    recipe = {**{key: raw[key] for key in ("positions", "probe") if key in raw}, "data": data}
+    recipe |= {"stages": [{"engine": "rpie", "epochs": 50}], "output": {"dir": str(scan.folder)}}
     tuning = Tuning.parse(
         {
-            "recipe": {"data": data, "stages": [{"engine": "rpie", "epochs": 50}], "output": {"dir": str(folder)}},
+            "recipe": recipe,
             "space": space,
-            "objective": {"kind": "held_out", "fraction": FRACTION, "every": 10**9},
+            "objective": {"kind": "held_out", "fraction": FRACTION, "every": EVERY},
             "trials": trials,
-            "seed": seed,
-            "sampler": {"name": "tpe", "options": {"multivariate": True, "group": True}},
-            "pruner": "nop",
-            "output": {"dir": str(folder / "study")},
+            "seed": scan.seed,
+            "sampler": SAMPLER,
+            "pruner": PRUNER,
+            "output": {"dir": str(scan.folder / "study")},
         }
     )
-    began, cpu = time.perf_counter(), time.process_time()
-    outcome = run_study(tuning, workers=1, device="cpu", force=True, quiet=True, reconstruct=False)
+    outcome = run_study(tuning, workers=1, device="cpu", quiet=True, reconstruct=False)
     assert outcome is not None
-    took = {"study_s": time.perf_counter() - began, "study_cpu_s": time.process_time() - cpu}
-    done = sum(one.state == "done" for one in outcome.trials)
-    best = outcome.best
-    plain = {**best.recipe}
-    return plain, {**took, "trials": len(outcome.trials), "done": done, "best": best.value, "settings": best.settings}
+    best, (stage,) = outcome.best, outcome.best.recipe["stages"]
+    longer = {
+        times: score({**best.recipe, "stages": [{**stage, "epochs": times * stage["epochs"]}]}) for times in LONGER
+    }
+    times = min(longer, key=lambda one: longer[one]["residual"])
+    return {
+        **longer[times],
+        "times_longer": times,
+        "epochs": times * stage["epochs"],
+        "best_trial": best.value,
+        "trials": dict(Counter(one.state for one in outcome.trials)),
+        "study_s": sum(one.seconds or 0.0 for one in outcome.trials),
+        "settings": best.settings,
+    }
 
 
-def compared(kind: str, seed: int, trials: int) -> dict[str, Any]:
-    """One scan."""
-    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
-        folder = Path(name)
-        path = kinds.write(kind, seed, folder / "scan.cxi")
-        ours, how = found(path, folder)
-        row: dict[str, Any] = {"kind": kind, "seed": seed, "found": {**how, **score(ours), "stages": ours["stages"]}}
-        if trials:
-            best, study = studied(kind, path, folder, trials, seed)
-            row["study"] = {**study, **score(best)}
-            row["ratio"] = row["found"]["residual"] / row["study"]["residual"]
-        return row
+def line(row: dict[str, Any]) -> str:
+    """A row, as far as it is known."""
+    ours, best = row.get("found"), row.get("study")
+    text = f"{row['kind']:16s} {row['seed']:4d}"
+    if ours:
+        text += f"  found {ours['residual']:.5f} ({ours['command_s']:.1f} s, the recipe {ours['run_s']:.1f} s)"
+    if best:
+        text += f"  study {best['residual']:.5f} ({best['run_s']:.1f} s; {best['trials']} in {best['study_s']:.0f} s)"
+    return text + (f"  ratio {row['ratio']:.3f}" if "ratio" in row else "")
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """In markdown; ratios above the bar in bold."""
+    lines = [
+        "| scan | found | held out | best of the study | its held out | ratio | command, recipe (s) |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        ours, best = row.get("found"), row.get("study")
+        cells = [f"{row['kind']}" + (f", {row['seed']}" if row["seed"] else "")]
+        if ours:
+            stages = [f"{one['epochs']} {one['engine']}" + _refined(one) for one in ours["recipe"]["stages"]]
+            modes = ours["recipe"].get("probe", {}).get("modes", 1)
+            cells += [", ".join([*stages, f"{modes} modes" if modes > 1 else "1 mode"]), f"{ours['residual']:.5f}"]
+        else:
+            cells += ["", ""]
+        if best:
+            said = {key.rsplit(".", 1)[-1]: value for key, value in best["settings"].items()}
+            refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
+            count = f"{said['modes']} mode{'s' * (said['modes'] > 1)}"
+            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{best['residual']:.5f}"]
+        else:
+            cells += ["", ""]
+        ratio = row.get("ratio")
+        cells.append("" if ratio is None else f"**{ratio:.3f}**" if ratio > BAR else f"{ratio:.3f}")
+        cells.append(f"{ours['command_s']:.0f}, {ours['run_s']:.1f}" if ours else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _refined(stage: dict[str, Any]) -> str:
+    """What a stage refines besides object and probe."""
+    refined = {"positions": stage.get("positions") not in (None, False)}
+    refined["intensity"] = (stage.get("probe") or {}).get("intensity") not in (None, False)
+    refined["background"] = bool((stage.get("unknowns") or {}).get("background"))
+    names = [name for name, is_so in refined.items() if is_so]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def main() -> None:
     """All kinds, or those that are asked for; prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[101])
-    parser.add_argument("--only", nargs="*", default=list(kinds.KINDS), metavar="KIND")
-    parser.add_argument("--trials", type=int, default=100, help="of each study; 0: none")
-    parser.add_argument("--out", type=Path, help="JSON file, to which rows are added")
+    parser.add_argument("--only", nargs="*", metavar="KIND")
+    parser.add_argument("--trials", type=int, default=100, help="of each study")
+    parser.add_argument("--what", nargs="+", choices=("found", "study"), default=["found", "study"])
+    parser.add_argument("--star", type=Path, help="siemens-star-small.npz.bz2")
+    parser.add_argument("--cryo", type=Path, help="cryo-4dstem-40x40.h5")
+    parser.add_argument("--work", type=Path, help="folder for scans and studies, which stay there")
+    parser.add_argument("--out", type=Path, help="JSON file, in which rows are written")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     rows = json.loads(given.out.read_text())["rows"] if given.out and given.out.exists() else []
     here = about()
-    for seed in given.seeds:
-        for kind in given.only:
-            row = compared(kind, seed, given.trials)
-            rows.append(row)
-            beside = f"  {row['ratio']:.3f} of the study's {row['study']['residual']:.5f}" if given.trials else ""
-            took = f"{row['found']['find_cpu_s']:.1f} + {row['found']['run_cpu_s']:.1f} CPU s"
-            print(f"{kind:16s} {seed}  {row['found']['residual']:.5f}{beside}  {took}", flush=True)
-            write(given.out, {**here, "space": SPACE, "also": ALSO, "rows": rows})
+    search = {"space": SPACE, "also": ALSO, "sampler": SAMPLER, "pruner": PRUNER, "hold_out": FRACTION}
+
+    def keep() -> None:
+        for row in rows:
+            if "found" in row and "study" in row:
+                row["ratio"] = row["found"]["residual"] / row["study"]["residual"]
+        write(given.out, {**here, **search, "rows": rows})
+
+    named = given.only or [*(kind for kind in MEASURED if getattr(given, kind)), *kinds.KINDS]
+    with tempfile.TemporaryDirectory() as temporary:
+        pairs = [(name, seed) for name in named for seed in ([0] if name in MEASURED else given.seeds)]
+        for kind, seed in pairs:
+            scan = case(kind, seed, given, (given.work or Path(temporary)) / f"{kind}-{seed}")
+            row = next((row for row in rows if (row["kind"], row["seed"]) == (kind, seed)), None)
+            if row is None:
+                rows.append(row := {"kind": kind, "seed": seed})
+            with contextlib.redirect_stdout(io.StringIO()):
+                if "found" in given.what:
+                    row["found"] = found(scan)
+                    keep()
+                if "study" in given.what and sum(row.get("study", {}).get("trials", {}).values()) < given.trials:
+                    try:
+                        row["study"] = studied(scan, given.trials)
+                    except Interrupted:
+                        sys.exit(f"{kind} {seed}: stopped; the same command goes on with the study.")
+            keep()
+            print(line(row), flush=True)
+    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

@@ -172,6 +172,11 @@ def overlap(rng: np.random.Generator, seed: int) -> Instance:
     return run(scan(rng, seed, overlap=max(0.0, float(rng.uniform(-0.1, 0.15)))).measurement, seed)
 
 
+def plane(rng: np.random.Generator, seed: int) -> Instance:
+    """A beam out of focus, of which nothing is known: the probe starts in focus."""
+    return run(replace(scan(rng, seed).measurement, probe=None), seed)
+
+
 def raster(rng: np.random.Generator, seed: int) -> Instance:
     """A regular grid whose period object and probe have traded: a factor of 15 to 30 % that no pattern can tell."""
     made = scan(rng, seed, scan="raster", overlap=float(rng.uniform(0.5, 0.65)), views=100)
@@ -271,6 +276,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Instance]] = {
     "hot_pixels": hot_pixels,
     "intensity": intensity,
     "overlap": overlap,
+    "plane": plane,
     "raster": raster,
     "confused": confused,
     "vortices": vortices,

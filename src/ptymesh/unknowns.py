@@ -32,6 +32,8 @@ class Unknown:
         start: its value where nothing else is known.
         dataset: where it stands in a result file; empty where the result says it in another way.
         largest: no run can have come to more than this.
+        common_to: of a row per view, the unknown that takes what all views have in common; where both are refined,
+            views move against each other alone.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Unknown:
     start: float = 0.0
     dataset: str = ""
     largest: float = LARGEST
+    common_to: str = ""
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """Of its array, where the axes are so long."""

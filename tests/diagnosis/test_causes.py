@@ -13,7 +13,9 @@ import pytest
 from ptymesh.diagnosis import Look, causes
 from ptymesh.diagnosis.look import counting
 from ptymesh.diagnosis.report import last_words, report
+from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
 
 
 def load() -> ModuleType:
@@ -107,6 +109,20 @@ def test_the_end_of_a_run_is_three_lines_at_most() -> None:
     y, x = np.mgrid[:96, :96] - 40.5
     more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None]), Path("r.h5"))
     assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: object:")
+
+
+def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
+    """A probe that stayed in focus is as narrow as one that hardly overlaps; the size of the speckles is another."""
+    measured, found = benchmark.plane(np.random.default_rng([3, 77]), 3)
+    assert report(found).findings[0].cause == "overlap"
+    assert report(found, measured).findings[0].cause == "plane"
+    words = last_words(found, Path("r.h5"), lambda: measured)
+    assert words[1].startswith("The probe is not that of the sample's plane") and "defocus_m" in words[2]
+
+    def gone() -> Measurement:
+        raise BadInput("It is not there.")
+
+    assert last_words(found, Path("r.h5"), gone) == last_words(found, Path("r.h5"))
 
 
 def test_what_counting_leaves() -> None:

@@ -13,10 +13,11 @@ from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
 from ptymesh.physics.model import Model
 from ptymesh.physics.probes import extra_modes
+from ptymesh.problem import Asked, Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
-from toy import Toy, relative
+from toy import Toy, make, relative
 
 
 def charted(views: int) -> Toy:
@@ -133,3 +134,18 @@ def test_modes_that_are_not_finite_end_the_run_in_a_sentence() -> None:
     modes = torch.full((2, 4, 4), torch.nan, dtype=torch.complex64)
     with pytest.raises(Diverged, match="modes or their shares are not finite"):
         variable.orthogonal(torch.ones(3, 2), modes, torch.ones(4, 4, dtype=torch.complex64))
+
+
+def test_what_intensities_of_a_batch_ask_for_in_common_is_left_to_the_probe() -> None:
+    toy = make(views=20)
+    problem, e = toy.problem(), toy.start()
+    before = e.weights.clone()
+    steps = torch.linspace(0.1, 0.3, 20, dtype=torch.float64)[:, None]
+    given = RPIE(probe={"intensity": {"gain": 0.5}}).probe
+    two = [(torch.arange(8), steps[:8]), (torch.arange(8, 20), steps[8:])]
+    variable.after_batch(given, problem, Batch(np.arange(20), asked=Asked(weights=two)), e)
+    assert torch.allclose(e.weights - before, 0.5 * (steps - 0.2))
+    alone = Batch(np.arange(1), asked=Asked(weights=[(torch.arange(1), steps[:1])]))
+    moved = e.weights.clone()
+    variable.after_batch(given, problem, alone, e)
+    assert torch.allclose(e.weights[0] - moved[0], 0.5 * steps[0]), "a view alone has no mean but its own"

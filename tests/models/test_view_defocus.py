@@ -12,6 +12,7 @@ from ptymesh.measurement import ArraySource
 from ptymesh.models import OPTICS
 from ptymesh.physics.operators import Placed
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
+from ptymesh.simulate import simulate
 from toy import make, relative
 
 
@@ -55,6 +56,21 @@ def test_the_tilt_of_a_sample_is_found() -> None:
             slopes.append(float((found * across).sum() / (true * across).sum()))
     assert residuals[1] < 0.8 * residuals[0]
     assert slopes[0] == pytest.approx(1, abs=0.1)
+
+
+def test_what_all_views_have_in_common_is_the_probes() -> None:
+    """In the near field, where the beam's own defocus hardly shows, views would walk away together, and leave those
+    that are held out behind."""
+    scan = simulate(kind="near", window=32, views=60, seed=7).measurement
+    found = []
+    for optics in ({}, {"view_defocus": True}):
+        stage = pm.Adam(epochs=8, batch=20, unknowns={"defocus": True} if optics else {})
+        recon = pm.Reconstruction(scan, [stage], optics=optics)
+        found.append([report.held_out for report in recon.loop(hold_out=0.2).epochs()][-1])
+    z = recon.state.estimate.others["defocus"].double()
+    unit = recon.problem.model.sizes["defocus"]
+    assert z.abs().max() > 0 and abs(float(z.mean())) < 0.03 * unit
+    assert found[1] < 1.02 * found[0]
 
 
 def test_it_needs_a_wavelength() -> None:

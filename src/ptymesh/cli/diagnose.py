@@ -29,7 +29,7 @@ def command(
 
     loaded, scan = Result.load(result), None
     try:
-        scan = _scan(loaded, data)
+        scan = data_of(loaded, data)
     except PtymeshError as error:
         if data is not None:
             raise
@@ -44,7 +44,7 @@ def command(
             typer.echo(line)
 
 
-def _scan(result: Result, data: Path | None) -> Measurement:
+def data_of(result: Result, data: Path | None = None) -> Measurement:
     """The data set of the result's recipe, or this file prepared as it says. Raises PtymeshError."""
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement

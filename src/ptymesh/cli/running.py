@@ -302,11 +302,12 @@ def _draw(result: Path, figures: bool, writers: Sequence[str]) -> None:
 
 
 def _diagnose(outcome: Outcome) -> None:
-    """A few lines on how it went, from the result alone; a failure of that is not worth failing the run."""
+    """A few lines on how it went; a failure of that is not worth failing the run."""
+    from ptymesh.cli.diagnose import data_of
     from ptymesh.diagnosis.report import last_words
 
     try:
-        lines = last_words(outcome.result, outcome.path)
+        lines = last_words(outcome.result, outcome.path, lambda: data_of(outcome.result))
     except Exception as error:
         print(f"ptymesh: the result could not be diagnosed ({type(error).__name__}: {error}).", file=sys.stderr)
         return

@@ -19,6 +19,7 @@ from ptymesh.auto.orientation import centres
 from ptymesh.compare import illumination
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
+from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
 from ptymesh.run.figures import CHUNK
@@ -155,6 +156,13 @@ class Look:
             inside = np.clip(positions, 0, most - 1e-9)
             found.append(np.sqrt(self.model(replace(self.result, positions_px=inside))))
         return np.asarray((found[0] - found[1]) / (2 * STEP_PX))
+
+    @cached_property
+    def speckle_px(self) -> float:
+        """Diameter of the beam that the speckles of far-field patterns tell, in object pixels; 0 where they do not."""
+        if self.scan is None or self.scan.geometry.propagation != "far_field":
+            return 0.0
+        return speckle_diameter_px(self.scan)
 
     @cached_property
     def centres(self) -> np.ndarray:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ptymesh.diagnosis import Cause, Finding, Look, causes
+from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.run.convergence import Verdict, verdict
 
 #: Findings that are printed, the likeliest ones; times of the noise floor that a residual may be without remark.
 SHOWN, NEAR = 3, 1.3
+#: The cause that a probe in the wrong plane looks like, without the patterns.
+NARROW = "overlap"
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,13 @@ def _applicable(data: bool) -> list[Cause]:
     return [cause for cause in causes() if data or not cause.patterns]
 
 
-def last_words(result: Result, path: Path) -> list[str]:
-    """Three lines at most for the end of a run, from the result alone."""
+def last_words(result: Result, path: Path, scan: Callable[[], Measurement] | None = None) -> list[str]:
+    """Three lines at most for the end of a run, from the result alone; of a probe that looks narrow the patterns, which
+    `scan` loads, have the last word."""
     found = report(result)
+    if scan is not None and any(one.cause == NARROW for one in found.findings):
+        with suppress(PtymeshError):
+            found = report(result, scan())
     said = [f"Convergence: {found.verdict}."]
     if found.findings:
         said += [str(found.findings[0]), f"What would help: {found.findings[0].recipe}"]

@@ -183,6 +183,8 @@ class Sweep:
             like, unit = real(self.estimate[name]), self.problem.model.sizes[name]
             if one.scope == "view":
                 along, norm = others[name][:, :-1], others[name][:, -1:]
+                if one.common_to in self.wanted and len(along) > 1:
+                    along = along - norm * means(along / above_zero(norm))  # steps without their mean
                 most = above_zero(norm.max())
                 curvature = self._of_all(torch.where(norm > 0, norm, most), most.expand(len(like), 1))
                 along = self._of_all(along, torch.zeros_like(like))

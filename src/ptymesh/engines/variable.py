@@ -5,8 +5,9 @@ Odstrcil et al., Opt. Express 24, 8360 (2016).
 P_j0 = w_j0 P_0 + sum_k w_jk V_k      probe of view j;  V_k (K, h, w), weights w (N, 1 + K)
 
 Each view's weights take normalised gradient steps of their own; the modes V_k are updated like the probe, from sums
-over the batch. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal, strongest
-first, with the norm of P_0, and the mean of the w_j0 becomes 1.
+over the batch. What the intensities of a batch ask for in common is the probe's, which takes it in the same batch;
+taken twice it swings. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal,
+strongest first, with the norm of P_0, and the mean of the w_j0 becomes 1.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
     return epoch > given.frozen and (modes or (given.intensity is not None and given.intensity.active(epoch)))
 
 
-def after_batch(given: ProbeConstraints, batch: Batch, estimate: Estimate) -> None:
-    """w_j += gain x step of the batch's own views; V_k += gain x sum / weight."""
+def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimate: Estimate) -> None:
+    """w_j += gain x step of the batch's own views, that of w_j0 less its mean; V_k += gain x sum / weight.
+
+    Collective.
+    """
     epoch, sums = batch.epoch, batch.asked.gradients
+    common = 0.0 if len(batch.views) < 2 else _common(given, problem, batch)
     for views, steps in batch.asked.weights:
         if given.intensity and given.intensity.active(epoch):
-            moved = estimate.weights[views, 0] + given.intensity.gain * steps[:, 0]
+            moved = estimate.weights[views, 0] + given.intensity.gain * (steps[:, 0] - common)
             estimate.weights[views, 0] = moved.clamp(min=0)
         if given.opr and given.opr.active(epoch):
             estimate.weights[views, 1:] += given.opr.gain * steps[:, 1:]
@@ -44,6 +49,14 @@ def after_batch(given: ProbeConstraints, batch: Batch, estimate: Estimate) -> No
         weight = sums.opr_weight + FLOOR * sums.probe_weight
         top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
         estimate.opr += given.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
+
+
+def _common(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor | float:
+    """Mean step of w_j0 over the batch; 0 where intensities are not refined."""
+    if not given.intensity or not given.intensity.active(batch.epoch):
+        return 0.0
+    rows = problem.of_batch(batch, [steps[:, :1] for _, steps in batch.asked.weights], 1)
+    return means(rows)[0].to(problem.real)
 
 
 def after_epoch(problem: Problem, estimate: Estimate) -> None:

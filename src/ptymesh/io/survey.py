@@ -137,10 +137,11 @@ def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:
         return float(4 * np.sqrt((power * ((y - cy) ** 2 + (x - cx) ** 2)).sum() / total / 2)), "file"
     if measurement.geometry.propagation != "far_field":
         return float(min(measurement.window)), "window"
-    return _speckle_diameter(measurement), "speckle"
+    return speckle_diameter_px(measurement), "speckle"
 
 
-def _speckle_diameter(measurement: Measurement) -> float:
+def speckle_diameter_px(measurement: Measurement) -> float:
+    """Diameter of the probe in object pixels by the far-field patterns alone; 0 where they have no speckles."""
     h, w = measurement.window
     n = measurement.views
     chosen = np.unique(np.linspace(0, n - 1, min(n, SPECKLE_VIEWS)).round().astype(int))

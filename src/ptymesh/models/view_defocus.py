@@ -5,7 +5,8 @@ z_j     defocus of view j (m);  r  phase per metre of free space, 2 pi (k_z - 1 
     G(z_j) P = F^H exp(i z_j r) F P,    dG P / dz_j = F^H [i r exp(i z_j r) F P]
 
 The angular spectrum of free space (physics/propagate.py) without a band limit: |z_j| is small against the depth at
-which the window's edge is reached. A mean of all z_j is the probe's own, which an engine moves as well.
+which the window's edge is reached. A mean of all z_j is the probe's own: where that is refined, z_j move against each
+other alone, for both would take the same step otherwise, and views that are left out would have another mean.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class ViewDefocus(WaveOperator):
 
     name: ClassVar[str] = "view_defocus"
     at: ClassVar[Place] = "probe"
-    unknowns: ClassVar[tuple[Unknown, ...]] = (Unknown("defocus", ("N",), "view", unit="m", largest=1.0),)
+    unknowns: ClassVar[tuple[Unknown, ...]] = (
+        Unknown("defocus", ("N",), "view", unit="m", largest=1.0, common_to="probe"),
+    )
 
     def check(self, geometry: Geometry) -> None:
         """See the base."""

@@ -204,7 +204,7 @@ class Loop:
             if refine:
                 positions.after_batch(engine, one, state.estimate, state.start)
             if vary:
-                variable.after_batch(engine.probe, one, state.estimate)
+                variable.after_batch(engine.probe, problem, one, state.estimate)
             state.batch += 1
             stopping.held()  # before a process's first batch it has nothing to lose
             views += len(batch)
