@@ -65,6 +65,10 @@ class Graphs:
         #: Other work, each with memory of its own: what comes of it is read while other graphs run.
         self._works: dict[Any, _Work] = {}
 
+    def captures(self, device: torch.device) -> bool:
+        """Whether launches of sweeps can be captured there, for all that is known."""
+        return device.type in CAPTURING and not self._refused
+
     def sweep(
         self,
         backend: FusedBackend,
@@ -80,8 +84,6 @@ class Graphs:
 
         backend: whose passes are captured; not their `sweep`, which asks for graphs.
         """
-        if self._refused:
-            return None
         assert into.object is not None and into.object_weight is not None and into.probe is not None
         assert intermediates.probe is not None
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]

@@ -21,7 +21,7 @@ from ptymesh.kernels import triton_blocks as blocks
 from ptymesh.kernels import triton_detector as at_detector
 from ptymesh.kernels import triton_kernels as kernels
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, varies
-from ptymesh.kernels.graphs import CAPTURING, Graphs
+from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Result, Task, Wanted
 from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
@@ -55,9 +55,10 @@ class GpuBackend(FusedBackend):
         """Far detectors of any slices in one go; sweeps of single slices as graphs, where launches can be captured."""
         if wanted == "there_and_back":
             return model.kernel is None
-        if wanted == "sweep" and (self.graphs is None or chunk.mask.device.type not in CAPTURING or varies(chunk)):
-            return False
-        return super().supports(model, chunk, wanted)
+        known = super().supports(model, chunk, wanted)
+        if wanted == "sweep":
+            return known and not varies(chunk) and self.graphs is not None and self.graphs.captures(chunk.mask.device)
+        return known
 
     def sweep(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
