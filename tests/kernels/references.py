@@ -224,7 +224,7 @@ def compare_detector(case: Case, task: str) -> None:
     changed, found = [], []
     for backend in case.both:
         waves = detected.clone()
-        found.append(getattr(backend, task)(case.model, replace(case.chunk, sweep={}), waves))
+        found.append(backend.at_detector(case.model, replace(case.chunk, sweep={}), waves, task))  # type: ignore[arg-type]
         changed.append(waves)
     assert (task == "evaluate") == torch.equal(changed[1], detected)
     if task != "evaluate":
@@ -244,7 +244,8 @@ def check_pixels_without_data(case: Case) -> None:
     mask = torch.ones(case.window, dtype=torch.bool, device=case.device)
     mask[7, 8] = False
     detected = case.many()
-    case.fused.exit_wave_update(case.model, replace(case.chunk, counts=counts, mask=mask, sweep={}), detected)
+    chunk = replace(case.chunk, counts=counts, mask=mask, sweep={})
+    case.fused.at_detector(case.model, chunk, detected, "exit_wave_update")
     for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
         assert float(detected[view, :, y, x].abs().max()) == 0
     assert float(detected[0, :, 5, 6].abs().max()) > 0

@@ -24,6 +24,7 @@ from references import (
 from ptymesh.distributed.boxes import Boxes
 from ptymesh.kernels import arguments, cpu, cpu_sums, object_sums
 from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import blocked
 from ptymesh.physics.model import reach_of
@@ -114,6 +115,53 @@ def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
         assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe) == found
     slices = replace(case.model, slice_kernel=torch.ones(case.window))
     assert case.fused.sweep_bytes(slices, case.probe) == waves
+
+
+#: What a case has that kernels may not know; 17 has no transform.
+CASES: list[dict[str, Any]] = [
+    {},
+    {"subpixel": "bilinear"},
+    {"subpixel": "none"},
+    {"opr": 1},
+    {"window": (17, 22)},
+    {"propagation": "angular_spectrum"},
+    {"slices": 2},
+]
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: "-".join(map(str, kind.values())) or "plain")
+def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all else is, to the class that is inherited from."""
+    case = Case(**{name: value for name, value in kind.items() if name != "slices"})
+    chi, sums, chunk = case.many(), nothing(case), replace(case.chunk, sweep={})
+    if "slices" in kind:
+        case.model = replace(case.model, slice_kernel=torch.ones(case.window, dtype=case.dtype))
+        case.object, sums.object = case.waves(2, *case.object.shape[1:]), sums.object.repeat(2, 1, 1)
+        sums.object_weight = sums.object_weight.repeat(2, 1, 1)
+    made = case.fused.forward(case.model, chunk, case.object, case.probe, case.opr)
+    given: dict[str, tuple] = {
+        "forward": (case.object, case.probe, case.opr),
+        "there_and_back": (chi, "evaluate"),
+        "detector": (made, "evaluate"),
+        "adjoint": (made, chi, sums),
+        "sweep": (made, "exit_wave_update", sums),
+        "position_step": (case.object, made, chi),
+        "systems": (made, case.object, case.probe, chi),
+    }
+    if case.model.subpixel == "none":  # positions have no derivative
+        del given["position_step"]
+    for name, words in given.items():
+        parent, handed_over = FusedBackend if name == "systems" else Backend, []
+        real = vars(parent)[name]
+
+        def noting(*all_: Any, real: Any = real, handed_over: list[bool] = handed_over) -> Any:
+            handed_over.append(True)
+            return real(*all_)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(parent, name, noting)
+            getattr(case.fused, name)(case.model, chunk, *words)
+        assert bool(handed_over) != case.fused.supports(case.model, chunk, name), name  # type: ignore[arg-type]
 
 
 def test_object_or_probe_alone() -> None:

@@ -264,7 +264,7 @@ def test_step_lengths_of_many_spans(fidelity: str, monkeypatch: pytest.MonkeyPat
     waves, found = case.many(), []
     for places in (list(range(case.views)), [case.views - 1], [case.views - 1, 0]):
         chunk, change = some_of(case.chunk, places), waves[places]
-        GpuBackend().exit_wave_update(case.model, chunk, change)
+        GpuBackend().at_detector(case.model, chunk, change, "exit_wave_update")
         found.append(change[places.index(case.views - 1)])
     assert float(found[0].abs().max()) > 0 and all(torch.equal(other, found[0]) for other in found[1:])
 

@@ -30,12 +30,12 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, window_of
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Chunk, Task
+from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
@@ -71,6 +71,18 @@ class CpuBackend(CpuSums):
 
     prepare = staticmethod(share_threads)
 
+    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+        """Far detectors whose transform the kernels know, in one go: of any waves, of single slices from the object to
+        the sums, and for systems of probes that are shifted view by view."""
+        window = window_of(chunk.mask)
+        if wanted == "there_and_back":
+            return self._far(model, window)
+        if wanted == "sweep":
+            return self._by_strips(model, window) and not varies(chunk)
+        if wanted == "systems":
+            return self._by_strips(model, window) and model.subpixel == "fourier" and not chunk.whole
+        return super().supports(model, chunk, wanted) and (wanted != "detector" or self._far(model, window))
+
     # --- forward ---
 
     def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
@@ -101,35 +113,25 @@ class CpuBackend(CpuSums):
 
     # --- the detector ---
 
-    def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.exit_wave_update`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "exit_wave_update")
-
-    def loss_gradient(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.loss_gradient`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "loss_gradient")
-
-    def evaluate(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.evaluate`, in one pass over the detector."""
-        return self._at_detector(model, chunk, detected, "evaluate")
+    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
+        """As `Backend.at_detector`, in one pass over the detector."""
+        assert detected.is_contiguous(), "waves on the detector come from a transform"
+        given = _waves_alone(chunk, detected)
+        return self._detector(model, chunk, given, task, untransformed(window_of(detected), self.real), detected)[1]
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """As `Backend.there_and_back`; in the far field, view by view in one go."""
-        transform = self._far_field(model, window_of(waves))
-        if transform is None:
+        if not self.supports(model, chunk, "there_and_back"):
             return super().there_and_back(model, chunk, waves, task)
-        return self._detector(model, chunk, _waves_alone(chunk, waves), task, transform)
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self._transform(waves))
 
     def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
         """As `Backend.detector`; in the far field the exit waves are made on the way."""
-        transform = (
-            self._far_field(model, window_of(intermediates.beams.waves))
-            if isinstance(intermediates, FusedIntermediates)
-            else None
-        )
-        if transform is None or not isinstance(intermediates, FusedIntermediates):
+        if not self.supports(model, chunk, "detector"):
             return super().detector(model, chunk, intermediates, task)
-        return self._detector(model, chunk, (_parts(intermediates), True), task, transform)
+        assert isinstance(intermediates, FusedIntermediates)
+        far = self._transform(intermediates.beams.waves)
+        return self._detector(model, chunk, (_parts(intermediates), True), task, far)
 
     def sweep(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
@@ -139,18 +141,17 @@ class CpuBackend(CpuSums):
         Shifted probes, and what comes of them, stay in one core's cache view by view. Probes that all views share gain
         nothing by that: passes over a panel sum faster what is summed over views.
         """
-        complete = into.object is not None and into.probe is not None and not into.opr.shape[0]
-        far = self._by_strips(model, window_of(into.probe_weight)) if complete else None
-        if far is None or not isinstance(intermediates, FusedIntermediates):
+        if not self.supports(model, chunk, "sweep"):
             return super().sweep(model, chunk, intermediates, task, into, keep)
-        if into.shifted:
-            return self._sweep_shifted(model, chunk, intermediates, task, into, keep, far)
-        return self._sweep_shared(model, chunk, intermediates, task, into, keep, far)
+        assert isinstance(intermediates, FusedIntermediates)
+        by_strips = self._sweep_shifted if into.shifted else self._sweep_shared
+        return by_strips(model, chunk, intermediates, task, into, keep, self._transform(into.probe_weight))
 
     def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
         """As `Backend.hands_over`: where a rank alone would let them wait."""
-        pixels, far = views * probe.shape[-2] * probe.shape[-1], self._by_strips(model, window_of(probe))
-        return far is not None and _may_wait(task, keep=False) and pays(pixels, self.dtype, each, blocks)
+        window, waits = window_of(probe), _may_wait(task, keep=False)
+        pixels = views * window[0] * window[1]
+        return waits and self._by_strips(model, window) and pays(pixels, self.dtype, each, blocks)
 
     def _sweep_shifted(
         self,
@@ -235,25 +236,18 @@ class CpuBackend(CpuSums):
         """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done."""
         return 0 if self._by_strips(model, window_of(probe)) else super().sweep_bytes(model, probe)
 
-    def _by_strips(self, model: Model, window: tuple[int, int]) -> Transform | None:
-        """The transform with which `sweep` goes panel by panel, if it does."""
+    def _by_strips(self, model: Model, window: tuple[int, int]) -> bool:
+        """Whether `sweep` goes panel by panel."""
         single = model.slice_kernel is None and not model.operators and model.subpixel != "bilinear"
-        return self._far_field(model, window) if single else None
+        return single and self._far(model, window)
 
-    @staticmethod
-    def _shifts(model: Model, whole: bool) -> bool:
-        """Whether every view has a probe of its own."""
-        return model.subpixel == "fourier" and not whole
+    def _far(self, model: Model, window: tuple[int, int]) -> bool:
+        """Whether the kernels know the transform to the detector."""
+        return model.kernel is None and transform_for(window, self.real).known
 
-    def _far_field(self, model: Model, window: tuple[int, int]) -> Transform | None:
-        """The transform to the detector, if the kernels know it."""
-        transform = transform_for(window, self.real)
-        return transform if model.kernel is None and transform.known else None
-
-    def _at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
-        assert detected.is_contiguous(), "waves on the detector come from a transform"
-        given = _waves_alone(chunk, detected)
-        return self._detector(model, chunk, given, task, untransformed(window_of(detected), self.real), detected)[1]
+    def _transform(self, like: Tensor) -> Transform:
+        """That of waves like these (..., h, w)."""
+        return transform_for(window_of(like), self.real)
 
     def _detector(
         self,
@@ -395,9 +389,10 @@ class CpuBackend(CpuSums):
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """As `Backend.systems`; in the far field shifted directions of the probe stay in the cache view by view."""
-        far = self._by_strips(model, window_of(chi)) if self._shifts(model, chunk.whole) else None
-        if far is None or not isinstance(intermediates, FusedIntermediates):
+        if not self.supports(model, chunk, "systems"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        far = self._transform(chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
         obj, corner, _, amplitudes = _parts(intermediates)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, step_along
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Wanted, step_along
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
@@ -176,13 +176,22 @@ class FusedBackend(Backend, ABC):
     ) -> Tensor:
         """`systems` with dO as `change`, at the pixels of the intermediates' object, for the modes of beams and chi."""
 
+    # --- what it does ---
+
+    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+        """Single slices without operators; steps of positions by probes that are shifted, to the far field."""
+        single = model.slice_kernel is None and not model.operators
+        if wanted == "position_step":
+            return single and model.subpixel == "fourier" and model.kernel is None and not varies(chunk)
+        return single
+
     # --- forward ---
 
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
         """As `Backend.intermediates`; windows and waves are computed when they are asked for."""
-        if model.slice_kernel is not None or model.operators:
+        if not self.supports(model, chunk, "forward"):
             return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()
@@ -235,11 +244,12 @@ class FusedBackend(Backend, ABC):
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """As `Backend.adjoint`."""
-        if not isinstance(intermediates, FusedIntermediates):
+        if not self.supports(model, chunk, "adjoint"):
             self.settle(into)
             into.late = None
             super().adjoint(model, chunk, intermediates, waves, into)
             return
+        assert isinstance(intermediates, FusedIntermediates)
         waves = waves.contiguous()
         if into.object is not None and into.object_weight is not None:
             self.to_object(model, chunk, intermediates, waves, into)
@@ -260,10 +270,10 @@ class FusedBackend(Backend, ABC):
     def position_step(
         self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """As `Backend.position_step`; fused for shifted probes in the far field."""
-        fused = model.subpixel == "fourier" and model.kernel is None
-        if not fused or not isinstance(intermediates, FusedIntermediates) or intermediates.probe is None:
+        """As `Backend.position_step`."""
+        if not self.supports(model, chunk, "position_step"):
             return super().position_step(model, chunk, obj, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, intermediates.probe, amplitudes, axis) for axis in (0, 1))
         along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(intermediates, chi, by_y, by_x).unbind(1)
@@ -274,8 +284,9 @@ class FusedBackend(Backend, ABC):
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """As `Backend.systems`."""
-        if not isinstance(intermediates, FusedIntermediates):
+        if not self.supports(model, chunk, "forward"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
+        assert isinstance(intermediates, FusedIntermediates)
         modes = chi.shape[1]
         change, _ = self.cut_from(model, chunk, d_object.contiguous(), window_of(chi))
         d_beams = self.beams(model, chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
@@ -288,6 +299,11 @@ def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
     """Top-left pixel of the interpolation (B, 2) and weights of the next ones (B, 2) in [0, 1)."""
     below = torch.floor(chunk.fractions)
     return chunk.anchors + below.to(chunk.anchors.dtype), chunk.fractions - below
+
+
+def varies(chunk: Chunk) -> bool:
+    """Whether its beams have OPR modes."""
+    return chunk.weights.shape[1] > 1
 
 
 def window_of(waves: Tensor) -> tuple[int, int]:

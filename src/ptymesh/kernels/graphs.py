@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ptymesh.kernels.fused import FusedBackend, FusedIntermediates
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
-from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.model import Model
 
 Result = TypeVar("Result")
 #: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, their parts, and
@@ -65,12 +65,16 @@ class Graphs:
         #: Other work, each with memory of its own: what comes of it is read while other graphs run.
         self._works: dict[Any, _Work] = {}
 
+    def captures(self, device: torch.device) -> bool:
+        """Whether launches of sweeps can be captured there, for all that is known."""
+        return device.type in CAPTURING and not self._refused
+
     def sweep(
         self,
         backend: FusedBackend,
         model: Model,
         chunk: Chunk,
-        intermediates: Intermediates,
+        intermediates: FusedIntermediates,
         task: Task,
         into: Adjoints,
         keep: bool,
@@ -80,12 +84,8 @@ class Graphs:
 
         backend: whose passes are captured; not their `sweep`, which asks for graphs.
         """
-        if self._refused or not isinstance(intermediates, FusedIntermediates) or intermediates.probe is None:
-            return None
-        if intermediates.probe.device.type not in CAPTURING or into.object is None or into.object_weight is None:
-            return None
-        if into.probe is None or into.opr.shape[0] or model.slice_kernel is not None:
-            return None
+        assert into.object is not None and into.object_weight is not None and into.probe is not None
+        assert intermediates.probe is not None
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
         sums = into.object, into.object_weight, into.probe, into.probe_weight, into.shifts, into.reached
         self._keep(model, intermediates.whole_object, intermediates.probe, *stays, *sums)

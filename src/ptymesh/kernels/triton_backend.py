@@ -20,10 +20,10 @@ from ptymesh.estimate import BLOCK
 from ptymesh.kernels import triton_blocks as blocks
 from ptymesh.kernels import triton_detector as at_detector
 from ptymesh.kernels import triton_kernels as kernels
-from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners
+from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, varies
 from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Chunk, Result, Task
+from ptymesh.physics.backend import Adjoints, Chunk, Result, Task, Wanted
 from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
 from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
@@ -36,8 +36,7 @@ TILE, SPAN = 512, 8
 PROGRAMS = 4096
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
 QUOTIENT, ROOT, SCALED = 0, 1, 2
-EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = 0, 1, 2
-TASKS = {"evaluate": EVALUATE, "exit_wave_update": EXIT_WAVE_UPDATE, "loss_gradient": LOSS_GRADIENT}
+TASKS = {"evaluate": 0, "exit_wave_update": 1, "loss_gradient": 2}
 
 
 class GpuBackend(FusedBackend):
@@ -52,13 +51,23 @@ class GpuBackend(FusedBackend):
         #: A batch's weight, its rows of blocks, and the largest value of each of these in each slice.
         self._tops = (torch.empty(0),) * 3
 
+    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+        """Far detectors of any slices in one go; sweeps of single slices as graphs, where launches can be captured."""
+        if wanted == "there_and_back":
+            return model.kernel is None
+        known = super().supports(model, chunk, wanted)
+        if wanted == "sweep":
+            return known and not varies(chunk) and self.graphs is not None and self.graphs.captures(chunk.mask.device)
+        return known
+
     def sweep(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
         """As `Backend.sweep`; launched as one where it has come before. Waves that are kept have memory of their own if
         the batch has other chunks."""
         found = None
-        if self.graphs is not None:
+        if self.supports(model, chunk, "sweep"):
+            assert self.graphs is not None and isinstance(intermediates, FusedIntermediates)
             found = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
         if found is None:
             return super().sweep(model, chunk, intermediates, task, into, keep)
@@ -108,35 +117,34 @@ class GpuBackend(FusedBackend):
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """As `Backend.there_and_back`; to a far detector what makes transforms orthonormal is done on the way."""
-        if model.kernel is not None:
+        if not self.supports(model, chunk, "there_and_back"):
             return super().there_and_back(model, chunk, waves, task)
         detected = fft(waves, "backward")
-        found = self._detector(model, chunk, detected, TASKS[task], scaled=True)
+        found = self.at_detector(model, chunk, detected, task, scaled=True)
         return (detected if task == "evaluate" else ifft(detected, "forward")), found
 
-    def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.exit_wave_update`, in one pass over the detector, or three where the step has a length."""
-        return self._detector(model, chunk, detected, EXIT_WAVE_UPDATE)
-
-    def loss_gradient(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.loss_gradient`, in one pass over the detector."""
-        return self._detector(model, chunk, detected, LOSS_GRADIENT)
-
-    def evaluate(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """As `Backend.evaluate`, in one pass over the detector."""
-        return self._detector(model, chunk, detected, EVALUATE)
-
-    def _detector(self, model: Model, chunk: Chunk, detected: Tensor, task: int, scaled: bool = False) -> Tensor:
-        """scaled: Psi is sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that."""
+    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task, scaled: bool = False) -> Tensor:
+        """As `Backend.at_detector`, in one pass over the detector, or three where the step has a length. scaled: Psi is
+        sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that."""
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
-        stepped = task == EXIT_WAVE_UPDATE and kind != KINDS["amplitude"]
+        stepped = task == "exit_wave_update" and kind != KINDS["amplitude"]
         counts = chunk.patterns.contiguous()
         parts = _parts(detected, 6)
-        least = parts if task == EVALUATE else _least(detected, counts, chunk)
+        least = parts if task == "evaluate" else _least(detected, counts, chunk)
         given = (counts, chunk.mask, chunk.background, least)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
         _by_view(
-            at_detector.detector, detected, detected, *given, S, parts, M, h * w, KIND=kind, TASK=task, SCALED=scaled
+            at_detector.detector,
+            detected,
+            detected,
+            *given,
+            S,
+            parts,
+            M,
+            h * w,
+            KIND=kind,
+            TASK=TASKS[task],
+            SCALED=scaled,
         )
         if stepped:
             spans, alpha, slopes = self._slopes(S, given, kind)

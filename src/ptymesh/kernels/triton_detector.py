@@ -48,7 +48,7 @@ def detector(
 
     SCALED: Psi is sqrt(area) times what it should be, and its change is to be divided by that.
 
-    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Backend.exit_wave_update. TASK
+    least: (B,) power below which a pixel has no light. parts: (B, tiles, 6), see Backend.at_detector. TASK
     EXIT_WAVE_UPDATE makes Psi' - Psi, LOSS_GRADIENT -dL/dI Psi. Where the revision has a step length (Poisson,
     intensity) it only leaves the power in S_out (B, h, w), for `step_slopes` and `step`.
     """

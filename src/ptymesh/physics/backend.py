@@ -20,33 +20,24 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.blocks import (
-    TINY,
-    Expression,
-    Late,
-    Leaf,
-    Quotient,
-    blocked,
-    cut_blocks,
-    evaluate,
-    put_blocks,
-    top_of,
-)
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.operators import Values
-from ptymesh.physics.rounding import largest, narrowed, rounded
+from ptymesh.physics.rounding import rounded
+from ptymesh.physics.sums import Adjoints, BlockOperations
 
 #: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
 #: image of a constant object stays where it is when the beam moves.
 INSENSITIVE = 1e-3
-#: Columns of what `exit_wave_update` and `loss_gradient` return.
+#: Columns of what `at_detector` returns.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 Result = TypeVar("Result")
 #: Passes over the detector, by name.
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
+#: What a backend is asked whether it does: methods of `Backend`.
+Wanted = Literal["forward", "at_detector", "there_and_back", "detector", "adjoint", "sweep", "position_step", "systems"]
 
 
 @dataclass(frozen=True)
@@ -87,45 +78,18 @@ class Chunk:
         return Data.of(self.patterns, self.mask, self.background, self.background.dtype)
 
 
-@dataclass
-class Adjoints:
-    """Sums over a batch on this rank, in double precision, to which `Backend.adjoint` adds rounded terms (rounding.py).
+class Backend(BlockOperations):
+    """The contract of a backend, and its reference for any model and device.
 
-    Each has so many parts: object (parts L, H, W) or None; probe (parts M, h, w) or None, of `Model.unshifted_terms` if
-    `shifted`; opr (parts K, h, w); with their weights, real, probe_weight (parts, h, w). shifts (6, 2): by kind of sum
-    and part. reached: (6,) the largest terms so far.
-    views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
-    are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
-    windows: where those of views go that other ranks add, too, until `gather` says that all are there.
+    Eight operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
+    `adjoint`, `sweep`, `position_step` and `systems`. A subclass does some of them otherwise, for the models and chunks
+    that `supports` names, and hands all others to the class it inherits from.
     """
 
-    object: Tensor | None
-    object_weight: Tensor | None
-    probe: Tensor | None
-    probe_weight: Tensor
-    opr: Tensor
-    opr_weight: Tensor
-    shifts: Tensor
-    reached: Tensor
-    parts: int = 1
-    shifted: bool = False
-    views: int | None = None
-    late: Late | None = None
-    kept: tuple[Any, ...] = ()
-    windows: Any = None
-
-    def rounded(self, kind: int, terms: Tensor) -> Tensor:
-        """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""
-        self.note(kind, largest(terms))
-        return rounded(terms, self.shifts[kind], self.parts)
-
-    def note(self, kind: int, reached: Tensor) -> None:
-        """Terms were as large as this, 0-d."""
-        torch.maximum(self.reached[kind], reached, out=self.reached[kind])
-
-
-class Backend:
-    """The passes, for any model and device."""
+    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+        """Whether this class itself does an operation for such a model and chunk, in a way of its own: this is the one
+        place that says so. The reference does all."""
+        return True
 
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
@@ -140,24 +104,18 @@ class Backend:
         again instead. halves: whether waves are kept as such."""
         return None
 
-    def exit_wave_update(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """Psi (B, M, h, w) becomes Psi' - Psi, in place; returns (B, 6) float64.
+    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
+        """What the task makes of Psi (B, M, h, w), in place: Psi' - Psi of "exit_wave_update", -dL/dI Psi of
+        "loss_gradient", and of "evaluate" Psi stays. Returns (B, 6) float64.
 
         Columns: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2.
         """
         S = power(detected)
-        detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
+        if task == "exit_wave_update":
+            detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
+        elif task == "loss_gradient":
+            detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
         return terms(model, chunk, S)
-
-    def loss_gradient(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """Psi (B, M, h, w) becomes -dL/dI Psi, in place; returns what `exit_wave_update` returns."""
-        S = power(detected)
-        detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
-        return terms(model, chunk, S)
-
-    def evaluate(self, model: Model, chunk: Chunk, detected: Tensor) -> Tensor:
-        """What `exit_wave_update` returns; Psi stays."""
-        return terms(model, chunk, power(detected))
 
     def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
         """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
@@ -165,7 +123,7 @@ class Backend:
         Of "evaluate", what comes back means nothing.
         """
         detected = model.detect(waves, chunk.fractions)
-        found: Tensor = getattr(self, task)(model, chunk, detected)
+        found = self.at_detector(model, chunk, detected, task)
         return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), found
 
     def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
@@ -207,7 +165,7 @@ class Backend:
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
-        mean nothing."""
+        mean nothing. into: complete sums, of object and probe, without OPR modes."""
         waves, found = self.detector(model, chunk, intermediates, task)
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
@@ -234,78 +192,10 @@ class Backend:
         many = light * chunk.weights[:, :1, None] ** 2
         views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
-    # --- blocks of the object ---
-
-    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
-        for array in (field, weight):
-            blocked(array)[:, rows, columns] = 0
-
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """Clears these blocks of the object's sums, which are about to be added up, or notes that it is to be done;
-        the other sums are zero already. found: fields (L, H, W) that are to hold the sums once they are read."""
-        if into.object is not None and into.object_weight is not None:
-            self.clear(into.object, into.object_weight, rows, columns)
-
     def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
         """Whether ranks should hand over windows of so many views, over so many blocks, to each other, not their sums;
         each: whether each view has its own light. Only if all that `task` makes goes through `sweep`."""
         return False
-
-    def gathered(self, into: Adjoints) -> None:
-        """The windows of all ranks are there."""
-
-    def settle(self, into: Adjoints) -> None:
-        """The object's sums are complete: they are about to travel, or to be read."""
-
-    def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """Fields (L, H, W) become what the object's sums are, and their weight, on these blocks (n,)."""
-        for parts, target in zip(sums, found, strict=True):
-            values = narrowed(cut_blocks(parts, rows, columns), target.dtype, len(target))
-            put_blocks(target, rows, columns, values)
-
-    def combine(
-        self,
-        sums: tuple[Tensor, Tensor],
-        more: tuple[Tensor, Tensor] | None,
-        rows: Tensor,
-        columns: Tensor,
-        top: int,
-        found: tuple[Tensor, Tensor],
-    ) -> None:
-        """Fields (L, h, W) become what two sums (parts L, H, W) of the object, and their weights, are together on these
-        blocks (n,), or the first alone; the sums begin `top` rows of blocks before the fields."""
-        for place, target in enumerate(found):
-            total = cut_blocks(sums[place], rows + top, columns)
-            if more is not None:
-                total = total + cut_blocks(more[place], rows + top, columns)
-            put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
-
-    def largest(self, leaf: Leaf) -> Tensor:
-        """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
-        return top_of(leaf.values)
-
-    def write(
-        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
-    ) -> None:
-        """target (L, H, W) = or += the expression on these blocks (n,)."""
-        values = evaluate(expression).to(target.dtype)
-        if add:
-            blocked(target)[:, rows, columns] += values
-        else:
-            blocked(target)[:, rows, columns] = values
-
-    # --- after the last chunk ---
-
-    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real.
-
-        Of a probe what `write` does with a `Quotient` of an object.
-        """
-        target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
-
-    def finish(self, into: Adjoints) -> None:
-        """Completes the sums after the last chunk; not the object's, which may be travelling by then."""
 
     def position_step(
         self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor

@@ -27,9 +27,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
-from ptymesh.physics import fidelity, views
+from ptymesh.physics import views
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
-from ptymesh.physics.fidelity import Data, Fidelity
+from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.operators import NOTHING, Placed, Values, WaveOperator, back_through, slopes, through
 from ptymesh.physics.propagate import (
     Pair,
@@ -212,12 +212,7 @@ class Model:
         S = power(self.detect(intermediates.exit, fractions))
         return S if background is None else S + background
 
-    # --- step and adjoint ---
-
-    def exit_wave_update(self, detected: Tensor, S: Tensor, data: Data, fractions: Tensor) -> Tensor:
-        """chi = D^H (Psi' - Psi), (B, M, h, w): how the exit waves should change."""
-        change = fidelity.revision(self.fidelity, S, data) - 1
-        return self.detect_adjoint(detected * change[:, None], fractions)
+    # --- adjoint ---
 
     def detect_adjoint(self, detected: Tensor, fractions: Tensor) -> Tensor:
         """D^H Psi, (B, M, h, w)."""

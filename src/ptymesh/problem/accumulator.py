@@ -156,8 +156,8 @@ class Accumulator:
     @property
     def _waves_wanted(self) -> bool:
         """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
-        batch = self.batch
-        return batch.refine or batch.vary or "probe" in batch.frozen or len(self.estimate.opr) > 0
+        batch, complete = self.batch, self.with_object and self.with_probe
+        return batch.refine or batch.vary or not complete or len(self.estimate.opr) > 0
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""

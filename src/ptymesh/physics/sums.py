@@ -1,0 +1,132 @@
+"""Sums of adjoints over a batch, and arithmetic on the blocks of the object that it covers, in plain torch.
+
+L, M     slices, modes;  K  OPR modes
+h, w     window pixels
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics.blocks import (
+    TINY,
+    Expression,
+    Late,
+    Leaf,
+    Quotient,
+    blocked,
+    cut_blocks,
+    evaluate,
+    put_blocks,
+    top_of,
+)
+from ptymesh.physics.rounding import largest, narrowed, rounded
+
+
+@dataclass
+class Adjoints:
+    """Sums over a batch on this rank, in double precision, to which adjoints of chunks add rounded terms (rounding.py).
+
+    Each has so many parts: object (parts L, H, W) or None; probe (parts M, h, w) or None, of `Model.unshifted_terms` if
+    `shifted`; opr (parts K, h, w); with their weights, real, probe_weight (parts, h, w). shifts (6, 2): by kind of sum
+    and part. reached: (6,) the largest terms so far.
+    views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
+    are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
+    windows: where those of views go that other ranks add, too, until `gather` says that all are there.
+    """
+
+    object: Tensor | None
+    object_weight: Tensor | None
+    probe: Tensor | None
+    probe_weight: Tensor
+    opr: Tensor
+    opr_weight: Tensor
+    shifts: Tensor
+    reached: Tensor
+    parts: int = 1
+    shifted: bool = False
+    views: int | None = None
+    late: Late | None = None
+    kept: tuple[Any, ...] = ()
+    windows: Any = None
+
+    def rounded(self, kind: int, terms: Tensor) -> Tensor:
+        """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""
+        self.note(kind, largest(terms))
+        return rounded(terms, self.shifts[kind], self.parts)
+
+    def note(self, kind: int, reached: Tensor) -> None:
+        """Terms were as large as this, 0-d."""
+        torch.maximum(self.reached[kind], reached, out=self.reached[kind])
+
+
+class BlockOperations:
+    """What is done to the object's sums, and to fields of the object, on the blocks of a batch."""
+
+    def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
+        for array in (field, weight):
+            blocked(array)[:, rows, columns] = 0
+
+    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """Clears these blocks of the object's sums, which are about to be added up, or notes that it is to be done;
+        the other sums are zero already. found: fields (L, H, W) that are to hold the sums once they are read."""
+        if into.object is not None and into.object_weight is not None:
+            self.clear(into.object, into.object_weight, rows, columns)
+
+    def gathered(self, into: Adjoints) -> None:
+        """The windows of all ranks are there."""
+
+    def settle(self, into: Adjoints) -> None:
+        """The object's sums are complete: they are about to travel, or to be read."""
+
+    def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """Fields (L, H, W) become what the object's sums are, and their weight, on these blocks (n,)."""
+        for parts, target in zip(sums, found, strict=True):
+            values = narrowed(cut_blocks(parts, rows, columns), target.dtype, len(target))
+            put_blocks(target, rows, columns, values)
+
+    def combine(
+        self,
+        sums: tuple[Tensor, Tensor],
+        more: tuple[Tensor, Tensor] | None,
+        rows: Tensor,
+        columns: Tensor,
+        top: int,
+        found: tuple[Tensor, Tensor],
+    ) -> None:
+        """Fields (L, h, W) become what two sums (parts L, H, W) of the object, and their weights, are together on these
+        blocks (n,), or the first alone; the sums begin `top` rows of blocks before the fields."""
+        for place, target in enumerate(found):
+            total = cut_blocks(sums[place], rows + top, columns)
+            if more is not None:
+                total = total + cut_blocks(more[place], rows + top, columns)
+            put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
+
+    def largest(self, leaf: Leaf) -> Tensor:
+        """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
+        return top_of(leaf.values)
+
+    def write(
+        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+    ) -> None:
+        """target (L, H, W) = or += the expression on these blocks (n,)."""
+        values = evaluate(expression).to(target.dtype)
+        if add:
+            blocked(target)[:, rows, columns] += values
+        else:
+            blocked(target)[:, rows, columns] = values
+
+    def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
+        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real.
+
+        Of a probe what `write` does with a `Quotient` of an object.
+        """
+        target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
+
+    def finish(self, into: Adjoints) -> None:
+        """Completes the sums after the last chunk; not the object's, which may be travelling by then."""
