@@ -55,7 +55,7 @@ def _common(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor |
     """Mean step of w_j0 over the batch; 0 where intensities are not refined."""
     if not given.intensity or not given.intensity.active(batch.epoch):
         return 0.0
-    rows = problem.of_batch(batch, [steps[:, :1] for _, steps in batch.asked.weights], 1)
+    rows = problem.loader.of_batch(batch, [steps[:, :1] for _, steps in batch.asked.weights], 1)
     return means(rows)[0].to(problem.real)
 
 
