@@ -69,7 +69,12 @@ ALSO: dict[str, dict[str, Any]] = {
     "no_probe": {"probe.start.defocus_m": {"low": -2e-4, "high": 2e-4}},
     "cryo": {"probe.start.defocus_m": {"low": -3e-5, "high": 3e-5}},
     "near_distance": {"distance": {"low": 0.8, "high": 1.25, "log": True}},
-    "turned": {"data.transpose": [False, True], "data.flip_y": [False, True], "data.flip_x": [False, True]},
+    "turned": {
+        "data.transpose": [False, True],
+        "data.flip_y": [False, True],
+        "data.flip_x": [False, True],
+        "probe.start.defocus_m": {"low": -2e-4, "high": 2e-4},
+    },
 }
 #: How; hopeless trials are ended after so many epochs, and three times as many. The best one is run longer at last, so
 #: many times, and the best of these is what counts.
@@ -153,7 +158,7 @@ def studied(scan: Case, trials: int) -> dict[str, Any]:
         told = load_measurement(DataOptions.parse(data, "data"), PositionOptions()).geometry.distance_m
         low_high = space.pop("distance")
         space["data.distance_m"] = {**low_high, "low": low_high["low"] * told, "high": low_high["high"] * told}
-    if scan.kind == "no_probe":
+    if scan.kind in ("no_probe", "turned"):
         space["probe.start.kind"] = ["data"]
     if scan.kind == "turned":
         data = {key: value for key, value in data.items() if key not in ("transpose", "flip_y", "flip_x")}
