@@ -120,7 +120,7 @@ def _own(name: str, limit_s: float) -> Callable[[Here], Found]:
 
 
 def _pytest(here: Here, files: list[str], limit_s: float) -> Found:
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files]
     most_s = limit_s * here.slower
     return _ended(*_run(here, command, most_s, PTYMESH_KERNELS="torch"), most_s)
 
@@ -141,7 +141,7 @@ def standing_in(here: Here) -> Found:
     """Two ranks joined by a group that behaves as NCCL."""
     if here.kind != "stand-in":
         return "not possible here", "torch knows one accelerator alone, and there is a real one"
-    return _pytest(here, ["-m", "", str(HERE / "test_ranks_of_gpus.py")], 240)
+    return _pytest(here, ["-m", "stand_in", str(HERE / "test_ranks_of_gpus.py")], 240)
 
 
 def _scan(here: Here) -> None:

@@ -52,7 +52,7 @@ ELSEWHERE = {
 
 @stand_in_only
 @pytest.mark.stand_in
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_all_checks_on_the_stand_in(tmp_path: Path) -> None:
     """Every engine in both layouts, resumed, patterns from elsewhere, and all else that needs no GPU, to the end."""
     pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")
