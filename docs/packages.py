@@ -25,7 +25,7 @@ COLOURS = ("#14455f", "#175a76", "#1c6f83", "#288088", "#36857c", "#45846a")
 def layers() -> list[list[str]]:
     """Names in each layer, from the command line down."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = project["tool"]["importlinter"]["contracts"]
+    contract, *_ = project["tool"]["importlinter"]["contracts"]
     return [re.findall(r"\w+", layer) for layer in contract["layers"]]
 
 

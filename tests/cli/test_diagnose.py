@@ -51,7 +51,7 @@ def test_with_its_data_and_without(run: Run, made: Path, tmp_path: Path) -> None
     assert (status, err) == (0, "")
     said = json.loads(out)
     assert said["views_looked_at"] == 40 and said["convergence"]["kind"] == "falling"
-    assert len(said["numbers"]) == 17 and said["numbers"]["distance"]["number"] is None, "that is the far field"
+    assert len(said["numbers"]) == 18 and said["numbers"]["distance"]["number"] is None, "that is the far field"
 
     (made / "scan.cxi").rename(tmp_path / "moved.cxi")
     try:

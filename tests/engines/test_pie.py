@@ -178,9 +178,9 @@ def test_what_is_added_may_be_weighted(blend: float) -> None:
     s = seen.gradients(e, Batch(np.arange(12)))
     divisor = (1 - blend) * s.probe_weight + blend * s.probe_weight.max()
     probe, obj = e.probe.clone(), torch.zeros_like(e.object)
-    seen.add_weighted(probe, s.probe, s.probe_weight, blend=blend, times=0.3)
+    seen.fields.add_weighted(probe, s.probe, s.probe_weight, blend=blend, times=0.3)
     torch.testing.assert_close(probe, e.probe + 0.3 * s.probe / divisor)
-    seen.add_weighted(obj, s.object, s.object_weight, blend=blend, times=0.3)
+    seen.fields.add_weighted(obj, s.object, s.object_weight, blend=blend, times=0.3)
     weight = s.object_weight.values
     by_blocks = 0.3 * s.object.values / ((1 - blend) * weight + blend * weight.max())
     assert by_blocks.abs().max() > 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ptymesh.distributed.world import Solo, World
-from ptymesh.engines import AP, DM, RAAR, RPIE, Engine, constraints, positions
+from ptymesh.engines import AP, DM, RAAR, RPIE, Engine, positions
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch
@@ -277,7 +277,7 @@ def test_kept_waves_follow_the_gauges(upkeep: dict, moves: bool | str, subpixel:
         pytest.skip("moves by fractions, which whole-pixel positions do not see")
     engine.per_view["psi"] = before = exit_waves(toy, e)
     before = before.clone()
-    constraints.after_epoch(engine, toy.problem(), e, 1)
+    engine.apply_constraints(toy.problem(), e, 1)
     after = exit_waves(toy, e)
     assert relative(engine.per_view["psi"], after) < 0.05  # interpolation, and the wrap of the probe's tails
     assert (relative(before, after) > 0.1) == (moves is True or moves == subpixel)

@@ -12,6 +12,7 @@ from ptymesh.measurement import ArraySource
 from ptymesh.models import OPTICS
 from ptymesh.physics.operators import Placed
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
+from ptymesh.run.loop import Loop
 from ptymesh.simulate import simulate
 from toy import make, relative
 
@@ -65,8 +66,9 @@ def test_what_all_views_have_in_common_is_the_probes() -> None:
     found = []
     for optics in ({}, {"view_defocus": True}):
         stage = pm.Adam(epochs=8, batch=20, unknowns={"defocus": True} if optics else {})
-        recon = pm.Reconstruction(scan, [stage], optics=optics)
-        found.append([report.held_out for report in recon.loop(hold_out=0.2).epochs()][-1])
+        recon = pm.Reconstruction(scan, optics=optics)
+        loop = Loop(recon.problem, recon.state, [stage], seed=0, hold_out=0.2)
+        found.append([report.held_out for report in loop.epochs()][-1])
     z = recon.state.estimate.others["defocus"].double()
     unit = recon.problem.model.sizes["defocus"]
     assert z.abs().max() > 0 and abs(float(z.mean())) < 0.03 * unit

@@ -259,10 +259,10 @@ def test_memory_of_any_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     problem = make(views=4, window=(8, 12)).problem()
     monkeypatch.setattr(torch, "get_device_module", lambda device: module if device == gpu else None)
-    monkeypatch.setattr(problem, "device", gpu)
+    monkeypatch.setattr(problem.setup, "device", gpu)
     machine.forget_peak(gpu)
     assert machine.peak_bytes(gpu) == 7
-    problem.give_back()
+    problem.setup.give_back()
     assert asked == [("reset", gpu), ("empty", gpu)]
 
 
