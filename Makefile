@@ -39,10 +39,12 @@ demo: setup
 	$(BIN)/ptymesh demo --ranks 2 --out demo
 	@echo "In this shell, '. $(BIN)/activate' lets you type ptymesh."
 
-# Warnings are errors; then every link within the site is followed, and nothing may be fetched from a network.
+# Warnings are errors; every link within the site is followed, and nothing may be fetched from a network. Then the
+# commands of README.md and of the first tutorial are typed, line by line.
 docs: setup $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
 	$(BIN)/python docs/check_site.py site
+	$(BIN)/python -m pytest -m docs -n 2 tests/docs
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(PIP) --editable '.[docs]'

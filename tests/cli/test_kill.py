@@ -19,7 +19,7 @@ from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
 
-EPOCHS = 40
+EPOCHS = 24
 RECIPE = f"""
 data: {{path: scan.cxi}}
 stages:
@@ -61,7 +61,7 @@ def test_killed_resumed_stopped_resumed(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    write(checked(kind="xray", views=60, window=32, seed=3), tmp_path / "scan.cxi")
+    write(checked(kind="xray", views=30, window=32, seed=3), tmp_path / "scan.cxi")
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
     whole = start(tmp_path, "run", "recipe.yaml", "--out", "whole")

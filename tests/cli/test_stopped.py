@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -95,10 +95,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(made: Path) -> dict[int, Result]:
-    for ranks in (1, 2):
-        assert finish(start(made, ranks, "run", "recipe.yaml", "--out", f"whole{ranks}")) == (0, "")
-    return {ranks: Result.load(made / f"whole{ranks}" / "result.h5") for ranks in (1, 2)}
+def undisturbed(made: Path) -> Mapping[int, Result]:
+    """Results of so many ranks that nobody stops, each computed when it is asked for."""
+
+    class Results(dict[int, Result]):
+        def __missing__(self, ranks: int) -> Result:
+            assert finish(start(made, ranks, "run", "recipe.yaml", "--out", f"whole{ranks}")) == (0, "")
+            self[ranks] = Result.load(made / f"whole{ranks}" / "result.h5")
+            return self[ranks]
+
+    return Results()
 
 
 @pytest.fixture
@@ -120,15 +126,15 @@ def assert_undisturbed(out: Path, expected: Result) -> None:
 
 CASES = [
     (1, ["start", "read"], signal.SIGTERM),
-    (1, ["begun", "middle"], signal.SIGHUP),
-    (2, ["start", "first epochs"], signal.SIGUSR1),
+    pytest.param(1, ["begun", "middle"], signal.SIGHUP, marks=pytest.mark.long),
+    pytest.param(2, ["start", "first epochs"], signal.SIGUSR1, marks=pytest.mark.long),
     (2, ["begun", "read", "checkpoint"], signal.SIGTERM),
 ]
 
 
 @pytest.mark.parametrize(("ranks", "moments", "number"), CASES)
 def test_stopped_again_and_again_it_ends_as_if_nothing_had_been(
-    folder: Path, undisturbed: dict[int, Result], ranks: int, moments: list[str], number: signal.Signals
+    folder: Path, undisturbed: Mapping[int, Result], ranks: int, moments: list[str], number: signal.Signals
 ) -> None:
     out, status = folder / "out", 75
     for moment in [*moments, "never"]:
@@ -218,7 +224,7 @@ RPIE.step = begin
 """
 
 
-def test_asked_twice_it_stops_at_once(folder: Path, undisturbed: dict[int, Result]) -> None:
+def test_asked_twice_it_stops_at_once(folder: Path, undisturbed: Mapping[int, Result]) -> None:
     """Within a batch that does not end, after others."""
     (folder / "slow.py").write_text(SLOW.replace("\nRPIE.step = step\n", SECOND))
     (folder / "temporary").mkdir()
@@ -292,7 +298,7 @@ main()
 """
 
 
-def test_while_figures_are_drawn_the_run_is_done(folder: Path, undisturbed: dict[int, Result]) -> None:
+def test_while_figures_are_drawn_the_run_is_done(folder: Path, undisturbed: Mapping[int, Result]) -> None:
     (folder / "drawing.py").write_text(DRAWING)
     process = python(["drawing.py"], folder)
     until((folder / "marker").exists, process)
@@ -306,7 +312,7 @@ def test_while_figures_are_drawn_the_run_is_done(folder: Path, undisturbed: dict
 
 
 def test_an_earlier_run_is_not_gone_on_with_for_the_one_that_was_to_replace_it(
-    folder: Path, undisturbed: dict[int, Result]
+    folder: Path, undisturbed: Mapping[int, Result]
 ) -> None:
     """Stopped before it began, `run --force` is what resume does, not the finished run with another seed."""
     assert finish(start(folder, 1, "run", "recipe.yaml", "--set", "seed=9")) == (0, "")

@@ -107,7 +107,7 @@ def srun(rank: int) -> tuple[list[str], dict[str, str]]:
     return ["-m", "ptymesh", "run"], {**environ, "MASTER_ADDR": ADDRESSES[0], "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 
 
-@pytest.mark.parametrize("how", [torchrun, srun])
+@pytest.mark.parametrize("how", [srun, pytest.param(torchrun, marks=pytest.mark.long)])
 def test_two_nodes_find_what_one_does(nodes: list[str], made: Path, folder: Path, how) -> None:  # type: ignore[no-untyped-def]
     processes = []
     for rank, node in enumerate(nodes):

@@ -109,6 +109,7 @@ def nrmse(said: dict[str, str], path: str) -> float:
     return float(re.findall(r"NRMSE (\S+)", agreement)[0])
 
 
+@pytest.mark.docs
 def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     said = run_lines("README.md", monkeypatch, capfd)
@@ -116,6 +117,7 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert (tmp_path / "truth.png").stat().st_size
 
 
+@pytest.mark.docs
 def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Line by line as the first tutorial has it."""
     monkeypatch.chdir(tmp_path)

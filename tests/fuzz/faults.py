@@ -117,18 +117,21 @@ class Bench:
     def __init__(self, scene: Scene, shim: Path) -> None:
         self.scene, self.programs = scene, Programs(shim)
         self.region = self.programs.home / "region"
+        self._counts: dict[tuple[int, str], dict[str, int]] = {}
 
     def close(self) -> None:
         """All of it goes."""
         self.programs.close()
 
     def count(self, ranks: int, who: str) -> dict[str, int]:
-        """Calls of each kind in one process of an undisturbed run."""
-        folder = self.scene.fresh()
-        status, counted, _ = self.disturbed(Point(ranks, who, "", "0", "once", 0), folder)
-        shutil.rmtree(folder)
-        assert status.status == 0 and not counted.failed, status
-        return counted.calls
+        """Calls of each kind in one process of an undisturbed run; counted once."""
+        if (ranks, who) not in self._counts:
+            folder = self.scene.fresh()
+            status, counted, _ = self.disturbed(Point(ranks, who, "", "0", "once", 0), folder)
+            shutil.rmtree(folder)
+            assert status.status == 0 and not counted.failed, status
+            self._counts[ranks, who] = counted.calls
+        return self._counts[ranks, who]
 
     def attempt(self, point: Point) -> Outcome:
         """A run with this fault, and the run that goes on from there."""

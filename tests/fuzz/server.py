@@ -34,7 +34,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 import warm  # noqa: E402
 import warmed  # noqa: E402, F401
 from ptymesh.distributed import heartbeat, watchdog  # noqa: E402
-from ptymesh.launcher import launch  # noqa: E402
+from ptymesh.launcher import waiting  # noqa: E402
 
 FAULT = "PTYMESH_TEST_FAULT"
 #: Seconds that a rank may stand still in any phase but compiling.
@@ -151,7 +151,7 @@ def serve(pipe: socket.socket) -> None:
 if __name__ == "__main__":
     number, temporary = sys.argv[1:]
     # patience is shorter than usual; how long it is, is not what is tried here
-    launch.PEERS_S, watchdog.TICK_S, watchdog.SILENT_S, watchdog.LOOK_S = 3.0, 0.2, 2.0, 2.0
+    waiting.PEERS_S, watchdog.TICK_S, watchdog.SILENT_S, watchdog.LOOK_S = 3.0, 0.2, 2.0, 2.0
     heartbeat.BUDGETS_S.update(dict.fromkeys(set(heartbeat.BUDGETS_S) - {"compile"}, PHASE_S))
     os.environ["TMPDIR"], tempfile.tempdir = temporary, None
     os.environ["OMP_NUM_THREADS"] = "1"

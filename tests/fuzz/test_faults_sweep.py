@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import pytest
 from faults import Bench, Point
 from programs import compile_shim, compiler
 
-#: Seconds for the sample; points that are tried at least.
-SAMPLE_S, LEAST = 8.0, 5
+#: Fault points of `make test` and of `make long`.
+SAMPLES = [3, pytest.param(24, marks=pytest.mark.long)]
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="programs are preloaded and forked on Linux alone"),
@@ -107,17 +106,15 @@ def test_bad_ends_are_found(bench: Bench, tmp_path: Path, program: str, wrong: s
     assert any(wrong in fault for fault in judged.judge_end(ended, names=("No space left on device",))), ended
 
 
-def test_a_sample_of_the_fault_points(bench: Bench) -> None:
-    rng, began = random.Random(22), time.monotonic()
-    calls = {}
+@pytest.mark.parametrize("count", SAMPLES)
+def test_a_sample_of_the_fault_points(bench: Bench, count: int) -> None:
+    rng, calls = random.Random(22), {}
     for ranks, who in ((1, "0"), (2, "0"), (2, "1")):
         bench.scene.learn(bench.programs, ranks)
         calls[ranks, who] = bench.count(ranks, who)
     series = [first for first in faults.all_series((1, 2), faults.KINDS) if first.who != "launcher"]
     series = [first for first in series if calls[first.ranks, first.who][first.kind]]
     rng.shuffle(series)
-    for tried, first in enumerate(series):
-        if tried >= LEAST and time.monotonic() - began > SAMPLE_S:
-            break
+    for first in series[:count]:
         outcome = bench.attempt(replace(first, at=rng.randint(1, calls[first.ranks, first.who][first.kind])))
         assert not outcome.wrong, f"{outcome.point} ({outcome.what}): {outcome.wrong}\n{outcome.said}"

@@ -1,4 +1,4 @@
-"""The short part of the campaign: sixty cases that Hypothesis draws from one seed; and all that was once found.
+"""The short part of the campaign: cases that Hypothesis draws from one seed; and all that was once found.
 
 Where one fails, PHASES with Phase.shrink makes Hypothesis look for a simpler one.
 """
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from fuzz import cases, judge, regressions
 from warm import context
 
-#: Cases; the long part (`make fuzz`) plays 20,000.
-CASES = 60
+#: Cases of `make test` and of `make long`; `make fuzz` plays 20,000.
+CASES = [15, pytest.param(60, marks=pytest.mark.long)]
 PHASES = [Phase.generate]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks and their handles are Linux's")
@@ -85,19 +85,21 @@ def attempt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tries]:
     made.close()
 
 
-@seed(22)
-@settings(
-    max_examples=CASES,
-    database=None,
-    deadline=None,
-    phases=PHASES,
-    suppress_health_check=list(HealthCheck),
-)
-@given(dice=st.randoms(use_true_random=False))
-def test_unsound_inputs_end_soundly(attempt: Tries, dice: random.Random) -> None:
-    case = cases.draw(dice, attempt.place(), attempt.originals)
-    case.compiled = False  # kernels that nobody has compiled yet would take a minute; `make fuzz` has them ready
-    attempt(case)
+@pytest.mark.parametrize("count", CASES)
+def test_unsound_inputs_end_soundly(attempt: Tries, count: int) -> None:
+    drawn = settings(
+        max_examples=count, database=None, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck)
+    )
+
+    @seed(22)
+    @drawn
+    @given(dice=st.randoms(use_true_random=False))
+    def ends_soundly(dice: random.Random) -> None:
+        case = cases.draw(dice, attempt.place(), attempt.originals)
+        case.compiled = False  # kernels that nobody has compiled yet would take a minute; `make fuzz` has them ready
+        attempt(case)
+
+    ends_soundly()
 
 
 @pytest.mark.parametrize("name", regressions.NAMES)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm import python
 
 HERE = Path(__file__).parent
 ENGINES = "rpie,lsqml,cg"
@@ -15,23 +14,13 @@ ENGINES = "rpie,lsqml,cg"
 
 def ran(check: str, size: int, folder: Path, *more: str) -> list[tuple[int, str, str]]:
     """Status, output and errors of each rank."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "rank_checks.py"), check, str(rank), str(size), str(folder / "store"), *more],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    program = [str(HERE / "rank_checks.py"), check]
+    processes = [python([*program, str(rank), str(size), str(folder / "store"), *more], folder) for rank in range(size)]
     try:
         said = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     return [(process.returncode, *out) for process, out in zip(processes, said, strict=True)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,15 @@ DEVICE = os.environ["PTYMESH_TRITON_DEVICE"]
 SINGLE = torch.complex64
 #: Sums that adjoints of waves are added to.
 NAMES = ("object", "object_weight", "probe", "probe_weight")
+
+
+#: Of what takes long in the interpreter, `make test` has a sample, and `make stand-in` all; a GPU does all each time.
+more = pytest.mark.stand_in if DEVICE == "cpu" else pytest.mark.gpu
+
+
+def sampled(*cases: Any) -> list[Any]:
+    """All of them, of which `make test` has the first alone."""
+    return [cases[0], *(pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=more) for c in cases[1:])]
 
 
 @pytest.fixture
@@ -81,6 +91,7 @@ def test_scene_and_adjoint(dtype: torch.dtype, subpixel: str) -> None:
     compare_scenes(GpuCase(dtype, (13, 22), 1 + (dtype == SINGLE), subpixel))
 
 
+@more
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
 @pytest.mark.usefixtures("small_tiles")
 def test_tiles_and_parts(subpixel: str) -> None:
@@ -142,9 +153,9 @@ def some_of(chunk: Chunk, places: list[int]) -> Chunk:
     return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, sweep={})
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("dtype", [SINGLE, torch.complex128])
-@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+@pytest.mark.parametrize("parts", sampled(2, 1))
+@pytest.mark.parametrize("dtype", sampled(SINGLE, torch.complex128))
+@pytest.mark.parametrize("subpixel", sampled("fourier", "bilinear", "none"))
 def test_sums_have_the_same_bits_in_any_order(
     subpixel: str, dtype: torch.dtype, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +221,7 @@ untouched = pytest.mark.skipif(DEVICE != "cpu" or sys.platform != "linux", reaso
 
 
 @untouched
-@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+@pytest.mark.parametrize("subpixel", sampled("none", "fourier"))
 def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
     side, case = 46368, GpuCase(SINGLE, subpixel=subpixel, modes=1)
     place, end = side - SIDE, (slice(None), slice(-SIDE, None), slice(-SIDE, None))
@@ -241,19 +252,20 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
         assert float(near.abs().max()) > 0 and torch.equal(near, distant)
 
 
-@pytest.mark.parametrize("counts", [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32, np.float64])
+@pytest.mark.parametrize("counts", sampled(np.uint16, np.uint8, np.uint32, np.int16, np.int32, np.float32, np.float64))
 def test_counts(counts: type) -> None:
     compare_detector(GpuCase(SINGLE, counts=torch.from_numpy(np.empty(0, counts)).dtype), "exit_wave_update")
 
 
 @pytest.mark.parametrize("task", ["exit_wave_update", "loss_gradient", "evaluate"])
-@pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("fidelity", sampled("amplitude", "poisson", "intensity"))
 def test_detector(task: str, fidelity: str) -> None:
     for dtype, background in ((SINGLE, 2.0), (torch.complex128, 0.0)):
         given = {"background": background, "fidelity": fidelity, "counts": torch.float32, "seed": 6}
         compare_detector(GpuCase(dtype, (13, 22), 2, **given), task)
 
 
+@more
 @pytest.mark.parametrize("fidelity", ["poisson", "intensity"])
 def test_step_lengths_of_many_spans(fidelity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the reference, and of each view the same bits, whatever others there are."""
@@ -274,7 +286,7 @@ def test_pixels_without_data_stay() -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_triton.py compares reconstructions on a GPU with those on the CPU")
-@pytest.mark.parametrize(("engine", "case"), [("rpie", {"subpixel": "none"}), ("lsqml", {"modes": 2})])
+@pytest.mark.parametrize(("engine", "case"), sampled(("rpie", {"subpixel": "none"}), ("lsqml", {"modes": 2})))
 def test_engines_end_where_the_twins_do(engine: str, case: dict) -> None:
     toy = make(views=8, window=(16, 20), **case)
     found = []

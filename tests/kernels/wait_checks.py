@@ -6,7 +6,7 @@ left out, and so is everything between epochs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -121,17 +121,23 @@ MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name not in SEARCHES])
+#: Of what takes long in the interpreter, `make test` has a sample, and `make stand-in` all.
+more = pytest.mark.stand_in
+
+
+def sampled(cases: Iterable[str], sample: str) -> list[Any]:
+    """All of them, of which `make test` has this one alone."""
+    return [case if case == sample else pytest.param(case, marks=more) for case in cases]
+
+
+@pytest.mark.parametrize("engine", sampled((name for name in ENGINES if name not in SEARCHES), "mpie"))
 def test_no_batch_waits(engine: str, device: Pretended) -> None:
     backend = GpuBackend() if engine in FUSED else Backend()
     compare(device, make(views=8, window=(8, 12)), engine, backend, positions={"gain": 1})
 
 
-#: Those of MORE that `make test` has; they take long in the interpreter, and the others are of `make stand-in`.
-SAMPLE = ("beams", "poisson", "compact", "unknowns")
-
-
-@pytest.mark.parametrize("case", [c if c in SAMPLE else pytest.param(c, marks=pytest.mark.stand_in) for c in MORE])
+@more
+@pytest.mark.parametrize("case", MORE)
 def test_nor_with_more_to_do(case: str, device: Pretended) -> None:
     engine, toy, options = MORE[case]
     compare(device, make(views=8, window=(8, 12), **toy), engine, **options)
@@ -159,7 +165,7 @@ REMEMBERED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", REMEMBERED)
+@pytest.mark.parametrize("case", sampled(REMEMBERED, "mpie"))
 def test_engines_go_on_with_their_memory_on_the_device(case: str, device: Pretended) -> None:
     """As a checkpoint is read: all of it, what was kept on the host too."""
     engine, options = REMEMBERED[case]
@@ -178,6 +184,7 @@ def test_nor_with_tiles(device: Pretended) -> None:
     compare(device, make(views=8, window=(8, 12)), "rpie", Backend(), "tiled", positions=True)
 
 
+@more
 def test_whole_positions_do_not_wait_either(device: Pretended) -> None:
     toy = make(views=8, window=(8, 12), subpixel="none")
     state = run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), "rpie")

@@ -83,6 +83,7 @@ def maxima(picture: Picture) -> list[tuple[float, tuple[float, float]]]:
     return found
 
 
+@pytest.mark.long
 def test_a_defocus_that_was_told_wrong(data_dir: Path, tmp_path: Path) -> None:
     """From C10 = -10 um to -13.5 um."""
     settings = [f"data.path={data_dir / 'cryo-4dstem-40x40.h5'}", "output.figures=false"]
