@@ -58,7 +58,7 @@ def test_no_batch_waits_for_a_gpu() -> None:
 
 
 @pytest.mark.stand_in
-@pytest.mark.parametrize("file", ["wait_checks.py", "graph_checks.py"])
+@pytest.mark.parametrize("file", ["triton_checks.py", "wait_checks.py", "graph_checks.py"])
 def test_more_checks(file: str) -> None:
     checks("cpu", file, marked="stand_in")
 
