@@ -322,3 +322,19 @@ def test_resumed_on_another_number_of_ranks(ranks, tmp_path: Path, models: bool)
     for other in ranks(2, resumed, tmp_path / "half", None, models):
         same_bits(whole, other)
     assert models == bool(len(whole["numbers"]))
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 128), (4, 192, 200), (600, 128, 16)])
+def test_what_is_expected_of_terms_is_free_of_threads(shape: tuple[int, ...]) -> None:
+    """Torch shares a sum of more than 32,768 numbers out to threads; from these sums steps of rounding follow."""
+    probe = torch.randn(shape, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(expected(probe, (30.0, 5.0), "amplitude", "exit_wave_update"))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    norm = (probe.real**2 + probe.imag**2).sum().sqrt()
+    assert float(found[0][3]) == pytest.approx(float((30.0 / norm) ** 2), rel=1e-12)
