@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import brightest
-from ptymesh.distributed.layout import Migration
+from ptymesh.distributed.layout import Migration, Replicated
+from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.physics.backend import Chunk
@@ -26,6 +27,7 @@ from ptymesh.problem.batch import Batch
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.setup import Setup
 from ptymesh.storage.memory_budget import MemoryBudget, stored
+from ptymesh.storage.patterns import Patterns
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
 #: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
@@ -41,19 +43,23 @@ SLAB, SLAB_BYTES = 64, 4 << 20
 SAMPLE = 256
 
 
+def own_patterns(measurement: Measurement, layout: Replicated | Tiled, memory: MemoryBudget) -> Patterns:
+    """Those of this rank's views, read slab by slab and kept in their own dtype, where this much memory and disk lets
+    them be."""
+    most = int(np.bincount(layout.owner, minlength=layout.world.size).max())
+    return stored(measurement.patterns, layout.own, most, layout.world.device, memory)
+
+
 class ViewLoader:
     """This rank's views and their patterns.
 
     Args:
         setup: what all parts of the problem share.
-        measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
-        memory: what memory and disk the patterns may take.
+        measurement: the scan; patterns: of this rank's views (`own_patterns`).
     """
 
-    def __init__(self, setup: Setup, measurement: Measurement, memory: MemoryBudget) -> None:
-        self.setup, self.views, owner = setup, measurement.views, setup.layout.owner
-        most = int(np.bincount(owner, minlength=setup.world.size).max())
-        self.patterns = stored(measurement.patterns, setup.layout.own, most, setup.device, memory)
+    def __init__(self, setup: Setup, measurement: Measurement, patterns: Patterns) -> None:
+        self.setup, self.views, self.patterns = setup, measurement.views, patterns
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
         #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
         self.coming = np.empty(0, dtype=np.int64)

@@ -27,7 +27,7 @@ from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.evaluator import Evaluator
 from ptymesh.problem.fields import Fields
-from ptymesh.problem.loader import CHUNK_ARRAYS, ViewLoader
+from ptymesh.problem.loader import CHUNK_ARRAYS, ViewLoader, own_patterns
 from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget
@@ -58,6 +58,8 @@ class Problem:
         halves: bool = False,
     ) -> None:
         device, window = layout.world.device, measurement.window
+        # before kernels are asked for: they may be compiled while this is read, by a thread of their own
+        patterns = own_patterns(measurement, layout, memory or MemoryBudget())
         # the kernels of this device, or torch's reference
         backend = kernel_backend(device, dtype)
         setup = Setup(model, measurement.geometry, layout, backend, dtype, window, halves)
@@ -68,9 +70,7 @@ class Problem:
         self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
         if device.type != "cpu":
             try_transforms(device, dtype, window)
-        self._join(
-            setup, ViewLoader(setup, measurement, memory or MemoryBudget()), ViewMetrics(len(layout.own), device)
-        )
+        self._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), device))
 
     def _join(self, setup: Setup, loader: ViewLoader, view_metrics: ViewMetrics) -> None:
         """The parts of the problem from here on."""
