@@ -262,28 +262,23 @@ def _crossing(r: int, last: int, n: Any, h: int, w: int, by_view: Any, by_column
 
 
 @inlined
-def _divide_windows(
+def _weigh_windows(
     start: int,
     stop: int,
-    windows: Any,
     light: Any,
     n: Any,
     a: Any,
+    h: int,
     by_column: Any,
     shifts: Any,
-    numbers: Any,
-    divide: bool,
-    one: float,
-    target: Any,
-    sums: Any,
+    out: Any,
     weight: Any,
     top_of: Any,
 ) -> None:
     """Rows start ... stop - 1, some at a time: where there are many views, few of them cross those."""
-    B, h, w = windows.shape
-    half, light_half = second_part(2 * sums.size, len(weight)), second_part(weight.size, len(weight))
-    W, nothing, full, highest = U(target.shape[1]), spread(0.0), w // WIDTH * WIDTH, load(top_of, ZERO)
-    times, factor, summand = spread(numbers[0]), spread(numbers[1]), spread(numbers[2])
+    B, w = len(n), light.shape[2]
+    half, full, highest = second_part(weight.size, len(weight)), w // WIDTH * WIDTH, load(top_of, ZERO)
+    W, nothing = U(out.shape[1]), spread(0.0)
     every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
     spans, high, some = np.empty((B, 2), np.int64), start, 0
     top = start
@@ -295,71 +290,125 @@ def _divide_windows(
         count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
         for y in range(top, until if count > 0 else top):
             for first, after in spans[:joined]:
-                if divide:
-                    fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
                 for part in range(len(weight)):
                     for c in range(U(first), U(after), LANES):
-                        store(weight, light_half * U(part) + c, nothing)
-                        store(sums, half * U(part) + TWO * c, nothing)
-                        store(sums, half * U(part) + TWO * c + LANES, nothing)
+                        store(weight, half * U(part) + c, nothing)
             for j in views[:count]:
                 r, lit, squared, k = y - n[j, 0], min(j, len(light) - 1), a[j] * a[j], U(n[j, 1])
-                found = _light_row(light, U(w * (h * lit + r)), squared, U(w), shifts, weight, light_half, k)
+                found = _light_row(light, U(w * (h * lit + r)), squared, U(w), shifts, weight, half, k)
                 highest = larger(found, highest)
-                rest = _light_rest(light[lit, r], squared, full, shifts, weight, light_half, k)
+                rest = _light_rest(light[lit, r], squared, full, shifts, weight, half, k)
                 top_of[LANES] = max(top_of[LANES], rest)
-                if divide:
-                    i = U(w * (h * j + r))
-                    fetch(windows, TWO * (i + AHEAD * U(w)), TWO * U(w))
-                    _add_row(windows, i, U(w), shifts, sums, half, k)
-                    _add_rest(windows[j, r], one, full, shifts, sums, half, k)
-            for first, after in spans[: joined if divide else 0]:
+            for first, after in spans[:joined]:
                 for c in range(U(first), U(after), LANES):
-                    store(sums, TWO * c, load_sums(sums, TWO * c, half))
-                    store(sums, TWO * c + LANES, load_sums(sums, TWO * c + LANES, half))
-                    p, q = load_complex(sums, TWO * c)
-                    real, imaginary = narrowed(p, light), narrowed(q, light)
-                    if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
-                        by = times / (narrowed(load_sums(weight, c, light_half), light) * factor + summand)
-                        add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
+                    store(out, W * U(y) + c, narrowed(load_sums(weight, c, half), light))
         top = until
     store(top_of, ZERO, highest)
 
 
 @parallel
-def divide_windows(
-    windows: Any,
+def weigh_windows(
     light: Any,
     n: Any,
     a: Any,
+    h: int,
     by_column: Any,
     shifts: Any,
-    numbers: Any,
-    divide: bool,
-    constants: Any,
-    target: Any,
-    rows: Any,
+    out: Any,
     weights: Any,
     tops: Any,
 ) -> None:
-    """target (H, W) += numbers[0] sum_j S_j^H windows_j / (numbers[1] weight + numbers[2]), weight as in `add_windows`.
+    """out (H, W) = weight, as in `add_windows`, where there are windows of h rows, which may reach beyond its first and
+    last rows.
 
-    Windows may reach beyond its first and last rows. Sums are made row by row, and never leave the cache: rows (bands,
-    parts, 1, W) and weights (bands, parts, 1, W) are room for them. by_column: views in the order of their columns.
-    divide: if not, the target stays; tops (bands, k > 8) say in each band's row the largest weight that it has found,
-    if not one larger yet. W is whole vectors.
+    Sums are made row by row, and never leave the cache: weights (bands, parts, 1, W) is room for them. by_column: views
+    in the order of their columns. tops (bands, k > 8): in each band's row is the largest weight that it has found, if
+    not one larger yet. W is whole vectors.
     """
+    (top, bottom), bands = _reach(n, h, len(out)), len(weights)
+    for i in prange(bands):
+        band = np.int64(i)
+        start, stop = _rows(False, top, bottom, band, bands)
+        _weigh_windows(start, stop, light, n, a, h, by_column, shifts, out, weights[band], tops[band])
+
+
+@inlined
+def _divide_windows(
+    start: int,
+    stop: int,
+    windows: Any,
+    n: Any,
+    by_column: Any,
+    shifts: Any,
+    numbers: Any,
+    one: float,
+    weight: Any,
+    target: Any,
+    sums: Any,
+) -> None:
+    """As `_weigh_windows`."""
+    B, h, w = windows.shape
+    W, half, full = U(target.shape[1]), second_part(2 * sums.size, len(sums)), w // WIDTH * WIDTH
+    times, factor, summand, nothing = spread(numbers[0]), spread(numbers[1]), spread(numbers[2]), spread(0.0)
+    every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
+    spans, high, some = np.empty((B, 2), np.int64), start, 0
+    top = start
+    while top < stop:
+        if top == high:
+            high = min(top + ROWS, stop)
+            some = _near(top, high, n, h, every, near)
+            _near(top, high, n, h, by_column, beside)
+        count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
+        for y in range(top, until if count > 0 else top):
+            for first, after in spans[:joined]:
+                fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))
+                for part in range(len(sums)):
+                    for c in range(TWO * U(first), TWO * U(after), LANES):
+                        store(sums, half * U(part) + c, nothing)
+            for j in views[:count]:
+                r, k = y - n[j, 0], U(n[j, 1])
+                i = U(w * (h * j + r))
+                fetch(windows, TWO * (i + AHEAD * U(w)), TWO * U(w))
+                _add_row(windows, i, U(w), shifts, sums, half, k)
+                _add_rest(windows[j, r], one, full, shifts, sums, half, k)
+            for first, after in spans[:joined]:
+                for c in range(U(first), U(after), LANES):
+                    store(sums, TWO * c, load_sums(sums, TWO * c, half))
+                    store(sums, TWO * c + LANES, load_sums(sums, TWO * c + LANES, half))
+                    p, q = load_complex(sums, TWO * c)
+                    real, imaginary = narrowed(p, weight), narrowed(q, weight)
+                    if not is_zero(real, imaginary):  # nothing is added there, whatever divides it
+                        by = times / (load(weight, W * U(y) + c) * factor + summand)
+                        add_complex(target, TWO * (W * U(y) + c), real * by, imaginary * by)
+        top = until
+
+
+@parallel
+def divide_windows(
+    windows: Any,
+    n: Any,
+    by_column: Any,
+    shifts: Any,
+    numbers: Any,
+    constants: Any,
+    weight: Any,
+    target: Any,
+    rows: Any,
+) -> None:
+    """target (H, W) += numbers[0] sum_j S_j^H windows_j / (numbers[1] weight + numbers[2]), with what `weigh_windows`
+    has left in weight (H, W), and with rows (bands, parts, 1, W) as it has weights."""
     (top, bottom), bands = _reach(n, windows.shape[1], len(target)), len(rows)
     for i in prange(bands):
         band = np.int64(i)
         start, stop = _rows(False, top, bottom, band, bands)
-        given, room = (windows, light, n, a, by_column, shifts), (rows[band], weights[band], tops[band])
-        _divide_windows(start, stop, *given, numbers, divide, constants[1], target, *room)
+        given = (windows, n, by_column, shifts, numbers, constants[1], weight)
+        _divide_windows(start, stop, *given, target, rows[band])
 
 
 #: See compiled.SIGNATURES.
 SIGNATURES = {
     add_windows: "c3 r3 i2 r2 r1 d2 i r1 u2 z3 d3 d2",
     add_light: "r2 i2 r1 d2 i d3",
-    divide_windows: "c3 r3 i2 r1 i1 d2 r1 b r1 c2 z4 d4 d2",
+    weigh_windows: "r3 i2 r1 i i1 d2 r2 d4 d2",
+    divide_windows: "c3 i2 i1 d2 r1 r1 r2 c2 z4",
 }

@@ -123,9 +123,8 @@ class ObjectSums:
             return None
         if self._blocks is None:
             self.flush()
-        elif self._waiting and not self._looked:
-            self._divide(np.zeros(3, numpy_dtype(of.dtype)), False, self._arrays("object found", self.found[0])[0])
-            self._looked = True
+        else:
+            self._weigh()
         return torch.from_numpy(self._tops).to(of.dtype)
 
     # --- views that wait ---
@@ -212,17 +211,24 @@ class ObjectSums:
             return False
         factor, summand = quotient.divisor
         numbers = np.array([quotient.times, factor, float(summand)], numpy_dtype(self._kinds[1]))
-        self._divide(numbers, True, self._arrays("object", target)[0])
+        self._weigh()
+        windows, _, corners, _ = self._given()
+        by_column, constants = corners[:, 1].argsort(kind="stable"), constants_of(self._kinds[1], 1.0)
+        found, into = self._arrays("object weight found", self.found[1])[0], self._arrays("object", target)[0]
+        room = self._room("rows", self.bands, (self._parts, 1, into.shape[1]), torch.complex128)
+        compiled_object.divide_windows(windows, corners, by_column, self._shifts, numbers, constants, found, into, room)
         return True
 
-    def _divide(self, numbers: Array, divide: bool, target: Array) -> None:
-        windows, light, corners, amplitudes = self._given()
-        given = (windows, light, corners, amplitudes, corners[:, 1].argsort(kind="stable"), self._shifts)
-        shape = (self._parts, 1, target.shape[1])
-        rows = self._room("rows", self.bands, shape, torch.complex128)
-        weights = self._room("weights", self.bands, shape, torch.float64)
-        constants = constants_of(self._kinds[1], 1.0)
-        compiled_object.divide_windows(*given, numbers, divide, constants, target, rows, weights, self._tops)
+    def _weigh(self) -> None:
+        """What is found holds the weight of those that wait, and tops are known."""
+        if self._looked or not self._waiting or self.found is None:
+            return
+        _, light, corners, amplitudes = self._given()
+        given = (light, corners, amplitudes, self._windows.shape[1], corners[:, 1].argsort(kind="stable"))
+        weights = self._room("weights", self.bands, (self._parts, 1, self.found[1].shape[-1]), torch.float64)
+        out = self._arrays("object weight found", self.found[1])[0]
+        compiled_object.weigh_windows(*given, self._shifts, out, weights, self._tops)
+        self._looked = True
 
     def _given(self) -> tuple[Array, ...]:
         k = self._waiting

@@ -19,7 +19,7 @@ from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.rounding import largest, narrowed, shifts_for, wide
+from ptymesh.physics.rounding import narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.evaluator import Evaluator, loss_and_counts
 from ptymesh.problem.loader import WaveUse
@@ -368,10 +368,9 @@ def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, 
     |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
     """
     wave, pixel = brightest
-    parts = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64)
-    square = largest(parts).square()
+    squares = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64).square()
     # row by row: torch shares a sum of everything out to threads, and its last bit would tell how many there are
-    light, obj = 2 * len(probe) * square, wave / parts.square().flatten(2).sum(2).sum(1).sum().sqrt()
+    light, obj = 2 * len(probe) * squares.amax(), wave / squares.flatten(2).sum(2).sum(1).sum().sqrt()
     slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))
