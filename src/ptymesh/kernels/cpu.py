@@ -61,17 +61,18 @@ class CpuBackend(CpuPaths):
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
         """Transforms that the kernels know, in one go: of any waves to a far detector, from the probe to the sums, and
         for systems of several slices, or of probes that are shifted view by view."""
-        window = window_of(chunk.mask)
+        window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
         if wanted == "there_and_back":
             return self._far(model, window)
+        at_once, sliced = self.at_once(model, window) and not varies(chunk), model.slice_kernel is not None
         if wanted == "sweep":
-            return self.at_once(model, window) and not varies(chunk)
-        single = super().supports(model, chunk, wanted)
+            return at_once
         if wanted == "systems":
-            return single and self.at_once(model, window) and model.subpixel == "fourier" and not chunk.whole
+            shifted = single and self.at_once(model, window) and model.subpixel == "fourier" and not chunk.whole
+            return at_once if sliced else shifted
         if wanted == "detector":
-            return (self._far(model, window) and single) or (self.at_once(model, window) and not varies(chunk))
-        return single
+            return at_once or (single and self._far(model, window))
+        return single or (wanted == "forward" and sliced and at_once)
 
     # --- forward ---
 
