@@ -40,16 +40,23 @@ class Case:
         opr: int = 0,
         propagation: str = "far_field",
         fidelity: str = "amplitude",
+        slices: int = 1,
         seed: int = 1,
     ) -> None:
         rng = torch.Generator().manual_seed(seed)
         real = torch.float32 if dtype == torch.complex64 else torch.float64
         self.dtype, self.real, self.window, self.rng = dtype, real, window, rng
         self.model = Model.for_geometry(
-            geometry_for(propagation, window), subpixel=subpixel, fidelity=fidelity, dtype=dtype
-        )  # type: ignore[arg-type]
+            geometry_for(propagation, window),
+            subpixel=subpixel,  # type: ignore[arg-type]
+            fidelity=fidelity,  # type: ignore[arg-type]
+            slices=slices,
+            slice_spacing_m=5e-6,
+            tilt_rad=(0.01, -0.02),
+            dtype=dtype,
+        )
         side = max(SIDE, max(window) + 42)
-        self.object, self.probe = self.waves(1, side, side), self.waves(modes, *window)
+        self.object, self.probe = self.waves(slices, side, side), self.waves(modes, *window)
         self.opr = self.waves(opr, *window)
         anchors = torch.randint(2, side - max(window) - 4, (self.views, 2), generator=rng)
         fractions = (2 * torch.rand(self.views, 2, generator=rng, dtype=torch.float64) - 1).to(real)
@@ -111,12 +118,12 @@ def nothing(case: Case, chunk: Chunk | None = None, parts: int = 0) -> Adjoints:
     if the case is one of those and the chunk not whole."""
     parts = parts or (1 if case.dtype == torch.complex64 else 2)
     complex_, real = (partial(torch.zeros, dtype=d, device=case.device) for d in (torch.complex128, torch.float64))
-    (_, height, width), (h, w) = case.object.shape, case.window
+    (slices, height, width), (h, w) = case.object.shape, case.window
     shifts, _ = shifts_for(torch.full((SUMS,), BOUND), 4 * 3 * case.views)
     whole = chunk is not None and chunk.whole and not len(case.opr)
     return Adjoints(
-        complex_(parts, height, width),
-        real(parts, height, width),
+        complex_(parts * slices, height, width),
+        real(parts * slices, height, width),
         complex_(parts * len(case.probe), h, w),
         real(parts, h, w),
         complex_(parts * len(case.opr), h, w),
@@ -214,6 +221,18 @@ def compare_systems(case: Case) -> None:
     for few in {1, len(case.probe)}:
         reference, fused = (p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.forwards())
         case.close(fused, reference)
+
+
+def compare_in_one_go(case: Case, task: str, **changes: object) -> None:
+    """Waves that come back from the detector, and sums of views, where exit waves are made on the way."""
+    for one in (task, "evaluate"):
+        (reference, wanted), (fused, got) = (
+            p.detector(case.model, c, s, one)  # type: ignore[arg-type]
+            for p, c, s in case.forwards(**changes)  # type: ignore[arg-type]
+        )
+        case.close(got, wanted)
+        if one != "evaluate":
+            case.close(fused, reference)
 
 
 def compare_detector(case: Case, task: str) -> None:

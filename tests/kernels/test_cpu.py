@@ -12,6 +12,7 @@ from references import (
     Case,
     check_pixels_without_data,
     compare_detector,
+    compare_in_one_go,
     compare_scenes,
     compare_steps,
     compare_sweeps,
@@ -100,7 +101,7 @@ def test_a_chunk_is_swept_strip_by_strip(subpixel: str, views: int, monkeypatch:
     detector = cpu.compiled_detector.detector
 
     def counting(*arguments: Any) -> None:
-        calls.append(len(arguments[8]))
+        calls.append(len(arguments[9]))
         detector(*arguments)
 
     monkeypatch.setattr(cpu.compiled_detector, "detector", counting)
@@ -113,8 +114,8 @@ def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
     waves = case.probe.numel() * case.probe.element_size()
     for subpixel, found in (("none", 0), ("fourier", 0), ("bilinear", waves)):
         assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe) == found
-    slices = replace(case.model, slice_kernel=torch.ones(case.window))
-    assert case.fused.sweep_bytes(slices, case.probe) == waves
+    sliced = Case(torch.complex64, (16, 16), modes=3, subpixel="bilinear", slices=2)
+    assert sliced.fused.sweep_bytes(sliced.model, sliced.probe) == 0
 
 
 #: What a case has that kernels may not know; 17 has no transform.
@@ -126,18 +127,17 @@ CASES: list[dict[str, Any]] = [
     {"window": (17, 22)},
     {"propagation": "angular_spectrum"},
     {"slices": 2},
+    {"slices": 2, "subpixel": "none"},
+    {"slices": 2, "opr": 1},
+    {"slices": 2, "window": (17, 22)},
 ]
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: "-".join(map(str, kind.values())) or "plain")
 def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And all else is, to the class that is inherited from."""
-    case = Case(**{name: value for name, value in kind.items() if name != "slices"})
+    case = Case(**kind)
     chi, sums, chunk = case.many(), nothing(case), replace(case.chunk, sweep={})
-    if "slices" in kind:
-        case.model = replace(case.model, slice_kernel=torch.ones(case.window, dtype=case.dtype))
-        case.object, sums.object = case.waves(2, *case.object.shape[1:]), sums.object.repeat(2, 1, 1)
-        sums.object_weight = sums.object_weight.repeat(2, 1, 1)
     made = case.fused.forward(case.model, chunk, case.object, case.probe, case.opr)
     given: dict[str, tuple] = {
         "forward": (case.object, case.probe, case.opr),
@@ -190,6 +190,40 @@ def test_near_field() -> None:
     compare_scenes(case)
     compare_steps(case)
     compare_detector(case, "exit_wave_update")
+
+
+#: Windows of whole and part panels of rows and of columns, with stages of every kind.
+DEEP = [(16, 16), (60, 36), (9, 14), (50, 35)]
+
+
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("slices", [1, 2, 3])
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_waves_carried_on(window: tuple[int, int], slices: int, propagation: str, subpixel: str) -> None:
+    """From slice to slice, to a near field, or both: gradients, the detector's pass, systems of steps."""
+    for task, fidelity, modes in (("exit_wave_update", "amplitude", 3), ("loss_gradient", "poisson", 1)):
+        kind = {"propagation": propagation, "slices": slices, "fidelity": fidelity, "background": 1.0}
+        case = Case(torch.complex128, window, modes, subpixel, **kind)  # type: ignore[arg-type]
+        if slices > 1:
+            assert all(case.fused.supports(case.model, case.chunk, one) for one in ("forward", "sweep", "systems"))
+        compare_sweeps(case, task)
+        compare_scenes(case)
+        compare_systems(case)
+        compare_in_one_go(case, task)
+    if subpixel == "fourier":
+        changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
+        compare_sweeps(case, "loss_gradient", **changes)
+        compare_in_one_go(case, "loss_gradient", **changes)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+def test_waves_carried_on_in_single_precision(slices: int, propagation: str) -> None:
+    for subpixel in ("fourier", "none"):
+        case = Case(torch.complex64, (16, 16), 3, subpixel, propagation=propagation, slices=slices)
+        compare_sweeps(case, "exit_wave_update")
+        compare_systems(case)
 
 
 def test_whole_positions_need_no_shift() -> None:
@@ -329,3 +363,39 @@ def test_threads_do_not_change_a_bit(subpixel: str) -> None:
     for name in ("object", "object_weight", "probe", "probe_weight"):
         for place in (1, 2):
             assert torch.equal(getattr(one[place], name), getattr(two[place], name))
+
+
+#: Kinds of waves that are carried on.
+CARRIED: list[dict[str, Any]] = [
+    {"slices": 3},
+    {"slices": 3, "subpixel": "none"},
+    {"slices": 2, "subpixel": "bilinear"},
+    {"propagation": "angular_spectrum"},
+]
+
+
+@pytest.mark.parametrize("kind", CARRIED, ids=lambda kind: "-".join(map(str, kind.values())))
+def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict[str, Any]) -> None:
+    case, before, found = Case(torch.complex64, (50, 35), 2, **kind), torch.get_num_threads(), []
+    assert case.fused.supports(case.model, case.chunk, "sweep")
+    d_object, d_probe = case.waves(*case.object.shape), case.waves(*case.probe.shape)
+    names = ("views", "rows", "anchors", "fractions", "weights", "counts")
+    try:
+        for threads, order in ((1, [[0, 1, 2, 3, 4]]), (2, [[0, 1, 2, 3, 4]]), (2, [[4], [1, 0], [3, 2]])):
+            torch.set_num_threads(threads)
+            backend, sums = case.fused, nothing(case)
+            chi, systems = torch.empty_like(case.many()), torch.empty(case.views, 5, dtype=torch.float64)
+            for views in order:
+                some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
+                made = backend.forward(case.model, some, case.object, case.probe)
+                chi[views] = backend.sweep(case.model, some, made, "exit_wave_update", sums, keep=True)[0]
+                again = backend.detector(case.model, some, made, "exit_wave_update")[0]
+                assert torch.equal(again, chi[views]), "without sums it is the same"
+                systems[views] = backend.systems(case.model, some, made, d_object, d_probe, chi[views])
+            backend.settle(sums)
+            backend.finish(sums)
+            found.append((chi, systems, *(getattr(sums, name) for name in ("object", "object_weight", "probe"))))
+    finally:
+        torch.set_num_threads(before)
+    for one, *others in zip(*found, strict=True):
+        assert bool(one.any()) and all(torch.equal(one, other) for other in others)

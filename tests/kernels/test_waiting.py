@@ -241,7 +241,7 @@ def test_panels_wait_together(subpixel: str, monkeypatch: pytest.MonkeyPatch) ->
     wanted, wanted_weight = at_once(case, case.fused)
     monkeypatch.setattr("ptymesh.kernels.arguments.PANEL_BYTES", 2 * 16 * 16 * 16)
     detector = cpu.compiled_detector.detector
-    monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (panels.append(len(a[8])), detector(*a)))
+    monkeypatch.setattr(cpu.compiled_detector, "detector", lambda *a: (panels.append(len(a[9])), detector(*a)))
     backend = case.fused
     sums, obj, weight = begun(case, backend)
     sweep(case, backend, sums)

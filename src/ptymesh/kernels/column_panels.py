@@ -69,14 +69,14 @@ def pixels(h: int, w: int) -> int:
     return h * (w + -w % WIDTH)
 
 
-def room(modes: int, h: int, w: int) -> int:
+def room(modes: int, h: int, w: int, slices: int = 1) -> int:
     """Numbers that a band works in: counts, powers and factors, a row and two spare ones, and planes.
 
-    For views that are shifted (row_panels.py) also a second row, and row panels of a window, of all modes, of what is
-    gathered and of its light.
+    For views that go further than to the detector and back (row_panels.py) also a second row, and row panels: of each
+    slice's window and of all modes that enter it, of what is gathered and of its light.
     """
-    row_panels = pixels(h + -h % WIDTH, w)
-    return (3 + 2 * modes) * pixels(h, w) + 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + (2 * modes + 5) * row_panels
+    row_panels = pixels(h + -h % WIDTH, w) * (2 * slices * (modes + 1) + 3)
+    return (3 + 2 * modes) * pixels(h, w) + 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + row_panels
 
 
 # --- the transform of panels and rows ---

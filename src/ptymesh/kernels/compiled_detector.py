@@ -16,6 +16,7 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.column_panels import (
+    ONE,
     PAIR,
     THREE,
     TWO,
@@ -32,8 +33,9 @@ from ptymesh.kernels.column_panels import (
 from ptymesh.kernels.comparison import compare, newton_step
 from ptymesh.kernels.compiled_probes import halves
 from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.propagation import columns_through, rows_transformed
 from ptymesh.kernels.row_panels import BACK, ON, row_panels_of, through_rows, window_in, windows_out
-from ptymesh.kernels.shifts import add_columns, add_power, columns_in, factors, ramps
+from ptymesh.kernels.shifts import add_columns, add_plane, add_power, columns_in, factors, ramps, waves_in
 from ptymesh.kernels.vectors import (
     LANES,
     load,
@@ -129,7 +131,7 @@ def _there_and_back(
         else:
             for start in range(ZERO, w, LANES):
                 panel_in(beams, beam, h, w, start, plane)
-    _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
+    _compared(j, M, h, w, far, rooms, spare, planes, data, how, tables, terms)
     if task > 0:
         for m in range(M):
             wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
@@ -142,13 +144,29 @@ def _there_and_back(
 
 @inlined
 def _compared(
-    j: int, M: int, h: int, w: int, rooms: Any, spare: Any, planes: Any, data: Any, how: Any, tables: Any, terms: Any
+    j: int,
+    M: int,
+    h: int,
+    w: int,
+    far: bool,
+    rooms: Any,
+    spare: Any,
+    planes: Any,
+    data: Any,
+    how: Any,
+    tables: Any,
+    terms: Any,
 ) -> None:
-    """Waves in planes, rows transformed and columns not, to the detector, what the task makes of them there, and back
-    as far: conjugates of it. Of waves that are on the detector already, what the task makes of them. And their sums."""
+    """What the task makes of waves in planes on the detector, and their sums.
+
+    far: rows are transformed and columns not, and conjugates come back as far. If not so, but by our own transform, the
+    planes hold conjugates of waves on the detector; otherwise these waves themselves.
+    """
     (counts, places, good, b), (code, has_background, _, kind, task), (constants, plan, twiddles) = data, how, tables
-    (y, S, change), scale = rooms, constants[6] * constants[6]
-    size, panel, far = U(len(good)), LANES * h, plan[0, 0] > 0
+    (y, S, change), scale = rooms, constants[1]
+    if far:
+        scale = constants[6] * constants[6]
+    size, panel = U(len(good)), LANES * h
     newton = task == 1 and kind != 0
     for t in range(6):
         terms[j, t] = 0.0
@@ -175,10 +193,121 @@ def _compared(
 def _changed(
     plane: Any, at: int, h: int, change: Any, own: int, scale: float, far: bool, spare: Any, plan: Any, twiddles: Any
 ) -> None:
-    """A panel times its factors; where it has been transformed its conjugate, transformed again."""
-    _times(plane, TWO * at, h, change, own, scale, -scale if far else scale)
+    """A panel times its factors; its conjugate by our own transform, and transformed again where it has been so."""
+    _times(plane, TWO * at, h, change, own, scale, -scale if plan[0, 0] > 0 else scale)
     if far:
         transform(plane, TWO * at, spare, h, plan[0], twiddles[0])
+
+
+@inlined
+def _through_slices(
+    j: int,
+    planes: Any,
+    size: int,
+    M: int,
+    row: Any,
+    spare: Any,
+    room: Any,
+    intermediates: Any,
+    shift: Any,
+    path: Any,
+    keep: bool,
+    tables: Any,
+    ramps_of: Any,
+) -> None:
+    """View j's waves in planes from the probe's spectrum, or the probe, through all slices; their rows transformed."""
+    (obj, n, beams, a), (spectrum, fractions), (slices, between, _, ramped) = intermediates, shift, path
+    (constants, plan, twiddles), (down, across) = tables, ramps_of
+    L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
+    stride, minus = TWO * U(obj.shape[1]), spread(-one)
+    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
+    if ramped:
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+    for l in range(L):
+        row_panels = row_panels_of(room, l, L, M, h, w)
+        window_in(obj, window + height * l, stride, h, w, row_panels[1])
+        for m in range(M):
+            wave, plane, start = TWO * h * w * (j * M + m), plane_of(planes, m, size), l == ZERO
+            if start and ramped:
+                columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
+            elif start:
+                waves_in(spectrum, m, a[j], h, plane)
+            plain, kept = start and not ramped, keep and ramped and L == ONE
+            through_rows(plane, ON, one, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, beams, wave)
+            if l + ONE < L:
+                columns_through(plane, between, one, False, down, across, h, w, spare, plan, twiddles)
+
+
+@inlined
+def _near_field(
+    planes: Any,
+    size: int,
+    M: int,
+    sign: float,
+    h: int,
+    w: int,
+    row: Any,
+    room: Any,
+    spare: Any,
+    path: Any,
+    tables: Any,
+    ramps_of: Any,
+) -> None:
+    """Waves in planes with transformed rows, to a detector in the near field, conjugate there; sign -1: from there
+    back, again with transformed rows."""
+    (_, _, near, ramped), (_, plan, twiddles), (down, across) = path, tables, ramps_of
+    for m in range(M):
+        plane = plane_of(planes, m, size)
+        if sign < 0:
+            rows_transformed(plane, h, w, row, room, spare, plan, twiddles)
+        columns_through(plane, near, sign, ramped, down, across, h, w, spare, plan, twiddles)
+        if sign > 0:
+            rows_transformed(plane, h, w, row, room, spare, plan, twiddles)
+
+
+@inlined
+def _back_through_slices(
+    j: int,
+    band: int,
+    planes: Any,
+    size: int,
+    M: int,
+    row: Any,
+    spare: Any,
+    room: Any,
+    intermediates: Any,
+    shift: Any,
+    path: Any,
+    keep: bool,
+    tables: Any,
+    ramps_of: Any,
+    out: Any,
+    into: Any,
+) -> None:
+    """Conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
+    (obj, n, _, a), (spectrum, fractions), (slices, between, _, ramped) = intermediates, shift, path
+    (constants, plan, twiddles), (down, across) = tables, ramps_of
+    windows, light, sums, lights, shifts, reached = into
+    L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
+    half, light_half = halves(sums, lights, out.shape[2] * out.shape[3])
+    if ramped:
+        ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
+    for k in range(L):
+        l = L - ONE - k
+        row_panels = row_panels_of(room, l, L, M, h, w)
+        for m in range(M):
+            wave, plane, end = TWO * h * w * (j * M + m), plane_of(planes, m, size), l == ZERO
+            f, plain, kept = a[j] if end else one, end and not ramped, keep and k == ZERO
+            through_rows(plane, BACK, f, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, out, wave)
+            if not end:
+                columns_through(plane, between, -one, False, down, across, h, w, spare, plan, twiddles)
+            elif ramped:
+                add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums[band], half, reached[j])
+            else:
+                add_plane(plane, m, shifts, sums[band], half, reached[j])
+        pixel = h * w * (j * L + l)
+        windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
+    add_power(obj, U(n[j, 0]), U(n[j, 1]), a[j], shifts, h, w, lights[band], light_half, reached[j])
 
 
 @inlined
@@ -188,6 +317,7 @@ def _there_and_further(
     work: Any,
     intermediates: Any,
     shift: Any,
+    path: Any,
     data: Any,
     how: Any,
     keep: bool,
@@ -196,33 +326,29 @@ def _there_and_further(
     terms: Any,
     into: Any,
 ) -> None:
-    """View j, by a band, from the probe's spectrum to the detector and back to the sums."""
-    (obj, n, beams, a), (spectrum, fractions), (windows, light, sums, lights, shifts, reached) = (
-        intermediates,
-        shift,
-        into,
-    )
-    constants, plan, twiddles = tables
-    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    size, y, x, f, stride = U(len(data[2])), U(n[j, 0]), U(n[j, 1]), a[j], TWO * U(obj.shape[1])
+    """View j, by a band, from the probe to the detector and back to the sums, or to waves where there are none."""
+    (constants, plan, twiddles), (_, fractions), (_, _, near, ramped) = tables, shift, path
+    M, h, w, size = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), U(len(data[2]))
     rooms, row, spare, planes = _rooms(work, size, h, w)
-    row_panels = row_panels_of(planes[TWO * M * size :], M, h, w)
-    (down, across), minus = factors(h, w, constants.dtype), spread(-constants[1])
-    ramps(fractions[j], np.int64(w), -1, f * constants[6], down, across)
-    window_in(obj, stride * y + TWO * x, stride, h, w, row_panels[1])
+    ramps_of, room, one, far = factors(h, w, constants.dtype), planes[TWO * M * size :], constants[1], len(near) == 0
+    given = (row, spare, room, intermediates, shift, path, keep, tables, ramps_of)
+    _through_slices(j, planes, size, M, *given)
+    if not far:
+        if ramped:  # on the detector the image moves back with the probe
+            ramps(-fractions[j], np.int64(w), -1, one, *ramps_of)
+        _near_field(planes, size, M, one, h, w, row, room, spare, path, tables, ramps_of)
+    _compared(j, M, h, w, far, rooms, spare, planes, data, how, tables, terms)
+    if how[4] == 0:
+        return
+    if not far:
+        if ramped:
+            ramps(fractions[j], np.int64(w), -1, one, *ramps_of)
+        _near_field(planes, size, M, -one, h, w, row, room, spare, path, tables, ramps_of)
+    if len(into[0]) > 0:
+        _back_through_slices(j, band, planes, size, M, *given, out, into)
+        return
     for m in range(M):
-        wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
-        columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
-        through_rows(plane, ON, f, m, h, w, row, spare, row_panels, plan, twiddles, keep, beams, wave)
-    _compared(j, M, h, w, rooms, spare, planes, data, how, tables, terms)
-    half, light_half = halves(sums, lights, out.shape[2] * out.shape[3])
-    ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
-    for m in range(M):
-        wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
-        through_rows(plane, BACK, f, m, h, w, row, spare, row_panels, plan, twiddles, keep, out, wave)
-        add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums[band], half, reached[j])
-    windows_out(row_panels[3], row_panels[4], h, w, spread(constants[1]), windows, light, h * w * j, reached[j])
-    add_power(obj, y, x, f, shifts, h, w, lights[band], light_half, reached[j])
+        rows_back(plane_of(planes, m, size), h, w, row, spare, plan, twiddles, out, TWO * h * w * (j * M + m))
 
 
 @parallel
@@ -230,6 +356,7 @@ def detector(
     work: Any,
     intermediates: Any,
     shift: Any,
+    path: Any,
     data: Any,
     how: Any,
     keep: bool,
@@ -248,18 +375,20 @@ def detector(
     `out`. out: (B, M, h, w). terms: (B, 6), see Backend.exit_wave_update.
 
     shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise beams are made here, and what
-    comes back is gathered: into windows (B, h, w), sum_m conj(P_m) out_m of each view, and light (B, h, w),
-    sum_m |P_m|^2; and into sums and lights, with shifts and reached, as in `to_spectrum`. `beams` and `out` are written
-    with `keep` alone; without, they may have no views.
+    comes back is gathered: into windows (B L, h, w), sum_m conj(P_m) out_m of each view and slice, and light
+    (B L, h, w), sum_m |P_m|^2; and into sums and lights, with shifts and reached, as in `to_spectrum`. `beams` (of
+    shifted probes and a single slice) and `out` are written with `keep` alone; without, they may have no views. If
+    `into` has no windows, what comes back is `out`.
+    path: slices L, whose objects lie one below the other in obj; kernels (see propagation.py) between them and to a
+    near field, or of no numbers where there is none; and whether probes are shifted, or `spectrum` is the probe itself.
     """
     count, bands = len(terms), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             if len(shift[0]) > 0:
-                _there_and_further(
-                    U(j), band, work[band], intermediates, shift, data, how, keep, tables, out, terms, into
-                )
+                given, found = (shift, path, data, how, keep, tables), (out, terms, into)
+                _there_and_further(U(j), band, work[band], intermediates, *given, *found)
             else:
                 view = ZERO if len(intermediates[2]) == 1 else U(j)
                 _there_and_back(U(j), view, work[band], intermediates, data, how, tables, out, terms)
@@ -267,5 +396,5 @@ def detector(
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    detector: "r2 (c2 i2 c4 r1) (c3 r2) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 d2 d2 d2 d2)",
+    detector: "r2 (c2 i2 c4 r1) (c3 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 d2 d2 d2 d2)",
 }

@@ -36,6 +36,7 @@ from ptymesh.kernels import (
     compiled_detector,
     compiled_object,
     compiled_probes,
+    compiled_slices,
 )
 
 #: More processes than these gain nothing: the largest kernel takes two fifths of the time.
@@ -46,7 +47,7 @@ MOST = 3
 COLLECT_AT = 200_000
 
 #: Modules with kernels; first what takes the longest to compile.
-ROOMS = (compiled_detector, compiled_probes, compiled_blocks, compiled_object, compiled)
+ROOMS = (compiled_detector, compiled_probes, compiled_slices, compiled_blocks, compiled_object, compiled)
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
 

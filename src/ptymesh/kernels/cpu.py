@@ -2,8 +2,8 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
-Fused are single slices, near and far field alike, with every kind of sub-pixel position; of what remains (several
-slices), the detector's pass is, and the rest is left to torch (`Backend`).
+Fused are sweeps of any number of slices, near and far field alike, with every kind of sub-pixel position; of what
+remains with several slices the detector's pass is, and the rest is left to torch (`Backend`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import column_panels, compiled, compiled_detector, compiled_object, compiled_probes, products
+from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, products
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -28,10 +28,8 @@ from ptymesh.kernels.arguments import (
     untransformed,
     views_of_strip,
 )
-from ptymesh.kernels.comparison import KINDS
-from ptymesh.kernels.cpu_sums import CpuSums
+from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, deep, may_wait, note
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
-from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
@@ -41,16 +39,8 @@ from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import frequencies, ifft
 
-TASKS = {
-    "evaluate": compiled_detector.EVALUATE,
-    "exit_wave_update": compiled_detector.EXIT_WAVE_UPDATE,
-    "loss_gradient": compiled_detector.LOSS_GRADIENT,
-}
-#: Dtypes of patterns that are read as they are, by their number in the kernel.
-NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
-
-class CpuBackend(CpuSums):
+class CpuBackend(CpuPaths):
     """The backend of CPUs, by numba.
 
     Args:
@@ -59,29 +49,30 @@ class CpuBackend(CpuSums):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype)
-        self.dtype = dtype
         make_ready(dtype)
         products.offer(dtype)
         self.constants = constants_of(self.real, 1.0)
-        nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
-        self._no_shift = (nothing.to(dtype).numpy(), np.zeros((0, 2), numpy_dtype(self.real)))
-        self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
-        self._no_sums = (*self._no_windows, none, none, none, none)
-        self._planes = Planes()
+        #: Of passes over waves that are there already.
+        none = np.zeros(0, numpy_dtype(self.real))
+        self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype)), (1, none, none, False)
 
     prepare = staticmethod(share_threads)
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Far detectors whose transform the kernels know, in one go: of any waves, of single slices from the object to
-        the sums, and for systems of probes that are shifted view by view."""
-        window = window_of(chunk.mask)
+        """Transforms that the kernels know, in one go: of any waves to a far detector, from the probe to the sums, and
+        for systems of several slices, or of probes that are shifted view by view."""
+        window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
         if wanted == "there_and_back":
             return self._far(model, window)
+        at_once, sliced = self.at_once(model, window) and not varies(chunk), model.slice_kernel is not None
         if wanted == "sweep":
-            return self._by_strips(model, window) and not varies(chunk)
+            return at_once
         if wanted == "systems":
-            return self._by_strips(model, window) and model.subpixel == "fourier" and not chunk.whole
-        return super().supports(model, chunk, wanted) and (wanted != "detector" or self._far(model, window))
+            shifted = single and self.at_once(model, window) and model.subpixel == "fourier" and not chunk.whole
+            return at_once if sliced else shifted
+        if wanted == "detector":
+            return at_once or (single and self._far(model, window))
+        return single or (wanted == "forward" and sliced and at_once)
 
     # --- forward ---
 
@@ -123,70 +114,40 @@ class CpuBackend(CpuSums):
         """As `Backend.there_and_back`; in the far field, view by view in one go."""
         if not self.supports(model, chunk, "there_and_back"):
             return super().there_and_back(model, chunk, waves, task)
-        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self._transform(waves))
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves))
 
     def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
-        """As `Backend.detector`; in the far field the exit waves are made on the way."""
+        """As `Backend.detector`; the exit waves are made on the way."""
         if not self.supports(model, chunk, "detector"):
             return super().detector(model, chunk, intermediates, task)
         assert isinstance(intermediates, FusedIntermediates)
-        far = self._transform(intermediates.beams.waves)
+        if deep(model):
+            return self.watched(model, chunk, intermediates, task)
+        far = self.transform(intermediates.beams.waves)
         return self._detector(model, chunk, (_parts(intermediates), True), task, far)
 
     def sweep(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.sweep`; in the far field panel by panel, so that what one pass writes the next finds in a cache.
+        """As `Backend.sweep`, strip by strip, so that what one pass writes the next finds in a cache.
 
-        Shifted probes, and what comes of them, stay in one core's cache view by view. Probes that all views share gain
-        nothing by that: passes over a panel sum faster what is summed over views.
+        Shifted probes, waves between slices and what comes of them stay in one core's cache view by view. Where all
+        views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum faster
+        what is summed over views.
         """
         if not self.supports(model, chunk, "sweep"):
             return super().sweep(model, chunk, intermediates, task, into, keep)
         assert isinstance(intermediates, FusedIntermediates)
-        by_strips = self._sweep_shifted if into.shifted else self._sweep_shared
-        return by_strips(model, chunk, intermediates, task, into, keep, self._transform(into.probe_weight))
+        if into.shifted or deep(model):
+            return self.further(model, chunk, intermediates, task, into, keep)
+        return self._sweep_shared(model, chunk, intermediates, task, into, keep, self.transform(into.probe_weight))
 
     def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
         """As `Backend.hands_over`: where a rank alone would let them wait."""
-        window, waits = window_of(probe), _may_wait(task, keep=False)
+        window = window_of(probe)
+        waits = may_wait(task, keep=False) and model.slice_kernel is None and model.subpixel != "bilinear"
         pixels = views * window[0] * window[1]
-        return waits and self._by_strips(model, window) and pays(pixels, self.dtype, each, blocks)
-
-    def _sweep_shifted(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: FusedIntermediates,
-        task: Task,
-        into: Adjoints,
-        keep: bool,
-        far: Transform,
-    ) -> tuple[Tensor, Tensor]:
-        probe, count = intermediates.probe, chunk.views.shape[0]
-        assert probe is not None
-        threads, size = threads_for(count), min(count, views_of_strip(probe[0]))
-        waves = [probe.new_empty((count, *probe.shape)) for _ in range(2)] if keep else [probe]
-        nothing = self.room("nothing", 0, probe.shape, probe.dtype)
-        beams, out = arrays_of(*waves) if keep else (nothing, nothing)
-        obj = self.arrays("object", intermediates.whole_object)[0]
-        n, a, fractions = array_of(chunk.anchors), _amplitudes(chunk), array_of(chunk.fractions)
-        spectrum, (by_bands, lights) = array_of(self.spectrum(chunk, probe)), self._bands_of(into)
-        work, shifts, reached = self._work(threads, probe.shape), into.shifts.numpy(), np.zeros((count, SUMS))
-        (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, ones, sums = found.numpy(), np.ones_like(a), self.object_sums(into)
-        wait = sums.expect(count, size, intermediates.window, self.dtype, count, _may_wait(task, keep))
-        for some in strips_of(count, size):
-            given, shift = (obj, n[some], beams[some] if keep else beams, a[some]), (spectrum, fractions[some])
-            data, back = (counts, places[some], *planes), out[some] if keep else out
-            gathered = (*sums.next(n[some], ones[some]), by_bands, lights, shifts, reached[some])
-            compiled_detector.detector(work, given, shift, data, how, keep, far.tables, back, terms[some], gathered)
-            if not wait:
-                sums.flush()
-        _note(into, reached)
-        if keep:
-            intermediates.__dict__["beams"] = Beams(waves[0], torch.ones_like(chunk.weights[:, 0]))
-        return waves[-1], found
+        return waits and self.at_once(model, window) and pays(pixels, self.dtype, each, blocks)
 
     def _sweep_shared(
         self,
@@ -203,13 +164,13 @@ class CpuBackend(CpuSums):
             self.arrays("object", intermediates.whole_object)[0],
             self.arrays("probe", intermediates.probe)[None],
         )
-        n, a = array_of(chunk.anchors), _amplitudes(chunk)
+        n, a = array_of(chunk.anchors), amplitudes_of(chunk)
         count, shape = len(n), beams.shape[1:]
         size = min(count, views_of_strip(intermediates.probe))
         waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
-        wait = sums.expect(count, size, intermediates.window, self.dtype, 1, _may_wait(task, keep))
+        wait = sums.expect(count, size, intermediates.window, self.dtype, 1, may_wait(task, keep))
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
@@ -221,7 +182,7 @@ class CpuBackend(CpuSums):
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
             compiled_detector.detector(
-                work, (obj, at, beams, f), self._no_shift, data, how, True, far.tables, chi, terms[some], self._no_sums
+                work, (obj, at, beams, f), *self._no_path, data, how, True, far.tables, chi, terms[some], self._no_sums
             )
             given = (chi, obj, at, f, beams, into.shifts.numpy())
             compiled.to_probe(*given, *by_probe, windows, light, reached)
@@ -229,25 +190,16 @@ class CpuBackend(CpuSums):
             if not wait:
                 sums.flush()
         reached[:, OBJECT_WEIGHT] *= squares
-        _note(into, reached)
+        note(into, reached)
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
         """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done."""
-        return 0 if self._by_strips(model, window_of(probe)) else super().sweep_bytes(model, probe)
-
-    def _by_strips(self, model: Model, window: tuple[int, int]) -> bool:
-        """Whether `sweep` goes panel by panel."""
-        single = model.slice_kernel is None and not model.operators and model.subpixel != "bilinear"
-        return single and self._far(model, window)
+        return 0 if self.at_once(model, window_of(probe)) else super().sweep_bytes(model, probe)
 
     def _far(self, model: Model, window: tuple[int, int]) -> bool:
         """Whether the kernels know the transform to the detector."""
         return model.kernel is None and transform_for(window, self.real).known
-
-    def _transform(self, like: Tensor) -> Transform:
-        """That of waves like these (..., h, w)."""
-        return transform_for(window_of(like), self.real)
 
     def _detector(
         self,
@@ -269,25 +221,9 @@ class CpuBackend(CpuSums):
         data, how, found = self._comparison(model, chunk, task, product)
         work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
         compiled_detector.detector(
-            work, intermediates, self._no_shift, data, how, True, transform.tables, *arrays, self._no_sums
+            work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, self._no_sums
         )
         return out, found
-
-    def _comparison(self, model: Model, chunk: Chunk, task: Task, product: bool) -> tuple[Any, Any, Tensor]:
-        """Of the detector's kernel `data` and `how`, and room for what it finds of each view, (B, 6)."""
-        kept = chunk.sweep.get("detector")
-        if kept is None:
-            kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
-        counts, places = chunk.counts, chunk.places
-        if counts.dtype not in NATIVE or not counts.is_contiguous():
-            counts, places = chunk.patterns.to(self.real).contiguous(), None
-        stays = places is not None  # in an array of all patterns
-        if places is None:
-            places = torch.arange(counts.shape[0])
-        how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
-        array = self.arrays("counts", counts) if stays else array_of(counts)
-        data = (array.view(np.uint8), places.numpy(), *kept[:2])
-        return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
     # --- adjoints ---
 
@@ -303,7 +239,7 @@ class CpuBackend(CpuSums):
         compiled.to_windows(array_of(waves), beams, amplitudes, *sums.next(corner, amplitudes, t), reached)
         sums.flush()
         reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
-        _note(into, reached)
+        note(into, reached)
         if bilinear:  # of what is shared out between pixels the kernel looks for no top
             sums.knows_top = False
 
@@ -319,7 +255,7 @@ class CpuBackend(CpuSums):
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
         compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
-        _note(into, reached)
+        note(into, reached)
 
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
         """See the base."""
@@ -350,31 +286,7 @@ class CpuBackend(CpuSums):
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
         into_bands = (into.shifts.numpy(), *self._bands_of(into), reached)
         compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
-        _note(into, reached)
-
-    def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
-        """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; 0 at first."""
-        if not into.kept:
-            assert into.probe is not None
-            (modes, h, w), bands = into.probe.shape, torch.get_num_threads()
-            shapes = (bands, modes * column_panels.pixels(h, w) * 2), (bands, into.parts * h * w)
-            into.kept = self.room.take("bands", shapes, torch.float64)
-            for array in into.kept:
-                array.fill(0)
-        return into.kept
-
-    def finish(self, into: Adjoints) -> None:
-        """As the base's; of bands of views."""
-        if into.kept and into.probe is not None:
-            weight = array_of(into.probe_weight).reshape(-1)
-            compiled_probes.gather(torch.get_num_threads(), *into.kept, array_of(into.probe), weight)
-            self.room.give_back("bands", into.kept)
-            into.kept = ()
-        super().finish(into)
-
-    def _work(self, bands: int, wave: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Room for so many bands of a kernel that goes through waves (M, h, w)."""
-        return self.room("work", bands, (column_panels.room(*wave),), self.real)
+        note(into, reached)
 
     # --- sums of single views ---
 
@@ -388,17 +300,19 @@ class CpuBackend(CpuSums):
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Backend.systems`; in the far field shifted directions of the probe stay in the cache view by view."""
+        """As `Backend.systems`; shifted directions of the probe stay in the cache view by view."""
         if not self.supports(model, chunk, "systems"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
-        far = self._transform(chi)
+        if model.slice_kernel is not None:
+            return self.through_slices(model, chunk, intermediates, d_object, d_probe, chi)
+        far = self.transform(chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
         obj, corner, _, amplitudes = _parts(intermediates)
         beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
-        shift, out = (array_of(chunk.fractions), _amplitudes(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
+        shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
         work = self._work(threads, chi.shape[1:])
         compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out
@@ -414,18 +328,6 @@ class CpuBackend(CpuSums):
         return out
 
 
-def _note(into: Adjoints, reached: np.ndarray[Any, Any]) -> None:
-    """How large terms were, of views or bands (n, 6)."""
-    if len(reached):
-        torch.maximum(into.reached, torch.from_numpy(reached.max(axis=0)), out=into.reached)
-
-
-def _may_wait(task: Task, keep: bool) -> bool:
-    """Whether a quotient of the object's sums may be all that comes of them. Whoever descends reads them, and so does
-    whoever keeps waves for a second sweep: they make a direction of them."""
-    return task == "exit_wave_update" and not keep
-
-
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
     """The same where the kernels do not know the transform."""
     window = window_of(spectrum)
@@ -433,11 +335,6 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     if axis >= 0:
         ramps = times(ramps, (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype))
     return ifft(times(ramps[:, None], spectrum))
-
-
-def _amplitudes(chunk: Chunk) -> np.ndarray[Any, Any]:
-    """w_j0 of the views, (B,)."""
-    return np.ascontiguousarray(array_of(chunk.weights)[:, 0])
 
 
 def _parts(intermediates: FusedIntermediates) -> tuple[np.ndarray[Any, Any], ...]:

@@ -5,7 +5,7 @@ target += times sums / ((1 - blend) weight + blend max weight) gets it without t
 core's cache. To write, add to and read the sums of a batch that is spread over a large object takes longer than to sum
 up its windows twice, for those sums fit no cache.
 
-H, W   object pixels;  h, w  window pixels;  k  views that wait
+L, H, W   slices, object pixels;  h, w  window pixels;  k  views that wait, one for each slice
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ObjectSums:
     # --- the arrays ---
 
     def open(self) -> tuple[Array, ...]:
-        """For kernels that add to the object: stale blocks, sums and weight (parts, H, W), tops of the weight."""
+        """For kernels that add to the object: stale blocks, sums and weight (parts, L H, W), tops of the weight."""
         self._narrow = False
         if self._blocks is not None:
             rows, columns = self._blocks
@@ -96,7 +96,8 @@ class ObjectSums:
                 self._stale = np.zeros((height // BLOCK, width // BLOCK), np.uint8)
                 self._stale[rows.numpy(), columns.numpy()] = 1
         named = zip(("object sum", "object weight"), self.sums, strict=True)
-        sums, weight = (self._arrays(name, field) for name, field in named)
+        shape = self._parts, -1, self.sums[0].shape[2]  # slices lie one below the other
+        sums, weight = (self._arrays(name, field).reshape(shape) for name, field in named)
         return self._stale, sums, weight, self._tops
 
     def complete(self) -> None:
@@ -153,8 +154,8 @@ class ObjectSums:
         return pays(pixels, self._kinds[0], with_light, len(self._blocks[0]))
 
     def next(self, corners: Array, amplitudes: Array, between: Array | None = None) -> tuple[Array, Array]:
-        """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2); between: weights of the
-        next pixel, down and right, (k, 2)."""
+        """Room for windows (k, h, w) and light (1 or k, h, w) of views at these corners (k, 2) in slices that lie one
+        below the other; between: weights of the next pixel, down and right, (k, 2)."""
         if self._shared:
             windows, light, *numbers = self._shared.own(self._waiting, len(corners))
             for room, values in zip(numbers, (corners, 0 if between is None else between, amplitudes), strict=True):

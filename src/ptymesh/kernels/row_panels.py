@@ -46,13 +46,13 @@ ON, BACK = ZERO, ONE
 
 
 @inlined
-def _counted(h: int) -> int:
+def counted(h: int) -> int:
     """How many row panels there are."""
     return (h + LANES - ONE) // LANES
 
 
 @inlined
-def _first(k: int, h: int) -> int:
+def first_of(k: int, h: int) -> int:
     """First row of the k-th eight."""
     if h % LANES == 0:
         return LANES * k
@@ -60,20 +60,28 @@ def _first(k: int, h: int) -> int:
 
 
 @inlined
-def row_panels_of(room: Any, M: int, h: int, w: int) -> Any:
-    """Behind the planes: a second row; row panels of a window, of all modes, of what is gathered, of its light."""
+def row_panels_of(room: Any, l: int, L: int, M: int, h: int, w: int) -> Any:
+    """Behind the planes: a second row; row panels of slice l's window, of all modes that enter it, of what is gathered,
+    of its light."""
     wide = (w + LANES - ONE) // LANES * LANES
-    row, size = PAIR * wide, PAIR * wide * _counted(h)
-    modes, total, light = row + size, row + size * (M + ONE), row + size * (M + TWO)
-    return room[:row], room[row:modes], room[modes:total], room[total:light], room[light : light + size // TWO]
+    row, size = PAIR * wide, PAIR * wide * counted(h)
+    window, modes, total = row + size * l, row + size * (L + M * l), row + size * L * (M + ONE)
+    light = total + size
+    return (
+        room[:row],
+        room[window : window + size],
+        room[modes : modes + size * M],
+        room[total:light],
+        room[light : light + size // TWO],
+    )
 
 
 @inlined
 def window_in(obj: Any, place: int, stride: int, h: int, w: int, window: Any) -> None:
     """The object's window that starts at a place, to row panels."""
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
-    for k in range(_counted(h)):
-        row_panel_in(obj, place + stride * _first(U(k), h), stride, w, window, block * U(k))
+    for k in range(counted(h)):
+        row_panel_in(obj, place + stride * first_of(U(k), h), stride, w, window, block * U(k))
 
 
 @inlined
@@ -121,32 +129,36 @@ def through_rows(
     row_panels: Any,
     plan: Any,
     twiddles: Any,
+    plain: bool,
     keep: bool,
     waves: Any,
     place: int,
 ) -> None:
     """Rows of a plane, whose columns are transformed, to waves of mode m, what comes of these, transformed, in place.
 
-    On the way ON to the detector probes become exit waves; on the way BACK chi becomes f conj(O) chi, and its part in
-    the window is gathered. With `keep` the waves are written, too: from that place on.
+    On the way ON to the detector waves that enter a slice become those that leave it; on the way BACK chi becomes
+    f conj(O) chi, and its part in the window is gathered. Of `plain` probes, which no one has shifted, the plane holds
+    the waves themselves before the one and after the other. With `keep` the waves are written, too: from that place on.
     """
     late, window, beams, total, light = row_panels
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
-    size, minus = block * _counted(h), spread(-twiddles[0, 0])
+    size, minus = block * counted(h), spread(-twiddles[0, 0])
     beam = beams[size * m : size * (m + ONE)]
-    for i in range(_counted(h)):
+    for i in range(counted(h)):
         k = U(i)
-        first, overlaps = _first(k, h), h % LANES > 0 and i == 0
+        first, overlaps = first_of(k, h), h % LANES > 0 and i == 0
         eight = late if overlaps else row
         row_panel_from(plane, first, h, w, eight, ZERO)
-        transform(eight, ZERO, spare, w, plan[1], twiddles[1])
+        if way == BACK or not plain:
+            transform(eight, ZERO, spare, w, plan[1], twiddles[1])
         if keep:
             row_panel_out(eight, ZERO, w, minus, waves, place + TWO * w * first)
         if way == BACK:
             _gathered(eight, block * k, w, minus, window, beam, f, m == ZERO, total, light)
         else:
             _lit(eight, block * k, w, minus, window, beam)
-        transform(eight, ZERO, spare, w, plan[1], twiddles[1])
+        if way == ON or not plain:
+            transform(eight, ZERO, spare, w, plan[1], twiddles[1])
         if not overlaps:  # rows that are still to be taken out
             row_panel_back(eight, ZERO, plane, first, h, w)
     if h % LANES > 0:
@@ -161,8 +173,8 @@ def windows_out(
     `compiled.to_windows`."""
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
     top = light_top = one - one
-    for i in range(_counted(h)):
-        k, first = U(i), pixel + w * _first(U(i), h)
+    for i in range(counted(h)):
+        k, first = U(i), pixel + w * first_of(U(i), h)
         row_panel_out(total, block * k, w, one, windows, TWO * first)
         for c in range(ZERO, w, LANES):
             start = min(c, w - LANES)

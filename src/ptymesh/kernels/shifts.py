@@ -84,7 +84,7 @@ def factors(h: int, w: int, dtype: Any) -> Any:
 
 
 @inlined
-def _turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
+def turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
     """Eight pixels of row r, from number i of a plane on, times the factors across, c + id, and down."""
     e, f = spread(down[0, r]), spread(down[1, r])
     s, t, p, q = load(plane, i), load(plane, i + LANES), e * c - f * d, e * d + f * c
@@ -102,10 +102,32 @@ def columns_in(
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
-            p, q = _turned_by(plane, i, c, d, down, r)
+            p, q = turned_by(plane, i, c, d, down, r)
             store(plane, i, p)
             store(plane, i + LANES, minus * q)
         transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
+
+
+@inlined
+def waves_in(probe: Any, m: int, f: float, h: int, plane: Any) -> None:
+    """f conj(probe_m), as it is, to a plane."""
+    w, by, back = U(probe.shape[2]), spread(f), spread(-f)
+    for start in range(ZERO, w, LANES):
+        panel_in(probe, TWO * h * w * m, h, w, start, plane)
+        for i in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
+            store(plane, i, by * load(plane, i))
+            store(plane, i + LANES, back * load(plane, i + LANES))
+
+
+@inlined
+def add_plane(plane: Any, m: int, shifts: Any, sums: Any, half: int, reached: Any) -> None:
+    """sums (parts M 2 h w') of mode m += the wave in a plane, rounded; see `add_columns`."""
+    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(plane[0] - plane[0])
+    for i in range(ZERO, U(len(plane)), LANES):
+        p = load(plane, i)
+        top = larger(magnitude(p), top)
+        add_rounded(sums, U(len(plane)) * m + i, half, p, shift, fine)
+    reached[PROBE] = max(reached[PROBE], highest(top))
 
 
 @inlined
@@ -132,7 +154,7 @@ def add_columns(
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
-            p, q = _turned_by(plane, i, c, d, down, r)
+            p, q = turned_by(plane, i, c, d, down, r)
             top = larger(magnitude(p), larger(magnitude(q), top))
             add_rounded(sums, U(len(plane)) * m + i, half, p, shift, fine)
             add_rounded(sums, U(len(plane)) * m + i + LANES, half, q, shift, fine)

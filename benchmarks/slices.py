@@ -1,0 +1,86 @@
+"""Views per second through several slices and in the near field, against the floor and beside torch's own passes.
+
+    python benchmarks/slices.py --slices 8 --modes 3 --window 64 --threads 1
+    python benchmarks/slices.py --slices 1 --modes 3 --window 64 --threads 1 --near
+
+Simulated scans with Fourier positions; batches of 64. The passes with kernels and those of PTYMESH_KERNELS=torch take
+turns, epoch by epoch, and the floor is measured in between: torch's transforms alone, a pair of them per view-mode for
+
+  the far field, or two for a near one; the shift of the probe and of what comes back to it; each gap between slices on
+  the way there and on the way back; of LSQML, besides, each gap for both of its directions, and the shift of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+from typing import Any
+
+import torch
+
+from ptymesh.distributed.world import Solo
+from ptymesh.engines import ENGINES
+from ptymesh.kernels import VARIABLE
+from ptymesh.run.floor import Floor
+from ptymesh.run.floor import pairs as pairs_of
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.simulate import Simulated, simulate
+
+#: rPIE in small steps, as eight slices that all start empty make its own ones too large together.
+STAGES: dict[str, dict[str, Any]] = {"rpie": {"alpha": 1.0, "gamma_object": 0.2}, "lsqml": {}, "adam": {}}
+BATCH, EPOCHS = 64, 6
+
+
+def pairs(engine: str, slices: int, near: bool) -> float:
+    """Pairs of transforms per view-mode."""
+    found = pairs_of("angular_spectrum" if near else "far_field", "fourier") + 2 * (slices - 1)
+    return found + 2 * (slices - 1) + 0.5 if engine == "lsqml" else found
+
+
+def started(made: Simulated, engine: str, modes: int, kernels: str) -> Any:
+    """Epochs of a reconstruction with these passes."""
+    os.environ[VARIABLE] = kernels
+    slices, spacing = len(made.truth.object), made.truth.slice_spacing_m
+    obj = {"slices": slices, "slice_spacing_m": spacing} if slices > 1 else {}
+    recon = Reconstruction(made.measurement, probe_modes=modes, object=obj, device=Solo(torch.device("cpu")))
+    return recon.run(ENGINES[engine](epochs=EPOCHS, batch=BATCH, **STAGES[engine]))
+
+
+def measure(made: Simulated, engine: str, modes: int, near: bool, floor: Floor) -> None:
+    """Prints views per second of the median epoch after the first, of either kind of passes."""
+    epochs = {kernels: started(made, engine, modes, kernels) for kernels in ("auto", "torch")}
+    seconds: dict[str, list[float]] = {kernels: [] for kernels in epochs}
+    samples = []
+    for _, kernels in itertools.product(range(EPOCHS), epochs):
+        seconds[kernels].append(next(epochs[kernels]).seconds)
+        samples.append(floor.sample())
+    views, slices = made.measurement.views, len(made.truth.object)
+    speed = {kernels: views / statistics.median(times[1:]) for kernels, times in seconds.items()}
+    limit = statistics.median(samples) / modes / pairs(engine, slices, near)
+    print(
+        f"{engine}: {speed['auto']:.0f} views/s, {speed['auto'] / limit:.0%} of the floor of {limit:.0f}; "
+        f"torch's passes {speed['torch']:.0f}, {speed['torch'] / limit:.0%}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("slices", 8), ("modes", 3), ("window", 64), ("views", 128), ("threads", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--near", action="store_true")
+    parser.add_argument("--engines", default=",".join(STAGES))
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    kind = {"kind": "near"} if given.near else {}
+    sizes = {"window": given.window, "views": given.views, "modes": given.modes, "slices": given.slices}
+    made, floor = simulate(**kind, **sizes), Floor((given.window, given.window), torch.device("cpu"))
+    for engine in given.engines.split(","):
+        measure(made, engine, given.modes, given.near, floor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Systems of step lengths through several slices, compiled by numba for this CPU.
+
+phi, p, q    a mode's wave, and how it changes with the object and with the probe
+L, M, h, w   slices, modes, window pixels;  h, w >= 8
+panel, plane, row   see column_panels.py;  row panels   see row_panels.py;  path   see compiled_detector.py
+
+The three go through the slices together, view by view and mode by mode, in one core's cache. What a sweep has kept of a
+batch would be read from memory, and that takes as long as to make it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from ptymesh.kernels.column_panels import (
+    ONE,
+    PAIR,
+    THREE,
+    TWO,
+    WIDTH,
+    ZERO,
+    U,
+    pixels,
+    plane_of,
+    row_panel_back,
+    row_panel_from,
+    row_panel_in,
+    rows_of,
+    transform,
+)
+from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.propagation import columns_through
+from ptymesh.kernels.row_panels import counted, first_of, window_in
+from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
+from ptymesh.kernels.vectors import LANES, load, spread, store, total
+
+
+def room(h: int, w: int, slices: int) -> int:
+    """Numbers that a band works in: a row and two spare ones, three planes, seven rows, windows of both."""
+    rows = 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + 14 * pixels(WIDTH, w)
+    return rows + 6 * pixels(h, w) + 4 * slices * pixels(h + -h % WIDTH, w)
+
+
+@inlined
+def _carried(rows: Any, block: int, at: int, w: int, minus: Any, windows: Any, change: int) -> None:
+    """Rows of conjugate phi, p and q, `block` numbers each, become those of phi O, p O + phi dO and q O.
+
+    windows: row panels of O from number `at` on, and of dO `change` numbers further on.
+    """
+    for i in range(ZERO, PAIR * w, PAIR):
+        o, k = at + i, block + i
+        s, t, u, v = (
+            load(windows, o),
+            load(windows, o + LANES),
+            load(windows, o + change),
+            load(windows, o + change + LANES),
+        )
+        a, b, c, d = load(rows, i), minus * load(rows, i + LANES), load(rows, k), minus * load(rows, k + LANES)
+        store(rows, i, a * s - b * t)
+        store(rows, i + LANES, a * t + b * s)
+        store(rows, k, (c * s - d * t) + (a * u - b * v))
+        store(rows, k + LANES, (c * t + d * s) + (a * v + b * u))
+        k += block
+        c, d = load(rows, k), minus * load(rows, k + LANES)
+        store(rows, k, c * s - d * t)
+        store(rows, k + LANES, c * t + d * s)
+
+
+@inlined
+def _add_products(rows: Any, block: int, w: int, by: Any, chi: Any, sums: Any) -> None:
+    """sums (5,) += ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi>; by: 1 in rows that count, otherwise 0."""
+    t0 = t1 = t2 = t3 = t4 = by - by
+    for i in range(ZERO, PAIR * w, PAIR):
+        k = block + i
+        p, r, q, s = load(rows, k), load(rows, k + LANES), load(rows, block + k), load(rows, block + k + LANES)
+        p, r, q, s, u, v = by * p, by * r, by * q, by * s, load(chi, i), load(chi, i + LANES)
+        t0, t1, t2 = t0 + (p * p + r * r), t1 + (q * q + s * s), t2 + (p * q + r * s)
+        t3, t4 = t3 + (p * u + r * v), t4 + (q * u + s * v)
+    sums[0] += total(t0)
+    sums[1] += total(t1)
+    sums[2] += total(t2)
+    sums[3] += total(t3)
+    sums[4] += total(t4)
+
+
+@inlined
+def _through_slice(
+    planes: Any,
+    size: int,
+    l: int,
+    L: int,
+    h: int,
+    w: int,
+    rooms: Any,
+    spare: Any,
+    windows: Any,
+    plan: Any,
+    twiddles: Any,
+    plain: bool,
+    chi: Any,
+    place: int,
+    mask: Any,
+    sums: Any,
+) -> None:
+    """Rows of phi, p and q, whose columns are transformed, through a slice, transformed again; of the last one the
+    products with chi, whose wave starts at a place, instead. plain: rows stand as they are."""
+    (usual, late, other), minus, last = rooms, spread(-twiddles[0, 0]), l + ONE == L
+    block = U(len(other))
+    panels = block * counted(h)
+    for i in range(counted(h)):
+        first, overlaps = first_of(i, h), h % LANES > ZERO and i == 0
+        rows = late if overlaps else usual
+        for k in range(THREE):
+            if l == ZERO and k == ONE:  # the object has not changed the wave yet
+                rows[block : TWO * block] = 0
+            else:
+                row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
+                if not plain:
+                    transform(rows, block * k, spare, w, plan[1], twiddles[1])
+        _carried(rows, block, panels * l + block * U(i), w, minus, windows, panels * L)
+        if last:
+            row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
+            by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
+            _add_products(rows, block, w, by, other, sums)
+            continue
+        for k in range(THREE):
+            transform(rows, block * k, spare, w, plan[1], twiddles[1])
+            if not overlaps:  # rows that are still to be taken out
+                row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
+    if h % LANES > ZERO and not last:
+        for k in range(THREE):
+            row_panel_back(late, block * k, plane_of(planes, k, size), h - LANES, h, w)
+
+
+@inlined
+def _rooms(work: Any, h: int, w: int) -> Any:
+    """Room for transforms, three planes, twice three rows and another one, windows."""
+    _, spare, at = rows_of(work, ZERO, h, w)
+    wide = (w + LANES - ONE) // LANES * LANES
+    block, start = PAIR * wide, at + TWO * THREE * h * wide
+    usual, late = work[start : start + THREE * block], work[start + THREE * block : start + TWO * THREE * block]
+    after = start + TWO * THREE * block
+    return spare, work[at:start], (usual, late, work[after : after + block]), work[after + block :]
+
+
+@inlined
+def _system(
+    j: int, work: Any, chi: Any, obj: Any, change: Any, n: Any, shift: Any, path: Any, tables: Any, mask: Any, out: Any
+) -> None:
+    (spectrum, d_spectrum, fractions, a), (slices, between, _, ramped) = shift, path
+    constants, plan, twiddles = tables
+    M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
+    (spare, planes, rooms, windows), (down, across) = _rooms(work, h, w), factors(h, w, constants.dtype)
+    one, minus, stride, panels = (
+        constants[1],
+        spread(-constants[1]),
+        TWO * U(obj.shape[1]),
+        U(len(rooms[2])) * counted(h),
+    )
+    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
+    size = U(len(planes)) // (TWO * THREE)
+    for l in range(L):
+        window_in(obj, window + height * l, stride, h, w, windows[panels * l : panels * (l + ONE)])
+        window_in(change, window + height * l, stride, h, w, windows[panels * (L + l) : panels * (L + l + ONE)])
+    out[j] = 0.0
+    if ramped:
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+    for m in range(M):
+        wave, by_probe = plane_of(planes, ZERO, size), plane_of(planes, TWO, size)
+        if ramped:
+            columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, wave)
+            columns_in(d_spectrum, m, down, across, minus, h, spare, plan, twiddles, by_probe)
+        else:
+            waves_in(spectrum, m, a[j], h, wave)
+            waves_in(d_spectrum, m, a[j], h, by_probe)
+        place = TWO * h * w * (j * M + m)
+        for l in range(L):
+            plain, given = l == ZERO and not ramped, (planes, size, l, L, h, w, rooms, spare, windows, plan, twiddles)
+            _through_slice(*given, plain, chi, place, mask, out[j])
+            for k in range(THREE if l + ONE < L else ZERO):
+                plane = plane_of(planes, k, size)
+                columns_through(plane, between, one, False, down, across, h, w, spare, plan, twiddles)
+
+
+@parallel
+def sliced_systems(
+    work: Any, chi: Any, obj: Any, change: Any, n: Any, shift: Any, path: Any, tables: Any, out: Any
+) -> None:
+    """out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> of waves behind the last slice, chi (B, M, h, w).
+
+    obj, change (L H, W): slices one below the other, and their direction at the same pixels. shift: spectra of the
+    probe and of its direction (M, h, w), or they themselves if views do not shift them; fractions (B, 2), amplitudes.
+    """
+    count, bands = len(out), len(work)
+    rest = chi.shape[2] % WIDTH
+    for i in prange(bands):
+        band = np.int64(i)
+        mask = np.zeros(WIDTH, work.dtype)
+        mask[WIDTH - rest :] = 1  # of the last eight rows, those that are in no other eight
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            _system(U(j), work[band], chi, obj, change, n, shift, path, tables, mask, out)
+
+
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
+SIGNATURES = {
+    sliced_systems: "r2 c4 c2 c2 i2 (c3 c3 r2 r1) (i r1 r1 b) (r1 i2 r2) d2",
+}

@@ -1,0 +1,319 @@
+"""Passes on a CPU that take each view from the probe to the detector and back to the sums in one go.
+
+B, M, h, w   views of the chunk, modes, window pixels;  L, H, W  slices, object pixels
+
+One thread has a view, and what it makes of it stays in its core's cache: waves between all slices, too.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels import column_panels, compiled_detector, compiled_probes, compiled_slices
+from ptymesh.kernels.arguments import (
+    Transform,
+    array_of,
+    arrays_of,
+    numpy_dtype,
+    strips_of,
+    threads_for,
+    transform_for,
+    views_of_strip,
+)
+from ptymesh.kernels.comparison import KINDS
+from ptymesh.kernels.cpu_sums import CpuSums
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
+from ptymesh.kernels.kept import Planes
+from ptymesh.kernels.object_sums import ObjectSums
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
+from ptymesh.physics.kinds import SUMS
+from ptymesh.physics.model import Intermediates, Model
+
+TASKS = {
+    "evaluate": compiled_detector.EVALUATE,
+    "exit_wave_update": compiled_detector.EXIT_WAVE_UPDATE,
+    "loss_gradient": compiled_detector.LOSS_GRADIENT,
+}
+#: Dtypes of patterns that are read as they are, by their number in the kernel.
+NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
+
+
+class SlicedIntermediates(FusedIntermediates):
+    """Intermediates of several slices, made by torch where somebody asks for waves: passes in one go keep their own."""
+
+    @cached_property
+    def _made(self) -> Intermediates:
+        return Backend.forward(self.backend, self.model, self.chunk, self.whole_object, *self._given)
+
+    @property
+    def windows(self) -> Tensor:
+        """(B, L, h, w)."""
+        return self._made.windows
+
+    @property
+    def incoming(self) -> tuple[Tensor, ...]:
+        """(B, M, h, w) of each slice."""
+        return self._made.incoming
+
+    @property
+    def exit(self) -> Tensor:
+        """(B, M, h, w)."""
+        return self._made.exit
+
+
+class Kernels:
+    """Transfer functions as kernels read them (propagation.py), by name; made anew when there are others."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
+
+    def __call__(self, name: str, kernel: Tensor | None, real: torch.dtype) -> np.ndarray[Any, Any]:
+        """A transfer function (h, w) with the scale of two transforms, panel after panel; None has no numbers."""
+        if kernel is None:
+            return np.zeros(0, numpy_dtype(real))
+        known = self._made.get(name)
+        if known is None or known[0] is not kernel:
+            scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
+            parts = [
+                column_panels.in_panels(part).reshape(-1, column_panels.WIDTH) for part in (scaled.real, scaled.imag)
+            ]
+            known = self._made[name] = kernel, np.stack(parts, axis=1).ravel().astype(numpy_dtype(real))
+        return known[1]
+
+
+class CpuPaths(CpuSums):
+    """Passes in one go; those over waves that are there already are `CpuBackend`'s.
+
+    Args:
+        dtype: complex64 or complex128.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.dtype = dtype
+        self._planes, self._kernels = Planes(), Kernels()
+        nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
+        self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
+        self._no_sums = (*self._no_windows, none, none, none, none)
+
+    # --- which there are ---
+
+    def at_once(self, model: Model, window: tuple[int, int]) -> bool:
+        """Whether `sweep` takes views of such a model from the probe to the sums, strip by strip."""
+        if model.operators or not transform_for(window, self.real).known:
+            return False
+        return model.subpixel != "bilinear" or deep(model)
+
+    def forward(
+        self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
+    ) -> Intermediates:
+        """As `Backend.forward`; of several slices, too, nothing is computed before it is asked for."""
+        if model.slice_kernel is None or varies(chunk) or not self.at_once(model, window_of(probe)):
+            return super().forward(model, chunk, obj, probe, opr)
+        if self.prepare:
+            self.prepare()
+        return SlicedIntermediates(self, model, chunk, obj.contiguous(), probe, None)
+
+    def kept(self, intermediates: Intermediates, halves: bool = False) -> Any:
+        """As `FusedBackend.kept`; what goes through several slices is rather made again."""
+        return None if isinstance(intermediates, SlicedIntermediates) else super().kept(intermediates, halves)
+
+    # --- from the probe ---
+
+    def further(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """`sweep` from the probe, which views shift or do not, through all slices and back, strip by strip."""
+        probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
+        assert probe is not None and into.object is not None
+        sums = self.object_sums(into)
+        size, wait = self._expected(model, sums, intermediates, task, keep)
+        by_beams = keep and slices == 1 and into.shifted
+        waves, beams = [probe.new_empty((count if kept else 0, *probe.shape)) for kept in (keep, by_beams)]
+        inputs, shift, path = self._inputs(model, chunk, intermediates, beams, into.shifted)
+        placed = self._placed(model, chunk, slices, into.object.shape[1])
+        work, tables = self._work(threads_for(count), probe.shape, slices), self.transform(probe).tables
+        bands, reached, shifts = self._bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
+        (counts, at, *planes), how, found = self._comparison(model, chunk, task, True)
+        terms, out = found.numpy(), waves.numpy()
+        for some in strips_of(count, size):
+            each = slice(slices * some.start, slices * some.stop)
+            given = _some(inputs, some), (shift[0], shift[1][some]), path, (counts, at[some], *planes), how
+            gathered = (*sums.next(*(values[each] for values in placed)), *bands, shifts, reached[some])
+            compiled_detector.detector(work, *given, keep, tables, out[some] if keep else out, terms[some], gathered)
+            if not wait:
+                sums.flush()
+        note(into, reached)
+        if by_beams:
+            intermediates.__dict__["beams"] = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
+        return waves, found
+
+    def _expected(
+        self, model: Model, sums: ObjectSums, intermediates: FusedIntermediates, task: Task, keep: bool
+    ) -> tuple[int, bool]:
+        """Views of a strip, and whether windows wait that come of them."""
+        probe, count, slices = intermediates.probe, len(intermediates.chunk.views), len(intermediates.whole_object)
+        assert probe is not None
+        size, many = min(count, max(1, views_of_strip(probe[0]) // slices)), slices * count
+        bilinear = model.subpixel == "bilinear"
+        waits = may_wait(task, keep) and slices == 1 and not bilinear
+        wait = sums.expect(many, slices * size, intermediates.window, self.dtype, many, waits)
+        if bilinear:  # of what is shared out between pixels the kernel looks for no top
+            sums.knows_top = False
+        return size, wait
+
+    def _inputs(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, beams: Tensor, shifted: bool
+    ) -> tuple[Any, ...]:
+        """What the kernel begins with: objects, corners, room for beams, amplitudes; spectrum or probe, and fractions;
+        the path."""
+        probe, obj, slices = intermediates.probe, intermediates.whole_object, len(intermediates.whole_object)
+        assert probe is not None
+        whole, n = self._tall(model, chunk, obj, intermediates.window)
+        start = array_of(self.spectrum(chunk, probe)) if shifted else self.arrays("probe", probe)
+        between = self._kernels("between slices", model.slice_kernel, self.real)
+        path = slices, between, self._kernels("near field", model.kernel, self.real), shifted
+        return (whole, n, beams.numpy(), amplitudes_of(chunk)), (start, array_of(chunk.fractions)), path
+
+    def _tall(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Any, Any]:
+        """Slices one below the other (L H', W'), and pixels (B, 2) of the first where windows start."""
+        if model.subpixel != "bilinear":
+            return array_of(obj).reshape(-1, obj.shape[2]), array_of(chunk.anchors)
+        cuts = [self.cut_from(model, chunk, one[None], window) for one in obj]
+        return array_of(torch.cat([cut for cut, _ in cuts])), array_of(cuts[0][1])
+
+    def _placed(self, model: Model, chunk: Chunk, slices: int, height: int) -> tuple[Any, ...]:
+        """Of every view and slice, one below the other and so high, its corner, amplitude and share of next pixels."""
+        if slices == 1 and model.subpixel != "bilinear":
+            return array_of(chunk.anchors), np.ones(len(chunk.anchors), numpy_dtype(self.real))
+        corner, share = corners(chunk) if model.subpixel == "bilinear" else (chunk.anchors, 0 * chunk.fractions)
+        below = torch.zeros((slices, 2), dtype=corner.dtype)
+        below[:, 0] = torch.arange(slices) * height
+        placed = (corner[:, None] + below).flatten(0, 1), torch.ones(slices * len(corner), dtype=self.real)
+        return arrays_of(*placed, share.repeat_interleave(slices, dim=0))
+
+    def watched(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, task: Task
+    ) -> tuple[Tensor, Tensor]:
+        """`detector`, from the probe."""
+        probe, count = intermediates.probe, chunk.views.shape[0]
+        assert probe is not None
+        shifted = model.subpixel == "fourier" and not chunk.whole
+        out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
+        given = self._inputs(model, chunk, intermediates, nothing, shifted)
+        data, how, found = self._comparison(model, chunk, task, True)
+        work = self._work(threads_for(count), probe.shape, len(intermediates.whole_object))
+        tables, arrays = self.transform(probe).tables, arrays_of(out, found)
+        compiled_detector.detector(work, *given, data, how, False, tables, *arrays, self._no_sums)
+        return out, found
+
+    def through_slices(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        d_object: Tensor,
+        d_probe: Tensor,
+        chi: Tensor,
+    ) -> Tensor:
+        """`systems`, of waves that are made again from the probe."""
+        count, modes, window = len(chi), chi.shape[1], intermediates.window
+        shifted = model.subpixel == "fourier" and not chunk.whole
+        given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
+        (obj, n, _, a), (start, fractions), path = given
+        direction = array_of(self.spectrum(chunk, d_probe) if shifted else d_probe)
+        change, _ = self._tall(model, chunk, d_object, window)
+        numbers = compiled_slices.room(*window, len(d_object))
+        work = self.room("systems", threads_for(count), (numbers,), self.real)
+        out = torch.empty((count, 5), dtype=torch.float64)
+        shift = start[:modes], direction[:modes], fractions, a
+        compiled_slices.sliced_systems(
+            work, array_of(chi), obj, change, n, shift, path, self.transform(chi).tables, out.numpy()
+        )
+        return out
+
+    # --- what kernels are given ---
+
+    def transform(self, like: Tensor) -> Transform:
+        """That of waves like these (..., h, w)."""
+        return transform_for(window_of(like), self.real)
+
+    def _comparison(self, model: Model, chunk: Chunk, task: Task, product: bool) -> tuple[Any, Any, Tensor]:
+        """Of the detector's kernel `data` and `how`, and room for what it finds of each view, (B, 6)."""
+        kept = chunk.sweep.get("detector")
+        if kept is None:
+            kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
+        counts, places = chunk.counts, chunk.places
+        if counts.dtype not in NATIVE or not counts.is_contiguous():
+            counts, places = chunk.patterns.to(self.real).contiguous(), None
+        stays = places is not None  # in an array of all patterns
+        if places is None:
+            places = torch.arange(counts.shape[0])
+        how = (NATIVE.index(counts.dtype), kept[2], product, KINDS[model.fidelity], TASKS[task])
+        array = self.arrays("counts", counts) if stays else array_of(counts)
+        data = (array.view(np.uint8), places.numpy(), *kept[:2])
+        return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
+
+    def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
+        """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; 0 at first."""
+        if not into.kept:
+            assert into.probe is not None
+            (modes, h, w), bands = into.probe.shape, torch.get_num_threads()
+            shapes = (bands, modes * column_panels.pixels(h, w) * 2), (bands, into.parts * h * w)
+            into.kept = self.room.take("bands", shapes, torch.float64)
+            for array in into.kept:
+                array.fill(0)
+        return into.kept
+
+    def finish(self, into: Adjoints) -> None:
+        """As the base's; of bands of views."""
+        if into.kept and into.probe is not None:
+            weight = array_of(into.probe_weight).reshape(-1)
+            compiled_probes.gather(torch.get_num_threads(), *into.kept, array_of(into.probe), weight)
+            self.room.give_back("bands", into.kept)
+            into.kept = ()
+        super().finish(into)
+
+    def _work(self, bands: int, wave: tuple[int, ...], slices: int = 1) -> np.ndarray[Any, Any]:
+        """Room for so many bands of a kernel that goes through waves (M, h, w)."""
+        modes, h, w = wave
+        return self.room("work", bands, (column_panels.room(modes, h, w, slices),), self.real)
+
+
+def deep(model: Model) -> bool:
+    """Whether waves are carried on between object and detector: they have several slices, or a near field."""
+    return model.slice_kernel is not None or model.kernel is not None
+
+
+def _some(inputs: tuple[Any, ...], some: slice) -> tuple[Any, ...]:
+    """Of these views; beams may be none."""
+    obj, n, beams, a = inputs
+    return obj, n[some], beams[some], a[some]
+
+
+def note(into: Adjoints, reached: np.ndarray[Any, Any]) -> None:
+    """How large terms were, of views or bands (n, 6)."""
+    if len(reached):
+        torch.maximum(into.reached, torch.from_numpy(reached.max(axis=0)), out=into.reached)
+
+
+def may_wait(task: Task, keep: bool) -> bool:
+    """Whether a quotient of the object's sums may be all that comes of them. Whoever descends reads them, and so does
+    whoever keeps waves for a second sweep: they make a direction of them."""
+    return task == "exit_wave_update" and not keep
+
+
+def amplitudes_of(chunk: Chunk) -> np.ndarray[Any, Any]:
+    """w_j0 of the views, (B,)."""
+    return np.ascontiguousarray(array_of(chunk.weights)[:, 0])
