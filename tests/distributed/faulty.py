@@ -1,6 +1,7 @@
 """A rank of ptymesh with a fault in it: `python faulty.py FAULT RANK EPOCH MARKER ptymesh-arguments...`
 
-The fault happens once, in the first batch of that epoch on that rank, and leaves the file MARKER.
+`trial` instead of a command of ptymesh makes it a rank of a study's trial (ptymesh.tune.trial). The fault happens once,
+in the first batch of that epoch on that rank, and leaves the file MARKER.
 """
 
 import os
@@ -20,6 +21,7 @@ from torch import distributed  # noqa: E402
 from ptymesh.cli import main as module  # noqa: E402
 from ptymesh.distributed import watchdog  # noqa: E402
 from ptymesh.engines import RPIE  # noqa: E402
+from ptymesh.errors import PtymeshError  # noqa: E402
 from ptymesh.run.state import RunState  # noqa: E402
 
 # half as long, or less; but not the grace in which a rank that fails says why
@@ -56,8 +58,13 @@ def stop_when_saving() -> None:
     RunState.save = save  # type: ignore[method-assign]
 
 
+def refuse() -> None:
+    raise PtymeshError("There is no light.")
+
+
 FAULTS = {
     "raise": lambda: 1 / 0,
+    "refuse": refuse,
     "kill": lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGKILL)),  # two heartbeats more
     "hang": lambda: time.sleep(600),
     "pause": pause,
@@ -80,4 +87,8 @@ def faulty(self: RPIE, problem: Any, estimate: Any, batch: Any) -> None:
 
 
 RPIE.step = faulty  # type: ignore[method-assign]
+if arguments[0] == "trial":
+    from ptymesh.tune import trial
+
+    sys.exit(trial.main(arguments[1:]))
 module.main()

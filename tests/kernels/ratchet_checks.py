@@ -27,8 +27,15 @@ LAUNCHED = {
     ("adam", "fourier"): (70, 13),
     ("lsqml", "fourier"): (48, 16),
 }
-#: Times that a batch waits for the device, at most; all other engines never do (wait_checks.py).
-WAITED = {"cg": 2, "bh": 1, "lbfgs": 3}
+#: Engine, how the toy is made, options of the stage, and times that a batch waits for the device, at most; all other
+#: engines never do (wait_checks.py). Where slices move, their distance is read, and kernels of the next are brought.
+WAITED: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
+    "cg": ("cg", {}, {}, 2),
+    "bh": ("bh", {}, {}, 1),
+    "lbfgs": ("lbfgs", {}, {}, 3),
+    "slice spacing": ("adam", {"slices": 2}, {"unknowns": {"slice_spacing": True}}, 1),
+    "slice spacing and tilt": ("adam", {"slices": 2}, {"unknowns": {"slice_spacing": True, "tilt": True}}, 1),
+}
 
 
 @pytest.fixture
@@ -60,10 +67,15 @@ def test_launches_of_a_batch_and_compiled_kernels(case: tuple[str, Any], device:
     assert launched > 15, "they were counted"
 
 
-@pytest.mark.parametrize("engine", WAITED)
-def test_waits_of_a_batch(engine: str, device: Pretended) -> None:
-    toy = make(views=8, window=(8, 12))
-    run(problem_on(device, toy, GpuBackend()), moved(toy.start(), device), engine, epochs=3)
+@pytest.mark.parametrize("case", WAITED)
+def test_waits_of_a_batch(case: str, device: Pretended) -> None:
+    engine, made, options, most = WAITED[case]
+    toy = make(views=8, window=(8, 12), **made)
+    start = toy.start()
+    state = run(problem_on(device, toy, GpuBackend()), moved(start, device), engine, epochs=3, **options)
     found = within_epochs(device)
-    most = len(found) / 6
-    assert most <= WAITED[engine], f"{most:.1f} a batch: {sorted(set(found))}"
+    waited = len(found) / 6
+    assert waited <= most, f"{waited:.1f} a batch: {sorted(set(found))}"
+    for name, value in (("slice_spacing", "slice_spacing_m"), ("tilt", "tilt_rad")):
+        if name in options.get("unknowns", {}):
+            assert getattr(state.estimate, value) != getattr(start, value), "it has moved"

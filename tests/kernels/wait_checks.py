@@ -61,8 +61,14 @@ def fused_by_triton(device: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moved(value: Any, device: Pretended) -> Any:
     """An estimate or a model on the device."""
-    tensors = {f.name: getattr(value, f.name) for f in fields(value) if isinstance(getattr(value, f.name), Tensor)}
-    return replace(value, **{name: device.far(tensor) for name, tensor in tensors.items()})
+
+    def there(given: Any) -> Any:
+        if isinstance(given, Tensor):
+            return device.far(given)
+        of_tensors = isinstance(given, tuple) and given and all(isinstance(one, Tensor) for one in given)
+        return tuple(map(device.far, given)) if of_tensors else given
+
+    return replace(value, **{f.name: there(getattr(value, f.name)) for f in fields(value)})
 
 
 def problem_on(device: Pretended, toy: Toy, backend: Backend, layout: str = "replicated") -> Problem:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
+import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.geometry import Geometry
 from ptymesh.io import checkpoint
+from ptymesh.io.results import Result
 from ptymesh.problem import Batch
 from ptymesh.run import machine, memory
 from ptymesh.run import state as state_module
@@ -241,6 +246,39 @@ def test_memory_that_runs_out_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch, t
     state.save(tmp_path, problem, {})
     assert given_back == [0, 1]
     assert relative(checkpoint.load(tmp_path).shared["probe"], state.estimate.probe) == 0
+
+
+SHOWN: dict[str, Callable[[pm.Reconstruction, Path], np.ndarray]] = {
+    "plot": lambda recon, folder: np.asarray(recon.plot().axes[0].images[0].get_array()),
+    "plot to a file": lambda recon, folder: (recon.plot(folder / "object.png"), plt.imread(folder / "object.png"))[1],
+    "notebook": lambda recon, folder: np.array(recon._repr_html_()),
+    "result": lambda recon, folder: recon.result().object,
+    "save": lambda recon, folder: recon.save(folder / "result.h5").object,
+    "saved": lambda recon, folder: (recon.save(folder / "result.h5"), Result.load(folder / "result.h5").object)[1],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_memory_that_runs_out_while_something_is_shown(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An object goes through contiguous memory of the device on its way to the host."""
+    recon = pm.Reconstruction(simulate(views=9, window=16, scan="raster").measurement)
+    list(recon.run(RPIE(batch=3), epochs=1))
+    wanted, cpu, given_back = SHOWN[name](recon, tmp_path), torch.Tensor.cpu, [0]
+
+    def scarce(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == recon.state.estimate.object.shape and not sum(given_back):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return cpu(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", scarce)
+    monkeypatch.setattr(recon.problem.setup, "give_back", lambda: given_back.append(1))
+    assert np.array_equal(SHOWN[name](recon, tmp_path), wanted) and given_back == [0, 1]
+    monkeypatch.setattr(recon.problem.setup, "give_back", lambda: None)
+    given_back.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        SHOWN[name](recon, tmp_path)
 
 
 def test_free_and_peak() -> None:

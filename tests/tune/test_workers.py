@@ -166,6 +166,43 @@ def test_two_ranks_per_trial(tmp_path: Path, scan: Path, started: Started) -> No
         assert len(both[gamma]["values_by_epoch"]) == 6, "every epoch is told to the pruner"
 
 
+#: `ptymesh tune` whose trials run on ranks that are faulty.py.
+FAULTY = """
+import sys
+from ptymesh.cli.main import main
+from ptymesh.launcher import waiting
+from ptymesh.tune import trial
+waiting.PEERS_S = 3.0
+launch, faulty = trial.launch, (*sys.argv[1:6], "trial")
+trial.launch = lambda *given, program, **named: launch(*given, program=faulty, **named)
+sys.argv = ["ptymesh", "tune", "tune.yaml", "--device", "cpu"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("fault", "rank"), [("raise", 1), ("refuse", 1), ("refuse", 0)])
+def test_a_rank_of_a_trial_that_fails_waits_for_nobody(
+    tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch, fault: str, rank: int
+) -> None:
+    """As NCCL has it, leaving the process group takes all ranks, of which the others wait for the one that failed."""
+    monkeypatch.setenv("FAULTY_DESTROY", "waits")
+    write(tmp_path, scan, epochs=2, trials=1, ranks_per_trial=2)
+    faulty = Path(__file__).parents[1] / "distributed" / "faulty.py"
+    began = time.monotonic()
+    process = python(["-c", FAULTY, str(faulty), fault, str(rank), "2", str(tmp_path / "marker")], tmp_path, spares=2)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and time.monotonic() - began < 30, (out, err)
+    (failed,) = trials_of(tmp_path)
+    why = failed.user_attrs["error"]
+    cause = {"raise": "ZeroDivisionError: division by zero", "refuse": "There is no light."}[fault]
+    assert f"ptymesh: Rank {rank} failed in stage 1, epoch 2, batch 1: {cause}" in err
+    if rank:
+        assert why.startswith("Its ranks ended with status 1; what they said is in ")
+        assert cause in (tmp_path / "study" / "trials" / "00000" / "ranks" / "rank1.txt").read_text()
+    else:
+        assert why == cause
+
+
 def test_shares_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(workers, "cores", lambda: 8)

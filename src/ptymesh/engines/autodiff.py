@@ -196,12 +196,14 @@ class Autodiff(Engine):
             real(estimate.others[name]).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
-        # numbers of the host: the unknowns that wait for the device
-        if "slice_spacing" in leaves:
-            estimate.slice_spacing_m *= 1 + float(leaves["slice_spacing"])
-        if "tilt" in leaves:
-            y, x = (leaves["tilt"] * parts["tilt"].unit).tolist()
-            estimate.tilt_rad = (estimate.tilt_rad[0] + y, estimate.tilt_rad[1] + x)
+        # numbers of the host: the unknowns that wait for the device, once for all of them
+        if gaps := [name for name in ("slice_spacing", "tilt") if name in leaves]:
+            told = torch.cat([(leaves[name] * parts[name].unit).reshape(-1) for name in gaps]).tolist()
+            if "slice_spacing" in gaps:
+                estimate.slice_spacing_m *= 1 + told.pop(0)
+            if "tilt" in gaps:
+                y, x = told
+                estimate.tilt_rad = (estimate.tilt_rad[0] + y, estimate.tilt_rad[1] + x)
 
     def _loss(self, problem: Problem) -> Loss:
         if self.loss == "fidelity":

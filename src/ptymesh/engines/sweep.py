@@ -174,7 +174,7 @@ class Sweep:
             parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
             along, norm = others[gap]
-            unit = self._pixel_tilt().to(along) if gap == "tilt" else 1.0
+            unit = sent(self._pixel_tilt().to(along.dtype), along.device) if gap == "tilt" else 1.0
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
         for moved in [name for name in ("positions", "weights") if name in others]:
             slope = self._of_all(others[moved] / -c, torch.zeros_like(self.estimate[moved]))

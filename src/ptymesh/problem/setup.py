@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from ptymesh.distributed.devices import KINDS
+from ptymesh.distributed.devices import KINDS, sent
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
@@ -46,7 +46,11 @@ class Setup:
         """The slices' kernel for the distance and the tilt that the estimate has."""
         model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
         if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
-            self.model = model.spaced(self.geometry, spacing, tilt, self.dtype, self.device)
+            made = model.spaced(self.geometry, spacing, tilt, self.dtype, "cpu")
+            assert made.slice_kernel is not None and made.slice_rate is not None and made.tilt_rates is not None
+            y, x = (sent(rates, self.device) for rates in made.tilt_rates)
+            kernel, rate = sent(made.slice_kernel, self.device), sent(made.slice_rate, self.device)
+            self.model = replace(made, slice_kernel=kernel, slice_rate=rate, tilt_rates=(y, x))
 
     def give_back(self) -> None:
         """Lets go of memory that is held to be faster: there is too little."""

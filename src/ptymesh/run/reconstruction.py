@@ -283,12 +283,16 @@ class Reconstruction(Displayed):
     @property
     def object(self) -> np.ndarray:
         """Object as the last epoch left it, (L, H, W) complex; with tiles, the part that this rank holds."""
-        return self.problem.layout.shown(self.state.estimate.object).cpu().numpy()
+        return self._fetched(self.problem.layout.shown(self.state.estimate.object))
 
     @property
     def probe(self) -> np.ndarray:
         """Probe modes as they are now, (M, h, w) complex."""
-        return self.state.estimate.probe.cpu().numpy()
+        return self._fetched(self.state.estimate.probe)
+
+    def _fetched(self, tensor: torch.Tensor) -> np.ndarray:
+        """Its values on the host; where the device has no memory left for that, after caches have given some back."""
+        return once_more(self.problem, lambda: tensor.cpu().numpy())
 
     def result(self, recipe: str = "") -> Result:
         """The result with its final (frozen) residual: one pass over all views. Collective.
@@ -297,7 +301,7 @@ class Reconstruction(Displayed):
         """
         estimate = self.state.estimate
         whole = self.problem.layout.whole(estimate.object, estimate)
-        return self._result(once_more(self.problem, lambda: whole.cpu().numpy()), recipe)
+        return self._result(self._fetched(whole), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
         """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
@@ -307,13 +311,13 @@ class Reconstruction(Displayed):
         """
         path = usable(path, "The result")
         estimate = self.state.estimate
-        found = self._result(estimate.object.cpu().numpy(), recipe)
+        found = self._result(self._fetched(estimate.object), recipe)
         found.attrs |= attrs or {}
         stream = self.problem.layout.stream(estimate.object, estimate)
         failure = None
         try:
             if self.world.rank == 0:
-                pieces = ((rect.corner, tile.cpu().numpy()) for rect, tile in stream)
+                pieces = ((rect.corner, self._fetched(tile)) for rect, tile in stream)
                 found.save(path, ObjectTiles(estimate.extent, pieces))
         except Exception as error:
             failure = error

@@ -18,8 +18,9 @@ from optuna.trial import FrozenTrial
 
 from ptymesh.distributed.child import settle
 from ptymesh.distributed.joining import join
+from ptymesh.distributed.program import account_for
 from ptymesh.distributed.world import World
-from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
+from ptymesh.errors import Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.launcher.launch import launch
 from ptymesh.run.recipe import Recipe
@@ -85,9 +86,12 @@ def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) ->
     )
     if status == Interrupted.exit_status:
         raise Interrupted("Stopped between two batches.")
-    if status or not (folder / OUTCOME).exists():
+    outcome = None
+    if (folder / OUTCOME).exists():
+        outcome = Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+    if outcome is None or (status and not outcome.error):
         return Outcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
-    return Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+    return outcome
 
 
 def reporter(trial: Trial) -> Callable[[int, float], bool]:
@@ -122,7 +126,10 @@ def main(arguments: list[str]) -> int:
             if world.rank == 0:
                 with replacing(place / OUTCOME) as temporary:
                     temporary.write_text(json.dumps(vars(outcome)), encoding="utf-8")
-    except (BadInput, Interrupted) as error:
+            if outcome.error:  # perhaps on this rank alone, for which others wait
+                raise PtymeshError(outcome.error)
+    except PtymeshError as error:
+        account_for(error)
         print(f"ptymesh: {error}", file=sys.stderr)
         return error.exit_status
     return 0
