@@ -262,6 +262,26 @@ def _crossing(r: int, last: int, n: Any, h: int, w: int, by_view: Any, by_column
 
 
 @inlined
+def _next_rows(top: int, stop: int, high: int, some: int, n: Any, h: int, w: int, by_column: Any, lists: Any) -> Any:
+    """As `_crossing`, of rows top ... stop - 1 of a band, of which ROWS are looked through together: where there are
+    many views, few of them cross those. high, some: what was returned before, `top` and 0 at first."""
+    every, near, beside, views, spans = lists
+    if top == high:
+        high = min(top + ROWS, stop)
+        some = _near(top, high, n, h, every, near)
+        _near(top, high, n, h, by_column, beside)
+    count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
+    return high, some, count, joined, until
+
+
+@inlined
+def _lists(B: int) -> Any:
+    """What `_next_rows` works with: numbers of all views, of those near, the same by column, of those that cross a row;
+    and spans of columns."""
+    return np.arange(B), np.arange(B), np.arange(B), np.arange(B), np.empty((B, 2), np.int64)
+
+
+@inlined
 def _weigh_windows(
     start: int,
     stop: int,
@@ -275,19 +295,14 @@ def _weigh_windows(
     weight: Any,
     top_of: Any,
 ) -> None:
-    """Rows start ... stop - 1, some at a time: where there are many views, few of them cross those."""
-    B, w = len(n), light.shape[2]
+    """Rows start ... stop - 1 of `weigh_windows`."""
+    w = light.shape[2]
     half, full, highest = second_part(weight.size, len(weight)), w // WIDTH * WIDTH, load(top_of, ZERO)
     W, nothing = U(out.shape[1]), spread(0.0)
-    every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
-    spans, high, some = np.empty((B, 2), np.int64), start, 0
-    top = start
+    lists, top, high, some = _lists(len(n)), start, start, 0
+    views, spans = lists[3], lists[4]
     while top < stop:
-        if top == high:
-            high = min(top + ROWS, stop)
-            some = _near(top, high, n, h, every, near)
-            _near(top, high, n, h, by_column, beside)
-        count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
+        high, some, count, joined, until = _next_rows(top, stop, high, some, n, h, w, by_column, lists)
         for y in range(top, until if count > 0 else top):
             for first, after in spans[:joined]:
                 for part in range(len(weight)):
@@ -346,19 +361,14 @@ def _divide_windows(
     target: Any,
     sums: Any,
 ) -> None:
-    """As `_weigh_windows`."""
-    B, h, w = windows.shape
+    """Rows start ... stop - 1 of `divide_windows`."""
+    _, h, w = windows.shape
     W, half, full = U(target.shape[1]), second_part(2 * sums.size, len(sums)), w // WIDTH * WIDTH
     times, factor, summand, nothing = spread(numbers[0]), spread(numbers[1]), spread(numbers[2]), spread(0.0)
-    every, near, beside, views = np.arange(B), np.arange(B), np.arange(B), np.arange(B)
-    spans, high, some = np.empty((B, 2), np.int64), start, 0
-    top = start
+    lists, top, high, some = _lists(len(n)), start, start, 0
+    views, spans = lists[3], lists[4]
     while top < stop:
-        if top == high:
-            high = min(top + ROWS, stop)
-            some = _near(top, high, n, h, every, near)
-            _near(top, high, n, h, by_column, beside)
-        count, joined, until = _crossing(top, high, n, h, w, near[:some], beside[:some], views, spans)
+        high, some, count, joined, until = _next_rows(top, stop, high, some, n, h, w, by_column, lists)
         for y in range(top, until if count > 0 else top):
             for first, after in spans[:joined]:
                 fetch(target, TWO * (W * (U(y) + AHEAD) + U(first)), TWO * U(after - first))

@@ -2,8 +2,8 @@
 
 sums = sum_j S_j^H sum_m conj(P_jm) chi_jm, weight = sum_j S_j^H sum_m |P_jm|^2. An engine that asks for nothing but
 target += times sums / ((1 - blend) weight + blend max weight) gets it without them: it is worked out row by row in a
-core's cache. To write, add to and read the sums of a batch that is spread over a large object takes longer than to sum
-up its windows twice, for those sums fit no cache.
+core's cache, the weight first, for its maximum. To write, add to and read the sums of a batch that is spread over a
+large object takes longer, for those sums fit no cache.
 
 L, H, W   slices, object pixels;  h, w  window pixels;  k  views that wait, one for each slice
 """
