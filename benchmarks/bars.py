@@ -22,6 +22,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 from record import about, write
 
 from ptymesh.engines import ENGINES
+from ptymesh.run.recipe import DEFAULT_STAGES
 
 POSITIONS = {"positions": {"start": 10}, "momentum": True}
 
@@ -60,6 +61,12 @@ CANDIDATES: dict[str, tuple[int, list[dict], dict[int, float | None]]] = {
         "adam, positions": dict(engine="adam", **MOVING),
     }.items()
 }
+#: The default itself, and how far it would come in the end.
+MARKS |= {35: None, 40: None, 200: None}
+for modes in (1, 3):
+    CANDIDATES[f"{modes} modes: default"] = (modes, DEFAULT_STAGES, MARKS)
+    further = [*DEFAULT_STAGES, {**DEFAULT_STAGES[-1], "epochs": 160}]
+    CANDIDATES[f"{modes} modes: default, further"] = (modes, further, MARKS)
 
 
 def run(path: Path, modes: int, stages: list[dict], marks: dict[int, float | None], hold_out: float) -> dict:

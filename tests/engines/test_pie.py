@@ -11,7 +11,9 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.blocks import cut_blocks
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
+from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import RunState
+from ptymesh.simulate import simulate
 from toy import Toy, make, relative
 
 
@@ -19,6 +21,15 @@ def run(toy: Toy, engine: Engine, start: Estimate, seed: int = 0) -> RunState:
     state = RunState(start)
     Loop(toy.problem(), state, [engine], seed=seed).run()
     return state
+
+
+@pytest.mark.parametrize("engine", [EPIE, RPIE, MPIE])
+def test_several_slices_share_the_step(engine: type[Engine]) -> None:
+    """Each with a whole step, four slices go four times too far, and diverge."""
+    scan = simulate(kind="electron", views=100, window=32, seed=11, slices=4)
+    recon = Reconstruction(scan.measurement, object={"slices": 4, "slice_spacing_m": scan.truth.slice_spacing_m})
+    losses = [report.loss for report in recon.run(engine(batch=32), epochs=10)]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def literal_rpie(toy: Toy, e: Estimate, order: range, alpha: float, beta: float) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,15 @@ def scan() -> pm.Measurement:
     return simulate(kind="xray", views=40, window=32, seed=1).measurement
 
 
+def test_the_default_goes_further_than_either_of_its_engines() -> None:
+    """In the near field, where 75 epochs of Adam alone end ten times higher (1.4e-3), and 40 of rPIE at 1.9e-4."""
+    near = simulate(kind="near", views=200, window=64, seed=11).measurement
+    ends = []
+    for stages in (None, pm.RPIE(epochs=40), pm.Adam(epochs=40)):
+        ends.append(float(pm.reconstruct(near, stages).attrs["final_residual"]))
+    assert ends[0] < 0.9 * min(ends[1:])
+
+
 def test_one_call_and_the_loop_are_the_same(tmp_path: Path) -> None:
     result = pm.reconstruct(scan(), [pm.RPIE(epochs=3, batch=10), pm.LSQML(epochs=2, batch=10)], seed=4)
     recon = pm.Reconstruction(scan(), seed=4)
@@ -33,9 +42,10 @@ def test_one_call_and_the_loop_are_the_same(tmp_path: Path) -> None:
 
 
 def test_the_default_is_that_of_a_recipe() -> None:
-    assert pm.Adam(epochs=75) == Recipe.parse({"data": {"path": "scan.cxi"}}).stages[0]
+    stages = Recipe.parse({"data": {"path": "scan.cxi"}}).stages
     result = pm.reconstruct(scan())
-    assert result.attrs["engine"] == "adam" and len(result.history["epoch"]) == 75
+    assert result.attrs["engine"] == "+".join(stage.name for stage in stages)
+    assert len(result.history["epoch"]) == sum(stage.epochs for stage in stages)
 
 
 def test_a_tilt_reaches_model_and_result() -> None:

@@ -31,7 +31,7 @@ def reconstruct(
     """Runs all stages and returns the result; options as in `Reconstruction`, and `auto` as in a recipe.
 
     Without stages, those that suit are found first where `scan` is a path, and the result's `recipe` says which, and
-    why; of a scan that is loaded already, 75 epochs of Adam are run. Raises BadInput, Diverged.
+    why; a scan that is loaded already goes through those of a recipe that says none. Raises BadInput, Diverged.
     """
     if stages is not None or not isinstance(scan, str | Path):
         return by_stages.reconstruct(scan, stages, **options)

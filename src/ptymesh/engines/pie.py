@@ -2,15 +2,18 @@
 
 ePIE  Maiden & Rodenburg, Ultramicroscopy 109, 1256 (2009)
 rPIE, mPIE  Maiden, Johnson & Li, Optica 4, 736 (2017)
+3PIE  Maiden, Humphry & Rodenburg, J. Opt. Soc. Am. A 29, 1606 (2012), with L slices
 
 chi_jm   revised minus present exit wave;  P_jm = T_{f_j} P_m;  O_j = S_j O
 w        sum_j S_j^H sum_m |P_jm|^2 over the batch;  u = sum_j |O_j|^2
 blend(w, a) = (1 - a) w + a max w
 
-    O += gamma_O sum_j S_j^H sum_m conj(P_jm) chi_jm / blend(w, alpha)
-    P += gamma_P sum_j T_{-f_j}(conj(O_j) chi_jm)    / blend(u, beta)
+    O += gamma_O / L sum_j S_j^H sum_m conj(P_jm) chi_jm / blend(w, alpha)
+    P += gamma_P     sum_j T_{-f_j}(conj(O_j) chi_jm)    / blend(u, beta)
 
 Numerators and weights are summed over the same views: a batch of one is the paper's step, and larger ones stay stable.
+3PIE moves slices one after the other, with what is left of chi; here all move at once, so each goes an L-th of the way:
+whole steps together go L times too far, and four slices diverge.
 """
 
 from __future__ import annotations
@@ -39,12 +42,10 @@ class RPIE(Engine):
     gamma_probe: float = Field(1.0, gt=0, le=2)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """O += gamma_O s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
-        s = problem.gradients(estimate, batch)  # of both, before either moves
+        """O += gamma_O / L s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
+        s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
         problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
-        problem.fields.add_weighted(
-            estimate.object, s.object, s.object_weight, blend=self.alpha, times=self.gamma_object
-        )
+        problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
 
 
 class EPIE(Engine):
@@ -57,10 +58,10 @@ class EPIE(Engine):
     gamma_probe: float = Field(1.0, gt=0, le=2)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """O += gamma_O s_O / max w;  P += gamma_P s_P / max u."""
-        s = problem.gradients(estimate, batch)  # of both, before either moves
+        """O += gamma_O / L s_O / max w;  P += gamma_P s_P / max u."""
+        s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
         problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
-        problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=self.gamma_object)
+        problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=gamma)
 
 
 class MPIE(RPIE):

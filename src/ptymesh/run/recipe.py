@@ -48,8 +48,13 @@ from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
 
-#: What is done when a recipe does not say.
-DEFAULT_STAGES = [{"engine": "adam", "epochs": 75, "batch": 64}]
+#: What is done when a recipe does not say: rPIE is fast at first, small batches of Adam pass by poor minima, and small
+#: steps end in the middle of where the others wander about (docs/reference/engines.md, "The default").
+DEFAULT_STAGES = [
+    {"engine": "rpie", "epochs": 10, "batch": 32},
+    {"engine": "adam", "epochs": 20, "batch": 32},
+    {"engine": "adam", "epochs": 10, "batch": 64, "lr": 0.01},
+]
 
 #: What a recipe says in place of a list of stages that are to be found.
 AUTO = "auto"

@@ -51,7 +51,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
-from ptymesh.run.recipe import engine_of
+from ptymesh.run.recipe import DEFAULT_STAGES, engine_of
 from ptymesh.run.reports import Callback, EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
@@ -474,13 +474,13 @@ def reconstruct(
     progress: bool | None = None,
     **options: Any,
 ) -> Result:
-    """Runs all stages (default: Adam, 75 epochs) and returns the result; options as in `Reconstruction`.
+    """Runs all stages (default: those of a recipe) and returns the result; options as in `Reconstruction`.
 
     progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
     """
     if not isinstance(progress, bool | None):
         raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
-    engines = [Adam(epochs=75)] if stages is None else stages_of(stages)
+    engines = stages_of(DEFAULT_STAGES if stages is None else stages)
     recon = Reconstruction(scan, **options)
     watching = watcher(engines, progress) if recon.world.rank == 0 else None
     recon._watchers = () if watching is None else (watching,)
