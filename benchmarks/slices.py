@@ -1,13 +1,15 @@
 """Views per second through several slices and in the near field, against the floor and beside torch's own passes.
 
     python benchmarks/slices.py --slices 8 --modes 3 --window 64 --threads 1
+    python benchmarks/slices.py --slices 8 --modes 3 --window 64 --threads 1 --positions
     python benchmarks/slices.py --slices 1 --modes 3 --window 64 --threads 1 --near
 
 Simulated scans with Fourier positions; batches of 64. The passes with kernels and those of PTYMESH_KERNELS=torch take
 turns, epoch by epoch, and the floor is measured in between: torch's transforms alone, a pair of them per view-mode for
 
   the far field, or two for a near one; the shift of the probe and of what comes back to it; each gap between slices on
-  the way there and on the way back; of LSQML, besides, each gap for both of its directions, and the shift of one.
+  the way there and on the way back; of LSQML, besides, each gap for both of its directions, and the shift of one; where
+  positions, which are then half a pixel wrong, are refined, the shift of the probe's derivatives along both axes.
 """
 
 from __future__ import annotations
@@ -33,24 +35,25 @@ STAGES: dict[str, dict[str, Any]] = {"rpie": {"alpha": 1.0, "gamma_object": 0.2}
 BATCH, EPOCHS = 64, 6
 
 
-def pairs(engine: str, slices: int, near: bool) -> float:
+def pairs(engine: str, slices: int, near: bool, positions: bool) -> float:
     """Pairs of transforms per view-mode."""
-    found = pairs_of("angular_spectrum" if near else "far_field", "fourier") + 2 * (slices - 1)
+    found = pairs_of("angular_spectrum" if near else "far_field", "fourier") + 2 * (slices - 1) + int(positions)
     return found + 2 * (slices - 1) + 0.5 if engine == "lsqml" else found
 
 
-def started(made: Simulated, engine: str, modes: int, kernels: str) -> Any:
+def started(made: Simulated, engine: str, modes: int, kernels: str, positions: bool) -> Any:
     """Epochs of a reconstruction with these passes."""
     os.environ[VARIABLE] = kernels
     slices, spacing = len(made.truth.object), made.truth.slice_spacing_m
     obj = {"slices": slices, "slice_spacing_m": spacing} if slices > 1 else {}
     recon = Reconstruction(made.measurement, probe_modes=modes, object=obj, device=Solo(torch.device("cpu")))
-    return recon.run(ENGINES[engine](epochs=EPOCHS, batch=BATCH, **STAGES[engine]))
+    stage = {**STAGES[engine], **({"positions": True} if positions else {})}
+    return recon.run(ENGINES[engine](epochs=EPOCHS, batch=BATCH, **stage))
 
 
-def measure(made: Simulated, engine: str, modes: int, near: bool, floor: Floor) -> None:
+def measure(made: Simulated, engine: str, modes: int, near: bool, floor: Floor, positions: bool) -> None:
     """Prints views per second of the median epoch after the first, of either kind of passes."""
-    epochs = {kernels: started(made, engine, modes, kernels) for kernels in ("auto", "torch")}
+    epochs = {kernels: started(made, engine, modes, kernels, positions) for kernels in ("auto", "torch")}
     seconds: dict[str, list[float]] = {kernels: [] for kernels in epochs}
     samples = []
     for _, kernels in itertools.product(range(EPOCHS), epochs):
@@ -58,7 +61,7 @@ def measure(made: Simulated, engine: str, modes: int, near: bool, floor: Floor) 
         samples.append(floor.sample())
     views, slices = made.measurement.views, len(made.truth.object)
     speed = {kernels: views / statistics.median(times[1:]) for kernels, times in seconds.items()}
-    limit = statistics.median(samples) / modes / pairs(engine, slices, near)
+    limit = statistics.median(samples) / modes / pairs(engine, slices, near, positions)
     print(
         f"{engine}: {speed['auto']:.0f} views/s, {speed['auto'] / limit:.0%} of the floor of {limit:.0f}; "
         f"torch's passes {speed['torch']:.0f}, {speed['torch'] / limit:.0%}",
@@ -71,15 +74,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("slices", 8), ("modes", 3), ("window", 64), ("views", 128), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--near", action="store_true")
+    for name in ("near", "positions"):
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--engines", default=",".join(STAGES))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     kind = {"kind": "near"} if given.near else {}
     sizes = {"window": given.window, "views": given.views, "modes": given.modes, "slices": given.slices}
-    made, floor = simulate(**kind, **sizes), Floor((given.window, given.window), torch.device("cpu"))
+    wrong = {"position_error_px": 0.5} if given.positions else {}
+    made, floor = simulate(**kind, **wrong, **sizes), Floor((given.window, given.window), torch.device("cpu"))
     for engine in given.engines.split(","):
-        measure(made, engine, given.modes, given.near, floor)
+        measure(made, engine, given.modes, given.near, floor, given.positions)
 
 
 if __name__ == "__main__":

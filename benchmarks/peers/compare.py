@@ -7,6 +7,8 @@ from PyPI, where it does not exist. All programs get the same patterns, position
 size and threads, in single precision. A turn is as many whole epochs as make a second, at least one and at most fifty:
 the first epoch after another program had the processor is slower than those that follow, and an epoch may take a tenth
 of a second. The very first epoch of each is not counted; speeds are those of the median epoch.
+
+With --peers ptyrad, --slices 8, --positions and --inner 64 compare several slices, refined positions, smaller windows.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from star import add_several
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.errors import PtymeshError
@@ -135,6 +138,8 @@ def side_by_side(python: Path, script: str, engine: str, modes: int, given: argp
     """A peer and ptymesh in turns, the first epoch of each not counted."""
     options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
     options += ["--epochs", str(1 + MOST * given.turns), "--threads", str(given.threads), "--device", given.device]
+    options += ["--slices", str(given.slices)] + ["--positions"] * given.positions
+    options += ["--inner", str(given.inner)] if given.inner else []
     ours = Path(sys.executable)
     with contextlib.ExitStack() as stack:
         runs = [
@@ -184,9 +189,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--subpixel", default="fourier", help="ptymesh's; Pty-Chi and CDTools shift by Fourier too")
+    add_several(parser)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
     given = parser.parse_args()
+    if (given.slices > 1 or given.positions or given.inner) and set(given.peers) - {"ptyrad"}:
+        parser.error("--slices, --positions and --inner are PtyRAD's and ptymesh's; add --peers ptyrad")
     if given.turns < 1:
         parser.error(f"--turns is {given.turns}; give 1 or more")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()

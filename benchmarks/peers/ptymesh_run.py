@@ -1,4 +1,4 @@
-"""ptymesh on the star: any of its engines, on the same start as the others; positions are fixed."""
+"""ptymesh on the star: any of its engines, on the same start as the others; positions are fixed if not asked for."""
 
 import tempfile
 from pathlib import Path
@@ -18,14 +18,18 @@ given = arguments()
 torch.set_num_threads(given.threads)
 with tempfile.TemporaryDirectory() as folder:
     start = Path(folder) / "probe.npy"
-    np.save(start, load(given.star).modes(given.modes))
+    np.save(start, load(given.star, given.inner).modes(given.modes))
+    crop = {"crop": given.inner} if given.inner else {}
+    lengths = {"wavelength_m": 4.176e-12, "object_pixel_m": 1e-10} if given.slices > 1 else {}
+    obj = {"slices": given.slices, "slice_spacing_m": 1e-9} if given.slices > 1 else {}
     recon = pm.Reconstruction(
-        pm.load(given.star),
+        pm.load(given.star, **crop, **lengths),
+        object=obj,
         probe={"modes": given.modes, "start": {"kind": "array", "path": str(start)}},
         subpixel=given.subpixel,
         device=Solo(device_for(given.device, 0)),
     )
-reports = recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch))
+reports = recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch, positions=given.positions))
 
 
 def epoch() -> float:

@@ -1,4 +1,7 @@
-"""PtyRAD on the star: adam; positions are fixed. Its loop is for whole runs; one iteration of it is called here."""
+"""PtyRAD on the star: adam; positions are fixed if not asked for.
+
+Its loop is for whole runs; one iteration of it is called here.
+"""
 
 import logging
 from importlib.metadata import version
@@ -19,8 +22,9 @@ if given.engine != "adam":
     raise SystemExit(f"PtyRAD has no engine {given.engine}; give adam.")
 logging.disable(logging.INFO)
 torch.set_num_threads(given.threads)
-star = load(given.star)
+star, whole = load(given.star, given.inner), load(given.star)
 views, side = star.patterns.shape[:2]
+pixel = whole.patterns.shape[1] / side
 FIXED = {"start_iter": None, "lr": 0.0}
 # lengths do not matter for a single slice: a pixel of 1 Angstrom, and a voltage that its calibration accepts
 params = PtyRADParams(
@@ -34,10 +38,10 @@ params = PtyRADParams(
         "pos_N_scan_fast": views,
         "pos_scan_step_size": 1.0,
         "pos_scan_rand_std": 0.0,
-        "meas_calibration": {"mode": "dx", "value": 1.0},
+        "meas_calibration": {"mode": "dx", "value": pixel},
         "probe_pmode_max": given.modes,
-        "obj_Nlayer": 1,
-        "obj_slice_thickness": 1.0,
+        "obj_Nlayer": given.slices,
+        "obj_slice_thickness": 10.0 if given.slices > 1 else 1.0,
         "meas_source": "custom",
         "meas_params": np.fft.fftshift(star.patterns, axes=(1, 2)),
         "probe_source": "custom",
@@ -48,7 +52,7 @@ params = PtyRADParams(
     },
     model_params={
         "update_params": {
-            "probe_pos_shifts": FIXED,
+            "probe_pos_shifts": {"start_iter": 1, "lr": 0.001} if given.positions else FIXED,
             "probe": {"start_iter": 1, "lr": 0.01},
             "obja": {"start_iter": 1, "lr": 0.01},
             "objp": {"start_iter": 1, "lr": 0.01},

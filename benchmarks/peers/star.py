@@ -42,13 +42,29 @@ class Star:
         return made.astype(np.complex64)
 
 
-def load(path: Path) -> Star:
-    """The star from tike's npz, packed with bz2."""
+def load(path: Path, inner: int | None = None) -> Star:
+    """The star from tike's npz, packed with bz2; of so many pixels a side in the middle of the detector."""
     with bz2.open(path) as packed:
         arrays = np.load(packed, allow_pickle=False)
         patterns, scan, probe = arrays["data"], arrays["scan"], arrays["probe"]
     h, w = patterns.shape[-2:]
-    return Star(patterns.reshape(-1, h, w), scan.reshape(-1, 2).astype(np.float64), probe.reshape(-1, h, w)[0])
+    patterns, scan, probe = (
+        patterns.reshape(-1, h, w),
+        scan.reshape(-1, 2).astype(np.float64),
+        probe.reshape(-1, h, w)[0],
+    )
+    if inner is None:
+        return Star(patterns, scan, probe)
+    spectrum = np.fft.fftshift(np.fft.fft2(np.fft.ifftshift(probe)))
+    coarse = np.fft.fftshift(np.fft.ifft2(np.fft.ifftshift(_middle(spectrum, inner)))).astype(probe.dtype)
+    kept = np.fft.ifftshift(_middle(np.fft.fftshift(patterns, axes=(1, 2)), inner), axes=(1, 2))
+    return Star(kept, scan * (inner / h), coarse)
+
+
+def _middle(arrays: np.ndarray, side: int) -> np.ndarray:
+    """So many pixels a side around the middle one, (..., h, w)."""
+    top, left = (n // 2 - side // 2 for n in arrays.shape[-2:])
+    return arrays[..., top : top + side, left : left + side]
 
 
 def arguments() -> argparse.Namespace:
@@ -62,7 +78,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--subpixel", default="fourier", help="ptymesh alone")
+    add_several(parser)
     return parser.parse_args()
+
+
+def add_several(parser: argparse.ArgumentParser) -> None:
+    """Options of several slices: ptymesh's and PtyRAD's."""
+    parser.add_argument("--slices", type=int, default=1, help="ptymesh and PtyRAD; 10 Angstrom apart, 80 kV")
+    parser.add_argument("--positions", action="store_true", help="ptymesh and PtyRAD: refine them")
+    parser.add_argument("--inner", type=int, help="ptymesh and PtyRAD: so many pixels a side of the detector's middle")
 
 
 def serve(epoch: Callable[[], float], epochs: int, about: str) -> None:

@@ -69,6 +69,7 @@ RUNS = {
     ),
     "models beside pixels": ("adam", dict(), {"models": {"aberrations": {"residue": True}, "scan_geometry": True}}),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
+    "slices": ("lsqml", dict(modes=2, slices=3, varying=True), {**POSITIONS, "probe": {"intensity": True}}),
 }
 #: How a start is changed.
 WITH = {"opr": with_opr}

@@ -215,6 +215,27 @@ def compare_steps(case: Case, **changes: object) -> None:
     case.close(fused, reference)
 
 
+def asked_in_a_sweep(case: Case, backend: Backend, chunk: Chunk, keep: bool = False) -> tuple[Tensor, ...]:
+    """Steps of positions, where these have a derivative, and of weights, of waves that a sweep brings back."""
+    chunk, sums = replace(chunk, sweep={}), nothing(case, chunk)
+    made = backend.forward(case.model, chunk, case.object, case.probe, case.opr)
+    chi, _ = backend.sweep(case.model, chunk, made, "exit_wave_update", sums, keep, steps=True)
+    weights = backend.weight_step(case.model, chunk, case.probe, case.opr, made, chi)
+    if case.model.subpixel == "none" or chunk.whole:
+        return (weights,)
+    return weights, backend.position_step(case.model, chunk, case.object, made, chi)
+
+
+def compare_asked(case: Case, **changes: object) -> None:
+    """What a sweep finds of single views on its way."""
+    chunk = replace(case.chunk, **changes)  # type: ignore[arg-type]
+    wanted = asked_in_a_sweep(case, case.both[0], chunk)
+    for keep in (False, True):
+        for got, one in zip(asked_in_a_sweep(case, case.fused, chunk, keep), wanted, strict=True):
+            assert got.dtype == one.dtype
+            case.close(got, one)
+
+
 def compare_systems(case: Case) -> None:
     """Systems of step lengths, for the first mode and for all."""
     d_object, d_probe, chi = case.waves(*case.object.shape), case.waves(*case.probe.shape), case.many()

@@ -10,7 +10,9 @@ import pytest
 import torch
 from references import (
     Case,
+    asked_in_a_sweep,
     check_pixels_without_data,
+    compare_asked,
     compare_detector,
     compare_in_one_go,
     compare_scenes,
@@ -226,6 +228,61 @@ def test_waves_carried_on_in_single_precision(slices: int, propagation: str) -> 
         compare_systems(case)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_what_views_ask_for(dtype: torch.dtype, window: tuple[int, int], slices: int) -> None:
+    """Of positions and intensities, found by a sweep on its way through all slices."""
+    case = Case(dtype, window, 3, slices=slices, background=1.0)
+    assert case.fused.supports(case.model, case.chunk, "steps")
+    compare_asked(case)
+    compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+
+
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_what_views_ask_for_otherwise(subpixel: str, propagation: str) -> None:
+    """Where only the sweep, and what intensities ask for, goes with the kernels."""
+    for slices in (1, 2):
+        case = Case(torch.complex128, (16, 20), 2, subpixel, propagation=propagation, slices=slices)
+        if slices > 1 or subpixel != "bilinear" or propagation != "far_field":
+            assert case.fused.supports(case.model, case.chunk, "steps")
+            compare_asked(case)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_view_without_light_asks_for_nothing(slices: int) -> None:
+    case = Case(torch.complex64, (16, 16), 2, slices=slices)
+    case.chunk.weights[2] = 0
+    compare_asked(case)
+    weights, positions = asked_in_a_sweep(case, case.fused, case.chunk)
+    assert not weights[2].any() and not positions[2].any()
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_steps_are_those_of_waves_that_a_sweep_brought_back(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the reference works them out; of these it does nothing."""
+    case, asked = Case(modes=2, window=(16, 20), slices=slices), []
+    for kind in (Backend, FusedBackend):
+        for name in ("position_step", "weight_step", "detector", "adjoint"):
+            if name not in vars(kind):
+                continue
+            real = vars(kind)[name]
+            monkeypatch.setattr(
+                kind,
+                name,
+                lambda *given, real=real, name=name: (asked.append(name), real(*given))[1],  # type: ignore[func-returns-value]
+            )
+    asked_in_a_sweep(case, case.fused, case.chunk)
+    assert not asked
+    chunk, sums = replace(case.chunk, sweep={}), nothing(case)
+    made = case.fused.forward(case.model, chunk, case.object, case.probe)
+    chi, _ = case.fused.sweep(case.model, chunk, made, "exit_wave_update", sums, keep=True, steps=True)
+    found = [case.fused.position_step(case.model, chunk, case.object, made, waves) for waves in (chi, chi.clone())]
+    assert asked and set(asked) == {"position_step"}
+    case.close(*found)
+
+
 def test_whole_positions_need_no_shift() -> None:
     case = Case()
     changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
@@ -385,16 +442,24 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
             torch.set_num_threads(threads)
             backend, sums = case.fused, nothing(case)
             chi, systems = torch.empty_like(case.many()), torch.empty(case.views, 5, dtype=torch.float64)
+            weights, positions = torch.empty(case.views, 1), torch.empty(case.views, 2, dtype=torch.float64)
             for views in order:
                 some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
                 made = backend.forward(case.model, some, case.object, case.probe)
-                chi[views] = backend.sweep(case.model, some, made, "exit_wave_update", sums, keep=True)[0]
+                back = backend.sweep(case.model, some, made, "exit_wave_update", sums, keep=True, steps=True)[0]
+                weights[views] = backend.weight_step(case.model, some, case.probe, case.opr, made, back)
+                if case.model.subpixel == "fourier":
+                    positions[views] = backend.position_step(case.model, some, case.object, made, back)
+                chi[views] = back
                 again = backend.detector(case.model, some, made, "exit_wave_update")[0]
                 assert torch.equal(again, chi[views]), "without sums it is the same"
                 systems[views] = backend.systems(case.model, some, made, d_object, d_probe, chi[views])
             backend.settle(sums)
             backend.finish(sums)
-            found.append((chi, systems, *(getattr(sums, name) for name in ("object", "object_weight", "probe"))))
+            asked = (weights, positions) if case.model.subpixel == "fourier" else (weights,)
+            found.append(
+                (chi, systems, *asked, *(getattr(sums, name) for name in ("object", "object_weight", "probe")))
+            )
     finally:
         torch.set_num_threads(before)
     for one, *others in zip(*found, strict=True):

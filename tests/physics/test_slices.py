@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.backend import Backend, Chunk
+from ptymesh.physics.model import Intermediates, Model, inner
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
 from toy import Toy, make, relative
 
@@ -38,6 +39,26 @@ def test_derivatives(slices: int, window: tuple[int, int]) -> None:
     assert relative(model.tilt_derivative(intermediates, 1), (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
     step = 1e-4 * z
     assert relative(model.spacing_derivative(intermediates), (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
+
+
+@pytest.mark.parametrize(("absorbing", "accuracy"), [(False, 1e-5), (True, 0.4)])
+def test_steps_of_positions(absorbing: bool, accuracy: float) -> None:
+    """What is multiplied at the probe is what it would be at the exit; the norm is taken behind the first slice."""
+    toy = make(views=4, window=(24, 28), modes=2, slices=4)
+    toy.truth.object *= toy.truth.object.abs() ** (7 if absorbing else -1)
+    e, f = toy.truth, toy.truth.fractions(EVERY)
+    made, none = scene_of(toy, toy.model), torch.zeros(0)
+    chi = torch.randn(made.exit.shape, dtype=made.exit.dtype, generator=torch.Generator().manual_seed(1))
+    chunk = Chunk(EVERY, EVERY, e.anchors, f, e.weights, none, none, none)
+    steps = Backend().position_step(toy.model, chunk, e.object, made, chi)
+    let_through = inner(made.exit, made.exit) / e.probe.abs().square().sum()
+    assert float(let_through.max()) < 0.6 if absorbing else float(let_through.min()) > 0.9999
+    for axis in (0, 1):
+        moved = toy.model.position_derivative(e.object, e.anchors, f, made, axis)
+        along, norm = inner(moved, chi), inner(moved, moved)
+        assert bool((steps[:, axis].sign() == along.sign()).all())
+        found = along / steps[:, axis] / norm
+        assert float((found - 1).abs().max()) < accuracy, found
 
 
 def test_a_tilt_is_a_displacement_of_slices_against_one_another() -> None:

@@ -31,6 +31,7 @@ from ptymesh.kernels.column_panels import (
     transform,
 )
 from ptymesh.kernels.comparison import compare, newton_step
+from ptymesh.kernels.compiled_moves import add_asked, power_behind
 from ptymesh.kernels.compiled_probes import halves
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import columns_through, rows_transformed
@@ -287,7 +288,7 @@ def _back_through_slices(
     """Conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
     (obj, n, _, a), (spectrum, fractions), (slices, between, _, ramped) = intermediates, shift, path
     (constants, plan, twiddles), (down, across) = tables, ramps_of
-    windows, light, sums, lights, shifts, reached = into
+    windows, light, sums, lights, shifts, reached, probes, asked = into
     L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
     half, light_half = halves(sums, lights, out.shape[2] * out.shape[3])
     if ramped:
@@ -305,9 +306,15 @@ def _back_through_slices(
                 add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums[band], half, reached[j])
             else:
                 add_plane(plane, m, shifts, sums[band], half, reached[j])
+            if end and len(asked) > 0:
+                add_asked(plane, m, ramped, down, across, h, w, probes, asked[j])
         pixel = h * w * (j * L + l)
         windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
     add_power(obj, U(n[j, 0]), U(n[j, 1]), a[j], shifts, h, w, lights[band], light_half, reached[j])
+    if len(asked) > 0:
+        for k in range(TWO):
+            _, window, entered, _, _ = row_panels_of(room, (L - ONE) * U(k), L, M, h, w)
+            asked[j, THREE + U(k)] = power_behind(window, entered, M, h, w)
 
 
 @inlined
@@ -378,7 +385,8 @@ def detector(
     comes back is gathered: into windows (B L, h, w), sum_m conj(P_m) out_m of each view and slice, and light
     (B L, h, w), sum_m |P_m|^2; and into sums and lights, with shifts and reached, as in `to_spectrum`. `beams` (of
     shifted probes and a single slice) and `out` are written with `keep` alone; without, they may have no views. If
-    `into` has no windows, what comes back is `out`.
+    `into` has no windows, what comes back is `out`. What views ask for is added to asked (B, 5), if that has rows: see
+    compiled_moves.add_asked, with its probes, and last ||psi_1||^2 and ||psi||^2.
     path: slices L, whose objects lie one below the other in obj; kernels (see propagation.py) between them and to a
     near field, or of no numbers where there is none; and whether probes are shifted, or `spectrum` is the probe itself.
     """
@@ -396,5 +404,6 @@ def detector(
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    detector: "r2 (c2 i2 c4 r1) (c3 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 (c3 r3 d2 d2 d2 d2)",
+    detector: "r2 (c2 i2 c4 r1) (c3 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 "
+    "(c3 r3 d2 d2 d2 d2 r1 d2)",
 }

@@ -65,7 +65,7 @@ class CpuBackend(CpuPaths):
         if wanted == "there_and_back":
             return self._far(model, window)
         at_once, sliced = self.at_once(model, window) and not varies(chunk), model.slice_kernel is not None
-        if wanted == "sweep":
+        if wanted in ("sweep", "steps"):
             return at_once
         if wanted == "systems":
             shifted = single and self.at_once(model, window) and model.subpixel == "fourier" and not chunk.whole
@@ -127,7 +127,14 @@ class CpuBackend(CpuPaths):
         return self._detector(model, chunk, (_parts(intermediates), True), task, far)
 
     def sweep(
-        self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool = False,
+        steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """As `Backend.sweep`, strip by strip, so that what one pass writes the next finds in a cache.
 
@@ -136,11 +143,12 @@ class CpuBackend(CpuPaths):
         what is summed over views.
         """
         if not self.supports(model, chunk, "sweep"):
-            return super().sweep(model, chunk, intermediates, task, into, keep)
+            return super().sweep(model, chunk, intermediates, task, into, keep, steps)
         assert isinstance(intermediates, FusedIntermediates)
         if into.shifted or deep(model):
-            return self.further(model, chunk, intermediates, task, into, keep)
-        return self._sweep_shared(model, chunk, intermediates, task, into, keep, self.transform(into.probe_weight))
+            return self.further(model, chunk, intermediates, task, into, keep, steps)
+        far = self.transform(into.probe_weight)
+        return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
 
     def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
         """As `Backend.hands_over`: where a rank alone would let them wait."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import column_panels, compiled_detector, compiled_probes, compiled_slices
+from ptymesh.kernels import column_panels, compiled_detector, compiled_moves, compiled_probes, compiled_slices
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -30,9 +30,10 @@ from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import ObjectSums
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through, step_along
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.propagate import frequencies
 
 TASKS = {
     "evaluate": compiled_detector.EVALUATE,
@@ -99,7 +100,7 @@ class CpuPaths(CpuSums):
         self._planes, self._kernels = Planes(), Kernels()
         nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
         self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
-        self._no_sums = (*self._no_windows, none, none, none, none)
+        self._no_sums = (*self._no_windows, none, none, none, none, np.zeros(0, numpy_dtype(self.real)), none)
 
     # --- which there are ---
 
@@ -121,6 +122,7 @@ class CpuPaths(CpuSums):
 
     def kept(self, intermediates: Intermediates, halves: bool = False) -> Any:
         """As `FusedBackend.kept`; what goes through several slices is rather made again."""
+        intermediates.__dict__.pop("asked", None)
         return None if isinstance(intermediates, SlicedIntermediates) else super().kept(intermediates, halves)
 
     # --- from the probe ---
@@ -133,8 +135,10 @@ class CpuPaths(CpuSums):
         task: Task,
         into: Adjoints,
         keep: bool = False,
+        steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`sweep` from the probe, which views shift or do not, through all slices and back, strip by strip."""
+        keep = keep or (steps and not self._tells_moves(model, chunk))
         probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
         assert probe is not None and into.object is not None
         sums = self.object_sums(into)
@@ -145,19 +149,76 @@ class CpuPaths(CpuSums):
         placed = self._placed(model, chunk, slices, into.object.shape[1])
         work, tables = self._work(threads_for(count), probe.shape, slices), self.transform(probe).tables
         bands, reached, shifts = self._bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
+        asked = torch.zeros((count if steps else 0, 5), dtype=torch.float64)
+        probes, told = self._in_panels(chunk, shift[0]) if steps else self._no_sums[-2], asked.numpy()
         (counts, at, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, out = found.numpy(), waves.numpy()
         for some in strips_of(count, size):
             each = slice(slices * some.start, slices * some.stop)
             given = _some(inputs, some), (shift[0], shift[1][some]), path, (counts, at[some], *planes), how
-            gathered = (*sums.next(*(values[each] for values in placed)), *bands, shifts, reached[some])
+            gathered = (
+                *sums.next(*(values[each] for values in placed)),
+                *bands,
+                shifts,
+                reached[some],
+                probes,
+                told[some],
+            )
             compiled_detector.detector(work, *given, keep, tables, out[some] if keep else out, terms[some], gathered)
             if not wait:
                 sums.flush()
         note(into, reached)
         if by_beams:
             intermediates.__dict__["beams"] = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
+        if steps:
+            intermediates.__dict__["asked"] = waves, asked
         return waves, found
+
+    def _tells_moves(self, model: Model, chunk: Chunk) -> bool:
+        """Whether a sweep tells all that `position_step` needs of the waves that come back."""
+        return model.kernel is None and model.subpixel == "fourier" and not chunk.whole
+
+    def _in_panels(self, chunk: Chunk, start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Spectra of probes, or probes, as `compiled_moves.add_asked` reads them; once in a sweep."""
+        kept = chunk.sweep.get("probes in panels")
+        if kept is None:
+            parts = [[column_panels.in_panels(part) for part in (mode.real, mode.imag)] for mode in start]
+            eights = [np.stack([p.reshape(-1, column_panels.WIDTH) for p in pair], axis=1).ravel() for pair in parts]
+            down, across = (2 * np.pi * f.numpy().ravel() for f in frequencies(start.shape[1:], (1.0, 1.0)))
+            across = np.pad(across, (0, -len(across) % column_panels.WIDTH))
+            kept = chunk.sweep["probes in panels"] = (np.concatenate([*eights, down, across]).astype(start.real.dtype),)
+        found: np.ndarray[Any, Any] = kept[0]
+        return found
+
+    # --- what views ask for ---
+
+    def position_step(
+        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.position_step`; of waves that a sweep brought back, with what it has found on the way."""
+        asked = _asked(intermediates, chi)
+        if asked is None or not self._tells_moves(model, chunk):
+            return super().position_step(model, chunk, obj, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
+        window, count = intermediates.window, len(asked)
+        work = self.room("moved", threads_for(count), (compiled_moves.room(*window),), self.real)
+        powers = torch.empty((count, 2), dtype=torch.float64)
+        whole, n = self._tall(model, chunk, intermediates.whole_object, window)
+        shift = array_of(self.spectrum(chunk, intermediates.probe)), array_of(chunk.fractions), amplitudes_of(chunk)
+        compiled_moves.moved_powers(work, whole, n, shift, self.transform(intermediates.probe).tables, powers.numpy())
+        *along, _, behind, left = asked.unbind(1)
+        norms = (powers * let_through(behind, left)[:, None]).unbind(1)
+        return torch.stack([step_along(a, norm, left, chi) for a, norm in zip(along, norms, strict=True)], dim=1)
+
+    def weight_step(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.weight_step`; of waves that a sweep brought back, by what it has found on the way."""
+        asked = _asked(intermediates, chi)
+        if asked is None:
+            return super().weight_step(model, chunk, probe, opr, intermediates, chi)
+        power = asked[:, 4].clamp(min=torch.finfo(self.real).tiny)  # of w d psi/dw
+        return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.real)
 
     def _expected(
         self, model: Model, sums: ObjectSums, intermediates: FusedIntermediates, task: Task, keep: bool
@@ -294,6 +355,12 @@ class CpuPaths(CpuSums):
 def deep(model: Model) -> bool:
     """Whether waves are carried on between object and detector: they have several slices, or a near field."""
     return model.slice_kernel is not None or model.kernel is not None
+
+
+def _asked(intermediates: Intermediates, chi: Tensor) -> Tensor | None:
+    """What a sweep has found of these very waves, (B, 5); see `compiled_detector.detector`."""
+    waves, asked = intermediates.__dict__.get("asked", (None, None))
+    return asked if waves is chi else None
 
 
 def _some(inputs: tuple[Any, ...], some: slice) -> tuple[Any, ...]:

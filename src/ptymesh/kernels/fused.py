@@ -183,7 +183,7 @@ class FusedBackend(Backend, ABC):
         single = model.slice_kernel is None and not model.operators
         if wanted == "position_step":
             return single and model.subpixel == "fourier" and model.kernel is None and not varies(chunk)
-        return single
+        return single and wanted != "steps"
 
     # --- forward ---
 

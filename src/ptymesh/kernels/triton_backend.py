@@ -61,7 +61,14 @@ class GpuBackend(FusedBackend):
         return known
 
     def sweep(
-        self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool = False,
+        steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """As `Backend.sweep`; launched as one where it has come before. Waves that are kept have memory of their own if
         the batch has other chunks."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
-from ptymesh.physics.elementwise import over_window
+from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
@@ -36,8 +36,10 @@ LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 Result = TypeVar("Result")
 #: Passes over the detector, by name.
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
-#: What a backend is asked whether it does: methods of `Backend`.
-Wanted = Literal["forward", "at_detector", "there_and_back", "detector", "adjoint", "sweep", "position_step", "systems"]
+#: What a backend is asked whether it does: methods of `Backend`; "steps": whether `sweep` may be told of them.
+Wanted = Literal[
+    "forward", "at_detector", "there_and_back", "detector", "adjoint", "sweep", "steps", "position_step", "systems"
+]
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ class Chunk:
 class Backend(BlockOperations):
     """The contract of a backend, and its reference for any model and device.
 
-    Eight operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
-    `adjoint`, `sweep`, `position_step` and `systems`. A subclass does some of them otherwise, for the models and chunks
-    that `supports` names, and hands all others to the class it inherits from.
+    Nine operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
+    `adjoint`, `sweep`, `position_step`, `weight_step` and `systems`. A subclass does some of them otherwise, for the
+    models and chunks that `supports` names, and hands all others to the class it inherits from.
     """
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
@@ -162,10 +164,18 @@ class Backend(BlockOperations):
             into.opr_weight += into.rounded(OPR_WEIGHT, lit[:, None] * weights[:, 1:, None, None] ** 2).sum(0)
 
     def sweep(
-        self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task, into: Adjoints, keep: bool = False
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool = False,
+        steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
-        mean nothing. into: complete sums, of object and probe, without OPR modes."""
+        mean nothing. into: complete sums, of object and probe, without OPR modes. With `steps`, `position_step` and
+        `weight_step` may be asked of these intermediates and the waves that are returned."""
         waves, found = self.detector(model, chunk, intermediates, task)
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
@@ -200,14 +210,38 @@ class Backend(BlockOperations):
     def position_step(
         self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64."""
-        steps = []
-        for axis in (0, 1):
-            moved = model.position_derivative(obj, chunk.anchors, chunk.fractions, intermediates, axis)
-            steps.append(
-                step_along(inner(moved, chi), inner(moved, moved), inner(intermediates.exit, intermediates.exit), chi)
-            )
-        return torch.stack(steps, dim=1)
+        """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64.
+
+        Where a moved probe goes through several slices to a far field, the product is taken where the probe is, and the
+        norm behind the first slice, times the share of the wave's power that the others let through: exact if none
+        absorbs. To carry both derivatives through all slices would double what a sweep costs.
+        """
+        power_of_exit = inner(intermediates.exit, intermediates.exit)
+        if model.slice_kernel is not None and model.subpixel == "fourier" and model.kernel is None:
+            to_probes = model.forward_adjoint(intermediates, chi)[1]
+            behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
+            share = let_through(inner(behind, behind), power_of_exit)
+            pairs = [
+                (inner(moved, to_probes), inner(seen, seen) * share)
+                for moved, seen in (model.moved_beam(intermediates, axis) for axis in (0, 1))
+            ]
+        else:
+            derivatives = [
+                model.position_derivative(obj, chunk.anchors, chunk.fractions, intermediates, axis) for axis in (0, 1)
+            ]
+            pairs = [(inner(moved, chi), inner(moved, moved)) for moved in derivatives]
+        return torch.stack([step_along(along, norm, power_of_exit, chi) for along, norm in pairs], dim=1)
+
+    def weight_step(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
+        ones, steps = torch.ones_like(chunk.weights[:, :1]), []
+        for modes in (probe, *opr[:, None]):
+            moved = model.exit_change(intermediates, model.probes(modes, chunk.fractions, ones), None)
+            along = inner(moved, chi[:, : len(modes)])
+            steps.append(along / inner(moved, moved).clamp(min=torch.finfo(ones.dtype).tiny))
+        return torch.stack(steps, dim=1).to(ones.dtype)
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
@@ -232,6 +266,11 @@ def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)
     squares = over_window(chunk.data.y.square())
     return torch.cat((loss[:, None], residual, squares[:, None]), dim=1)
+
+
+def let_through(behind: Tensor, exit_norm: Tensor) -> Tensor:
+    """Share of the power behind the first slice that is left at the exit, (B,)."""
+    return exit_norm / behind.clamp(min=torch.finfo(behind.dtype).tiny)
 
 
 def step_along(along: Tensor, norm: Tensor, exit_norm: Tensor, like: Tensor) -> Tensor:

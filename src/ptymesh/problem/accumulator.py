@@ -156,13 +156,21 @@ class Accumulator:
     @property
     def _waves_wanted(self) -> bool:
         """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
-        batch, complete = self.batch, self.with_object and self.with_probe
-        return batch.refine or batch.vary or not complete or len(self.estimate.opr) > 0
+        return self.batch.refine or self.batch.vary or not self._complete
+
+    @property
+    def _complete(self) -> bool:
+        """Whether a sweep adds up all that is wanted of waves."""
+        return self.with_object and self.with_probe and not len(self.estimate.opr)
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
         self._admit(chunk)
         self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.sums)
+        self._ask(chunk, intermediates, waves)
+
+    def _ask(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
+        """What views ask of positions and weights, where it is wanted."""
         if self.batch.refine:
             self.batch.asked.positions.append(
                 (chunk.views, self.evaluator.position_step(self.estimate, chunk, intermediates, waves))
@@ -188,14 +196,21 @@ class Accumulator:
         return loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
-        backend, task = self.setup.backend, self.task
+        backend, model, task, asks = (
+            self.setup.backend,
+            self.setup.model,
+            self.task,
+            self.batch.refine or self.batch.vary,
+        )
         assert task
-        if self._waves_wanted:
-            waves, found = backend.detector(self.setup.model, chunk, intermediates, task)
+        if not self._complete or (asks and not backend.supports(model, chunk, "steps")):
+            waves, found = backend.detector(model, chunk, intermediates, task)
             self.add(chunk, intermediates, waves)
             return waves, found
         self._admit(chunk)
-        return backend.sweep(self.setup.model, chunk, intermediates, task, self.sums, keep)
+        waves, found = backend.sweep(model, chunk, intermediates, task, self.sums, keep, steps=asks)
+        self._ask(chunk, intermediates, waves)
+        return waves, found
 
     def _admit(self, chunk: Chunk) -> None:
         if chunk.border and self._finish:

@@ -20,7 +20,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, terms
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
-from ptymesh.physics.model import Intermediates, inner, power
+from ptymesh.physics.model import Intermediates, power
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.batch import CachedChunk
 from ptymesh.problem.fields import Fields
@@ -100,14 +100,8 @@ class Evaluator:
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
-        model, real = self.setup.model, self.setup.real
-        ones = torch.ones_like(chunk.weights[:, :1])
-        steps = []
-        for modes in (estimate.probe, *estimate.opr[:, None]):
-            moved = model.exit_change(intermediates, model.probes(modes, chunk.fractions, ones), None)
-            along = inner(moved, chi[:, : len(modes)])
-            steps.append((along / inner(moved, moved).clamp(min=torch.finfo(real).tiny)).to(real))
-        return torch.stack(steps, dim=1)
+        given = estimate.probe, estimate.opr, intermediates, chi
+        return self.setup.backend.weight_step(self.setup.model, chunk, *given)
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
         """work(*few), of a few numbers, in which nothing but these changes within a stage: a GPU launches it as one."""
