@@ -36,6 +36,7 @@ from ptymesh.kernels import (
     compiled_detector,
     compiled_object,
     compiled_probes,
+    compiled_shared,
     compiled_slices,
 )
 
@@ -47,7 +48,15 @@ MOST = 3
 COLLECT_AT = 200_000
 
 #: Modules with kernels; first what takes the longest to compile.
-ROOMS = (compiled_detector, compiled_probes, compiled_slices, compiled_blocks, compiled_object, compiled)
+ROOMS = (
+    compiled_detector,
+    compiled_probes,
+    compiled_slices,
+    compiled_blocks,
+    compiled_object,
+    compiled,
+    compiled_shared,
+)
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
 
