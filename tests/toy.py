@@ -27,7 +27,7 @@ class Toy:
     truth: Estimate
 
     def problem(self, world: World | None = None, layout: str = "replicated", halves: bool = False) -> Problem:
-        """As one rank of `world` sees it; halves: precision is mixed."""
+        """As one rank of `world` sees it; halves: precision is mixed. A layout more: "sent" is "tiled" by messages."""
         world, scan = world or Solo(), self.measurement
         if layout == "panels" and Panels.fit(world, self.truth.extent):
             owners: Replicated | Tiled = Panels(world, scan.positions, scan.window)
@@ -35,6 +35,7 @@ class Toy:
             owners = Replicated(world, scan.positions)
         else:
             owners = Tiled(world, scan.positions, scan.window)
+            owners.in_memory &= layout != "sent"
         return Problem(self.model, scan, owners, self.truth.object.dtype, halves=halves)
 
     def start(self, probe_error: float = 0.2, position_error: float = 0.0, seed: int = 5) -> Estimate:

@@ -90,7 +90,7 @@ def gradients(world: World, layout: str) -> dict[str, Any]:
 def test_the_border_travels_while_the_interior_is_swept(ranks: Any, size: int) -> None:
     expected = gradients(Solo(), "replicated")
     assert set(expected["events"]) == {"border"}, "a rank alone keeps the plain order"
-    for one in ranks(size, gradients, "tiled"):
+    for one in ranks(size, gradients, "sent"):
         events = one["events"][: one["events"].index("wait")]
         at = events.index("post")
         assert set(events[:at]) <= {"border"} and set(events[at + 1 :]) == {"interior"}
@@ -106,7 +106,7 @@ def test_views_in_the_order_of_the_batch(ranks: Any) -> None:
 
 def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
     toy = make(views=60, blocks=8)
-    problem = toy.problem(world, "tiled")
+    problem = toy.problem(world, "sent")
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     batch = Batch(np.random.default_rng(0).permutation(60)[:40])
@@ -118,7 +118,7 @@ def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
 def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]:
     """Two steps; in the second, memory runs out on the last rank in the first interior chunk."""
     toy = make(views=60, window=(32, 32), blocks=8)
-    problem = toy.problem(world, "tiled")
+    problem = toy.problem(world, "sent")
     problem.loader.chunk_limit = 4
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
@@ -162,7 +162,7 @@ def test_border_views_cannot_be_added_after_their_sums_have_gone(ranks: Any) -> 
 
 def twice(world: World) -> bool:
     toy = make(views=60, blocks=8)
-    problem = toy.problem(world, "tiled")
+    problem = toy.problem(world, "sent")
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     batch = Batch(np.arange(60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ptymesh.kernels import blocks, cpu_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
+from ptymesh.physics.sums import SharedSums
 
 SLICES, SIDE = 2, 128
 TOLERANCE = {torch.complex128: 1e-14, torch.complex64: 1e-6}
@@ -200,23 +202,34 @@ def test_where_nothing_was_summed_nothing_is_added(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("alone", [False, True])
-def test_two_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, alone: bool) -> None:
-    """To the last bit what torch makes of them, also where a second part decides it; in rows of their own."""
+@pytest.mark.parametrize("many", [1, 2, 3])
+def test_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, many: int) -> None:
+    """To the last bit what torch makes of them, also where a second part decides it; of arrays that begin elsewhere and
+    have other sides."""
     random = torch.Generator().manual_seed(5)
 
-    def multiples(step: float) -> Tensor:
-        return (torch.randn(slices, 160, 96, dtype=torch.float64, generator=random) / 2**-20).round() * step
+    def multiples(step: float, count: int) -> Tensor:
+        return (torch.randn(count, dtype=torch.float64, generator=random) / 2**-20).round() * step
 
-    def sums() -> Tensor:
-        return torch.cat([multiples(step) for step in (2.0**-20, 2.0**-62)[:parts]])
-
-    own, other = ((torch.complex(sums(), sums()), sums()) for _ in range(2))
-    rows, columns = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1])
+    made, ranks, at = list[Tensor](), list[tuple[int, ...]](), 0
+    for rank in range(many):
+        height, width = 32 * (3 + rank), 32 * (5 - rank)
+        for of_pixel in (2, 1):
+            made += [multiples(step, of_pixel * slices * height * width) for step in (2.0**-20, 2.0**-62)[:parts]]
+        count = parts * slices * height * width
+        ranks.append((at, at + 2 * count, height, width, 1 + rank, rank - 1))
+        at += 3 * count
+    sums = SharedSums(torch.cat(made), np.array(ranks), parts)
+    rows, columns, reached = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 1]), torch.tensor([-1, 1, 1 << many - 1])
     found = []
     for backend in (CpuBackend(dtype), Backend()):
         fields = torch.zeros(slices, 64, 96, dtype=dtype), torch.zeros(slices, 64, 96, dtype=dtype.to_real())
-        backend.combine(own, None if alone else other, rows, columns, 2, fields)
+        backend.combine(sums, reached, rows, columns, fields)
         found.append(fields)
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs) and bool(theirs.abs().max() > 1)
+        hit = theirs.view(slices, 2, 32, 3, 32).permute(1, 3, 0, 2, 4).flatten(2).any(2)
+        assert hit.nonzero().tolist() == [[0, 1], [0, 2], [1, 1]]
+    own = sums.of(0, slices)[0]
+    wanted = own[:slices, 32:64, 32:64] + (own[slices:, 32:64, 32:64] if parts == 2 else 0)
+    assert torch.equal(found[0][0][:, :32, 64:], wanted.to(dtype)), "of the first rank alone"

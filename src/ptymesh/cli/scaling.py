@@ -31,9 +31,9 @@ def command(
         Path, typer.Option(metavar="DIR", parser=folder, help="Folder for scaling.json and scaling.png.")
     ] = Path("scaling"),
 ) -> None:
-    """Run a recipe several times on several numbers of ranks: seconds per epoch, speed-up, what is lost, agreement.
+    """Run a recipe several times on several numbers of ranks: seconds per epoch, what is lost, whether bits differ.
 
-    Status 1 where the final results do not agree.
+    Status 1 where the final results do not have the same bits.
     """
     from ptymesh.cli.running import check_folder, refuse_to_overwrite
     from ptymesh.errors import BadInput
@@ -71,5 +71,5 @@ def command(
     for line in table(found):
         typer.echo(line)
     typer.echo(" ".join(str(path) for path in save(found, out)))
-    if not found["agree"]:
+    if not found["same_bits"]:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ N   views;  H, W  object pixels;  b = BLOCK, side of a block
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.common import Shares
 from ptymesh.distributed.devices import sent
 from ptymesh.estimate import BLOCK
 
@@ -28,8 +27,9 @@ class Blocks:
     mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
     given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
     arrives or is summed for others, ascending (distributed/tiled.py). whole: rows and columns of the blocks of the
-    whole object that the batch covers, where windows are cut from that, and own, of those that this rank's views reach;
-    shares: of the blocks here, by the ranks whose views do (distributed/panels.py).
+    whole object that the batch covers, where windows are cut from that, and own, of those that this rank's views reach,
+    both as they lie in this rank's sums; reached: (n,) the ranks whose views reach a block, as bits; counted: so many
+    blocks count as handed over in memory that ranks share.
     """
 
     rows: Tensor
@@ -41,7 +41,8 @@ class Blocks:
     shared: Tensor | None = None
     whole: tuple[Tensor, Tensor] | None = None
     own: tuple[Tensor, Tensor] | None = None
-    shares: Shares = ()
+    reached: Tensor | None = None
+    counted: int | None = None
 
     @property
     def covered(self) -> tuple[Tensor, Tensor]:
@@ -102,6 +103,17 @@ def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     places = mask.ravel().nonzero()[0]
     rows = places // mask.shape[1]
     return rows, places - rows * mask.shape[1]
+
+
+def reached_by(boxes: Boxes, batches: Sequence[np.ndarray], owner: np.ndarray, ranks: int) -> Iterator[np.ndarray]:
+    """Of each of these batches the ranks whose views' windows reach a block, as bits of its number, (H/b, W/b) int64;
+    owner: (N,) of views."""
+    step = max(1, COVERED // max(1, boxes.sides[0] * boxes.sides[1]))
+    for some in (batches[start : start + step] for start in range(0, len(batches), step)):
+        reached = np.zeros((len(some), *boxes.sides), dtype=np.int64)
+        for rank in range(ranks):
+            reached |= boxes.covers([views[owner[views] == rank] for views in some]).astype(np.int64) << rank
+        yield from reached
 
 
 def blocks_together(boxes: Boxes, batches: Sequence[np.ndarray], device: torch.device) -> list[Blocks]:

@@ -1,11 +1,12 @@
-"""Sums over a batch where ranks of one machine keep the whole object: in memory that all of them see.
+"""Sums over a batch of ranks of one machine: in memory that all of them see.
 
 L, H, W   slices, object pixels;  b = BLOCK, side of a block;  n  touched blocks;  R  ranks
 
 Each rank adds up its own views in an array of its own, as ever; but others can read it. Once all have, each rank adds
-all arrays on its share of the touched blocks, n/R of them, and puts what comes of it, in the estimate's precision, into
-an array that all ranks read: sums are copied nowhere, and added once. They are exact, so it is the same to the last bit
-who adds them, and in which order.
+the arrays of those that have reached them on the blocks that it needs, and puts what comes of it, in the estimate's
+precision, where it is to be: of the object in tiles all of its part, of one in panels its panel, and of a whole one a
+share, n/R of the blocks, in an array that all ranks read. Sums are copied nowhere, and added once. They are exact, so
+it is the same to the last bit who adds them, and in which order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,16 +24,16 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed import shared_memory
+from ptymesh.distributed.tiles import Rect
 from ptymesh.estimate import BLOCK
+from ptymesh.physics.sums import SharedSums
 
-#: What completes sums: arrays in the estimate's precision become what two in double are together, on some blocks
-#: (Backend.combine).
+#: Sums and their weight, complex and real.
 Pair = tuple[Tensor, Tensor]
-Combine = Callable[[Pair, Pair | None, Tensor, Tensor, int, Pair], None]
-#: Blocks (n,), and the ranks whose views reach into them.
-Shares = tuple[tuple[tuple[int, ...], Tensor, Tensor], ...]
-#: Arrays of this dtype, and how many.
-Kind = tuple[torch.dtype, int]
+#: What completes sums of several ranks on some blocks (Backend.combine).
+Combine = Callable[[SharedSums, Tensor, Tensor, Tensor, Pair], None]
+#: Ranks that have reached a block are bits of a number.
+MOST_RANKS = 63
 
 
 @dataclass(frozen=True)
@@ -46,73 +47,60 @@ class Means:
 
 
 @dataclass(frozen=True)
+class Areas:
+    """What arrays of ranks cover, and what is to be found of their sums, all in whole blocks of an object of so many
+    slices; found: None where each rank finds a share of the whole, for all to see."""
+
+    slices: int
+    sums: tuple[Rect, ...]
+    found: Rect | None = None
+
+
+@dataclass(frozen=True)
 class Common:
     """Arrays for sums of the object and of its weight, complex and real.
 
-    sums: of each rank, (parts L, H, W) in double precision; found: of all, (L, H, W) in the estimate's, where each rank
-    needs them of the whole object.
+    sums: of all ranks; own: that of this rank, (parts L, H, W) in double precision, to which it adds; found: of the
+    whole object (L, H, W) in the estimate's precision, where all ranks need it.
     """
 
     means: Means
     rank: int
-    sums: list[Pair]
+    sums: SharedSums
+    own: Pair
     found: Pair | None
 
-    @property
-    def own(self) -> Pair:
-        """To which this rank adds."""
-        return self.sums[self.rank]
-
-    def sum(self, rows: Tensor, columns: Tensor, combine: Combine, *others: Tensor) -> list[Tensor]:
-        """`found`, with the sums over ranks on touched blocks (n,), and those of other tensors. Collective.
-
-        What is found lasts until the next sums.
-        """
-        assert self.found is not None
-        count, size = len(rows), len(self.sums)
-        some = slice(count * self.rank // size, count * (self.rank + 1) // size)  # in the order of rows
-        shares = ((tuple(range(size)), rows[some], columns[some]),) if some.start < some.stop else ()
-        return self._sum(shares, 0, self.found, combine, count, others)
-
-    def sum_panel(self, top: int, shares: Shares, found: Pair, combine: Combine, *others: Tensor) -> list[Tensor]:
-        """`found` (L, h, W), with sums over ranks on blocks (n,) of a panel, which begins in this row of blocks, and
-        those of other tensors. Collective."""
-        return self._sum(shares, top, found, combine, sum(len(rows) for _, rows, _ in shares), others)
-
-    def _sum(
+    def sum(
         self,
-        shares: Shares,
-        top: int,
+        rows: Tensor,
+        columns: Tensor,
+        reached: Tensor | None,
+        count: int,
         found: Pair,
         combine: Combine,
-        count: int,
-        others: tuple[Tensor, ...],
+        *others: Tensor,
     ) -> list[Tensor]:
-        """The same, where this rank finds these blocks; count: of those that it counts as handed over."""
+        """`found` (L, H, W), with the sums over ranks on touched blocks (n,), and those of other tensors. Collective.
+
+        reached: (n,) the ranks whose views reach into each block, as bits; None: it is not known, and of what all need
+        this rank finds a share. count: of the blocks that it counts as handed over. What is found lasts until the next
+        sums.
+        """
+        if reached is None:
+            ranks, n = len(self.sums.ranks), len(rows)
+            some = slice(n * self.rank // ranks, n * (self.rank + 1) // ranks)  # in the order of rows
+            rows, columns = rows[some], columns[some]
+            reached = rows.new_full(rows.shape, -1)
 
         def act() -> list[Tensor]:
             summed = self.means.summed(others)
-            for ranks, rows, columns in shares:
-                # nobody else reads or writes these blocks now, whoever has added to them
-                first, *more = [self.sums[rank] for rank in ranks]
-                self._add(first, more[1:], rows + top, columns)
-                combine(first, more[0] if more else None, rows, columns, top, found)
+            combine(self.sums, reached, rows, columns, found)
             # nobody adds to sums any more before all have read them
-            self.means.meet(count * BLOCK**2 * sum(len(field) * field.element_size() for field in self.own))
+            pixels = len(found[0]) * self.sums.parts * BLOCK**2
+            self.means.meet(count * pixels * sum(field.element_size() for field in self.own))
             return [*found, *summed]
 
         return self.means.recorded(act)
-
-    @staticmethod
-    def _add(sums: Pair, more: list[Pair], rows: Tensor, columns: Tensor) -> None:
-        """What others have on these blocks (n,) is added to sums."""
-        own = [field.numpy() for field in sums]
-        theirs = [[field.numpy() for field in pair] for pair in more]
-        for top, bottom, left, right in rectangles(rows.numpy(), columns.numpy()) if more else ():
-            for pair in theirs:
-                for total, other in zip(own, pair, strict=True):
-                    here = total[:, top:bottom, left:right]
-                    np.add(here, other[:, top:bottom, left:right], out=here)
 
 
 def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -148,20 +136,18 @@ class Speakers(Protocol):
 
 
 class Commons:
-    """What is kept for objects of one shape, made when it is first asked for."""
+    """What is kept for areas of one object, made when it is first asked for."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[Any, ...], Common | None] = {}
 
-    def of(
-        self, world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool
-    ) -> Common | None:
+    def of(self, world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
         """See `make`."""
-        key = (shape, parts, dtype, all_found)
+        key = (areas, parts, dtype)
         if key not in self.kept:
-            self.kept = {known: kept for known, kept in self.kept.items() if known[0] == shape}
+            self.kept = {known: kept for known, kept in self.kept.items() if known[0] == areas}
             with unnoted(world):
-                self.kept[key] = make(world, means, shape, parts, dtype, all_found)
+                self.kept[key] = make(world, means, areas, parts, dtype)
         return self.kept[key]
 
 
@@ -175,73 +161,57 @@ def unnoted(world: Speakers) -> Iterator[None]:
         world.record, world.collectives, world.bytes_reduced = noted
 
 
-def make(
-    world: Speakers, means: Means, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True
-) -> Common | None:
-    """Arrays for objects (L, H, W) of this dtype; None on all ranks where one of them has no room. Collective.
-
-    all_found: whether each rank needs the sums of the whole object in its dtype.
-    """
-    wide = [(torch.complex128, parts), (torch.float64, parts)]
-    narrow = [(dtype, 1), (dtype.to_real(), 1)] if all_found else []
-    arrays = _of_all(world, [[*wide, *narrow], *[wide] * (world.size - 1)], shape)
-    if arrays is None:
+def make(world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+    """Arrays for sums in so many parts of objects of this dtype; None on all ranks where one of them has no room.
+    Collective."""
+    slices, pixels = areas.slices, [math.prod(area.shape) for area in areas.sums]
+    numbers = [parts * slices * count for count in pixels]  # of the weight; sums have twice as many
+    memory = _of_all(world, [3 * torch.float64.itemsize * count for count in numbers])
+    if memory is None:
         return None
-    found = (arrays[0][2], arrays[0][3]) if all_found else None
-    return Common(means, world.rank, [(first, second) for first, second, *_ in arrays], found)
+    whole, places = memory
+    into = areas.sums[0] if areas.found is None else areas.found
+    ranks = [
+        (at // 8, at // 8 + 2 * count, *area.shape, (into.top - area.top) // BLOCK, (into.left - area.left) // BLOCK)
+        for at, count, area in zip(places, numbers, areas.sums, strict=True)
+    ]
+    sums = SharedSums(whole.view(torch.float64), np.array(ranks, dtype=np.int64), parts)
+    found = None
+    if areas.found is None:
+        both = [one_for_all(world, (slices, *into.shape), kind) for kind in (dtype, dtype.to_real())]
+        if both[0] is None or both[1] is None:
+            return None
+        found = both[0], both[1]
+    return Common(means, world.rank, sums, sums.of(world.rank, slices), found)
 
 
 def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
     """An array (L, H, W) that there is once, for all ranks to see; None on all of them where there is no room.
     Collective."""
-    nothing: list[Kind] = []
+    bytes_ = math.prod(shape) * dtype.itemsize
     with unnoted(world):
-        arrays = _of_all(world, [[(dtype, 1)], *[nothing] * (world.size - 1)], shape)
-    return None if arrays is None else arrays[0][0]
+        found = _of_all(world, [bytes_, *[0] * (world.size - 1)])
+    return None if found is None else found[0][:bytes_].view(dtype).view(shape)
 
 
-def _of_all(world: Speakers, kinds: list[list[Kind]], shape: tuple[int, ...]) -> list[list[Tensor]] | None:
-    """What each rank has made of its kinds, seen by all; None on all ranks where that cannot be. Collective."""
-    memory, where = None, ""
-    with suppress(OSError):
-        if kinds[world.rank]:
-            memory = _memory(-1, kinds[world.rank], shape)
-            where = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{memory[0]}"
-    found: list[list[Tensor]] = []
-    for rank, place in enumerate(world.words(where)):
+def _of_all(world: Speakers, sizes: Sequence[int]) -> tuple[Tensor, list[int]] | None:
+    """Memory (bytes,) that all ranks see, and where in it those begin that each has found room for, in its own part of
+    the machine; None on all ranks where one of them has no room. Collective."""
+    places = np.cumsum([0, *(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)]).tolist()
+    handle, where, whole = -1, "", None
+    if world.rank == 0:
         with suppress(OSError):
-            if rank == world.rank and memory is not None:
-                found.append(memory[1])
-            elif place:
-                found.append(_memory(shared_memory.find(place), kinds[rank], shape)[1])
-            elif not kinds[rank]:
-                found.append([])
-    everybody = not world.agree(len(found) < world.size)  # from here on nobody needs to find it
-    if memory is not None:
-        os.close(memory[0])
-    return found if everybody else None
-
-
-def _memory(handle: int, kinds: list[Kind], shape: tuple[int, ...]) -> tuple[int, list[Tensor]]:
-    """Arrays (count L, H, W) of these dtypes and counts one after the other in a file of memory, or in a new one (-1)
-    which stays open; its handle."""
-    pixels = math.prod(shape)
-    sizes = [-(-pixels * count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE for dtype, count in kinds]
-    new = handle < 0
-    if new:
-        handle = os.memfd_create("ptymesh")
-    try:
-        if new:
-            os.posix_fallocate(handle, 0, sum(sizes))  # now, for to run out of it later is fatal
-        whole = torch.frombuffer(mmap.mmap(handle, sum(sizes)), dtype=torch.uint8)
-    except OSError:
+            handle = os.memfd_create("ptymesh")
+            os.ftruncate(handle, places[-1])
+            where = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{handle}"
+    where = world.words(where)[0]
+    with suppress(OSError):
+        if where:
+            handle = shared_memory.find(where) if world.rank else handle
+            if sizes[world.rank]:  # now, for to run out of it later is fatal
+                os.posix_fallocate(handle, places[world.rank], sizes[world.rank])
+            whole = torch.frombuffer(mmap.mmap(handle, places[-1]), dtype=torch.uint8)
+    everybody = not world.agree(whole is None)  # from here on nobody needs to find it
+    if handle >= 0:
         os.close(handle)
-        raise
-    if not new:
-        os.close(handle)
-    places = np.cumsum([0, *sizes]).tolist()
-    arrays = [
-        whole[at : at + pixels * count * dtype.itemsize].view(dtype).view(count * shape[0], *shape[1:])
-        for at, (dtype, count) in zip(places, kinds, strict=False)
-    ]
-    return handle, arrays
+    return (whole, places[:-1]) if everybody and whole is not None else None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.boxes import Blocks, Boxes, blocks_together, where
-from ptymesh.distributed.common import Combine, Common
+from ptymesh.distributed.common import Areas, Combine, Common
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiles import Rect
@@ -209,7 +209,8 @@ class Layout:
     ) -> Callable[..., list[Any]]:
         """What sums up that memory on these blocks, to be called with other tensors once all views have been added. It
         returns what is `found`, and sums of the others."""
-        return partial(common.sum, blocks.rows, blocks.columns, combine)
+        count = len(blocks.rows) if blocks.counted is None else blocks.counted
+        return partial(common.sum, blocks.rows, blocks.columns, blocks.reached, count, found, combine)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
@@ -288,7 +289,8 @@ class Replicated(Layout):
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
         """See `Layout.common`."""
-        return self.world.common(tuple(obj.shape), parts, obj.dtype)
+        whole = Rect(0, 0, *obj.shape[1:])
+        return self.world.common(Areas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""

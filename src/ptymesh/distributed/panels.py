@@ -11,9 +11,8 @@ repeats what another rank does, and nobody keeps what another rank keeps (Rajbha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import COVERED, Blocks, Boxes, where
-from ptymesh.distributed.common import Combine, Common, rectangles
+from ptymesh.distributed.boxes import Blocks, Boxes, where
+from ptymesh.distributed.common import MOST_RANKS, Areas, Common, rectangles
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated
 from ptymesh.distributed.owners import owners
@@ -35,10 +34,6 @@ from ptymesh.physics.blocks import Leaf, cut_blocks
 
 #: A panel is written as a whole where more than this share of its blocks has changed.
 MOST = 0.5
-
-
-#: Ranks that a block's views may belong to are kept as bits of a number.
-MOST_RANKS = 63
 
 
 @dataclass
@@ -80,6 +75,7 @@ class Panels(Tiled):
     ) -> None:
         Layout.__init__(self, world, owners(nominal, world.size, compact) if owner is None else owner)
         self.window, self.migrates, self.tiles = window, False, list[Rect]()
+        self.in_memory = True
         self._seen: dict[str, Seen] = {}
         self._coarser: Panels | None = None
         self._windows = WindowMemory(world)
@@ -198,36 +194,17 @@ class Panels(Tiled):
         """Blocks of the whole object that windows at all anchors (N, 2) reach into, and that many pixels around."""
         return Boxes.of(anchors, estimate.window, self.shape(estimate.object), reach)
 
-    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
-        """Blocks of the panel that the windows of these views reach into, and those of the whole object."""
-        return self.blocks_of(boxes, [views])[0]
-
-    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
-        """The same of several batches, worked out together."""
-        found, (height, width) = list[Blocks](), boxes.sides
-        step = max(1, COVERED // max(1, height * width))
-        for some in (batches[start : start + step] for start in range(0, len(batches), step)):
-            reached = np.zeros((len(some), height, width), dtype=np.int64)
-            for rank in range(self.world.size):
-                reached |= boxes.covers([views[self.owner[views] == rank] for views in some]).astype(np.int64) << rank
-            found += [self._found(one) for one in reached]
-        return found
-
     def _found(self, reached: np.ndarray) -> Blocks:
-        """Of one batch, where the ranks whose views reach into a block are bits of its number (H/b, W/b)."""
-        me, device = self.world.rank, self.world.device
-        top, bottom = self.tiles[me].top // BLOCK, self.tiles[me].bottom // BLOCK
+        """See the base; of the panel's blocks and of the whole object."""
+        tile, device = self.tiles[self.world.rank], self.world.device
+        panel = super()._found(reached[tile.top // BLOCK : tile.bottom // BLOCK])
 
         def places(mask: np.ndarray) -> tuple[Tensor, Tensor]:
             rows, columns = where(mask)
             return sent(rows, device), sent(columns, device)
 
-        panel, shares = reached[top:bottom], []
-        for number in np.unique(panel[panel > 0]).tolist():
-            ranks = tuple(rank for rank in range(self.world.size) if number >> rank & 1)
-            shares.append((ranks, *places(panel == number)))
-        own = places(reached >> me & 1 > 0)
-        return Blocks(*places(panel > 0), whole=places(reached > 0), own=own, shares=tuple(shares))
+        whole, own = places(reached > 0), places(reached >> self.world.rank & 1 > 0)
+        return replace(panel, whole=whole, own=own, counted=len(panel.rows))
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """None: all views are swept before sums travel."""
@@ -235,14 +212,9 @@ class Panels(Tiled):
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
         """Memory that all ranks see for sums of this object (L, H, W) in so many parts."""
-        return self.world.common(self.shape(obj), parts, obj.dtype, all_found=False)
-
-    def add_up(
-        self, common: Common, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
-    ) -> Callable[..., list[Any]]:
-        """See the base; of the panel's blocks."""
-        top = self.tiles[self.world.rank].top // BLOCK
-        return partial(common.sum_panel, top, blocks.shares, found, combine)
+        whole = Rect(0, 0, *self._extent)
+        areas = Areas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
+        return self.world.common(areas, parts, obj.dtype)
 
     def windows(
         self, views: np.ndarray, window: tuple[int, int], dtype: torch.dtype, each: bool

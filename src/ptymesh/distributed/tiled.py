@@ -16,12 +16,14 @@ before windows are cut.
 
 Views that reach blocks which others hold too are border views. Their sums start to travel (`begin`) before the interior
 ones are added, which touch none of these blocks.
+
+Ranks of one machine that share memory send no sums: each reads from the others' arrays what it adds (common.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import Blocks, Boxes, where
+from ptymesh.distributed.borders import block_owners, in_common, reach_into, relayed_is_less
+from ptymesh.distributed.boxes import Blocks, Boxes, reached_by, where
+from ptymesh.distributed.common import MOST_RANKS, Areas, Common
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.handover import Handover
 from ptymesh.distributed.layout import BlockSparseField, Layout, product
@@ -39,8 +43,6 @@ from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
 
-#: Sums are relayed by block owners where that takes less than this fraction of the bytes; ranks looked at for it.
-LESS, SAMPLE = 0.75, 64
 #: What arrives from each rank, one array per field, and what waits for it.
 Posted = tuple[dict[int, list[Tensor]], Callable[[], None]]
 #: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
@@ -63,6 +65,8 @@ class Tiled(Layout):
         self, world: World, nominal: np.ndarray, window: tuple[int, int], owner: np.ndarray | None = None
     ) -> None:
         self.window, self.migrates = window, owner is None
+        #: Whether ranks read each other's sums in memory that they share.
+        self.in_memory = world.shares_memory and world.size <= MOST_RANKS
         cut, self.cells = bisect(nominal + np.array(window) / 2, world.size)
         super().__init__(world, cut if owner is None else owner)
         #: Of every rank, as its part is, in pixels of the object as it is now; known once the object has been placed.
@@ -85,9 +89,9 @@ class Tiled(Layout):
         self.tiles, self.parts = tiles, parts
         neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
         #: By rank, blocks (H/b, W/b) bool of the part that this rank holds too.
-        self._common = {rank: _common(parts[me], parts[rank]) for rank in neighbours}
+        self._common = {rank: in_common(parts[me], parts[rank]) for rank in neighbours}
         self.relayed = relayed_is_less(tiles, parts)
-        self._block_owners = _block_owners(tiles, parts[me])
+        self._block_owners = block_owners(tiles, parts[me])
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Tiled:
         """The layout of the same views on coarser pixels; they keep their owners."""
@@ -100,22 +104,48 @@ class Tiled(Layout):
     # --- sums over a batch ---
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
-        """Blocks of the part that the windows of these views reach into, and what travels of their sums."""
-        me, owner, device = self.world.rank, self.owner[views], self.world.device
-        whole = boxes.cover(views)
+        """Blocks of the part that the windows of these views reach into, and whose sums are needed there."""
+        return self.blocks_of(boxes, [views])[0]
+
+    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+        """The same of several batches, worked out together."""
+        if self.in_memory:
+            return [self._found(reached) for reached in reached_by(boxes, batches, self.owner, self.world.size)]
+        return [
+            self._travelling(lambda rank, v=views: boxes.cover(v[self.owner[v] == rank]), boxes.cover(views))  # type: ignore[misc]
+            for views in batches
+        ]
+
+    def _found(self, reached: np.ndarray) -> Blocks:
+        """Of one batch, where the ranks whose views reach into a block are bits of its number (H/b, W/b)."""
+        me, device = self.world.rank, self.world.device
+        rows, columns = where(reached > 0)
+        bits = reached[rows, columns]
+        others = sum(int((bits >> rank & 1).sum()) for rank in range(self.world.size) if rank != me)
+        own = bits >> me & 1 > 0
+        return Blocks(
+            sent(rows, device),
+            sent(columns, device),
+            own=(sent(rows[own], device), sent(columns[own], device)),
+            reached=sent(bits, device),
+            counted=others,
+        )
+
+    def _travelling(self, covered: Callable[[int], np.ndarray], whole: np.ndarray) -> Blocks:
+        """Blocks of a batch, and what travels of their sums; covered: those that a rank's views reach, (H/b, W/b) bool;
+        whole: those that any view does."""
+        me, device = self.world.rank, self.world.device
         rows, columns = where(whole)
 
         def places(mask: np.ndarray) -> Tensor:
             return sent(mask[rows, columns].nonzero()[0], device)
 
         found, arriving = Blocks(sent(rows, device), sent(columns, device)), np.zeros_like(whole)
-        own = boxes.cover(views[owner == me])
+        own = covered(me)
         block_owner = self._block_owners if self.relayed else None
         for rank, common in self._common.items():
             found.mine[rank] = places(own & (common if block_owner is None else block_owner == rank))
-            theirs = boxes.cover(views[owner == rank]) & (
-                common if block_owner is None else common & (block_owner == me)
-            )
+            theirs = covered(rank) & (common if block_owner is None else common & (block_owner == me))
             found.theirs[rank] = places(theirs)
             arriving |= theirs
             if block_owner is not None:
@@ -127,20 +157,30 @@ class Tiled(Layout):
                 del travels[rank]
         return replace(found, shared=places(arriving))
 
+    def common(self, obj: Tensor, parts: int) -> Common | None:
+        """Memory in which all ranks see each other's sums of this object (L, H, W) in so many parts."""
+        if not self.in_memory:
+            return None
+        return self.world.common(Areas(len(obj), tuple(self.parts), self.parts[self.world.rank]), parts, obj.dtype)
+
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Views (N,) bool, of these boxes, that reach blocks of this rank's part which others hold too.
 
         Own views besides these touch no block that travels; of others' views nothing is said (True).
         """
-        if not self._common:
+        if not self._common or self.in_memory:
             return None
         shared = np.logical_or.reduce(list(self._common.values()))
         border = np.ones(len(self.owner), dtype=bool)
-        border[self.own] = _reach_into(shared, boxes.edges[self.own])
+        border[self.own] = reach_into(shared, boxes.edges[self.own])
         return border
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """This rank's sums on the blocks that others hold too start to travel; the other blocks may still change."""
+        if blocks.reached is not None:  # there was no room for memory that is shared
+            reached = np.zeros([n // BLOCK for n in fields[0].shape[1:]], dtype=np.int64)
+            reached[blocks.rows.numpy(), blocks.columns.numpy()] = blocks.reached.numpy()
+            blocks = self._travelling(lambda rank: reached >> rank & 1 > 0, reached > 0)
         sends = {
             rank: [cut_blocks(f, blocks.rows[places], blocks.columns[places]) for f in fields]
             for rank, places in blocks.mine.items()
@@ -373,47 +413,6 @@ class TiledMigration(Handover):
         """An array (L, h, w) of the old part on the new one, `outside` where the object has grown."""
         out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
         return self._old._copied(field, self._parts, self.new, out, self.before)
-
-
-def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
-    """Whether sums that go to one block owner and come back whole are fewer bytes than sums that go to everybody."""
-    sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
-    edges = np.array(parts)
-    directly, relayed = 0, 0
-    for rank in sample:
-        sides = np.minimum(edges[:, 2:], edges[rank, 2:]) - np.maximum(edges[:, :2], edges[rank, :2])
-        own = parts[rank].shape[0] * parts[rank].shape[1]
-        directly += int(sides.clip(min=0).prod(1).sum()) - own
-        relayed += 2 * (own - tiles[rank].shape[0] * tiles[rank].shape[1])
-    return relayed < LESS * directly
-
-
-def _common(part: Rect, other: Rect) -> np.ndarray:
-    """Blocks (H/b, W/b) bool of a part that another has too."""
-    mask = np.zeros([n // BLOCK for n in part.shape], dtype=bool)
-    y, x = (part & other).inside(part.corner)
-    mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
-    return mask
-
-
-def _block_owners(tiles: list[Rect], part: Rect) -> np.ndarray:
-    """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
-    block_owner = np.full([n // BLOCK for n in part.shape], -1)
-    for rank, tile in enumerate(tiles):
-        y, x = (tile & part).inside(part.corner)
-        if not (tile & part).empty:
-            rows, columns = (slice(*(-((BLOCK // 2 - n) // BLOCK) for n in (s.start, s.stop))) for s in (y, x))
-            block_owner[rows, columns] = rank
-    return block_owner
-
-
-def _reach_into(mask: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Whether boxes (B, 4) reach into a block of the mask (H/b, W/b), (B,) bool."""
-    height, width = mask.shape
-    counts = np.zeros((height + 1, width + 1), dtype=np.int64)
-    counts[1:, 1:] = mask.astype(np.int64).cumsum(0).cumsum(1)
-    top, left, bottom, right = edges.T
-    return counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left] > 0
 
 
 def _real(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ptymesh.distributed import shared_memory
-from ptymesh.distributed.common import Common, Commons, Means, one_for_all
+from ptymesh.distributed.common import Areas, Common, Commons, Means, one_for_all
 from ptymesh.distributed.devices import BACKEND
 from ptymesh.distributed.heartbeat import Heartbeat
 from ptymesh.distributed.program import reason
@@ -115,8 +115,8 @@ class World:
         assert not sends and not receives, "a rank alone has nobody to write to"
         return lambda: None
 
-    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True) -> Common | None:
-        """Memory of all ranks for sums of objects (L, H, W) of this dtype, where they share any. Collective."""
+    def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+        """Memory of all ranks for sums of objects of this dtype, where they share any. Collective."""
         return None
 
     def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -279,12 +279,12 @@ class Ranks(World):
         """See `World.shares_memory`."""
         return self._shared is not None
 
-    def common(self, shape: tuple[int, ...], parts: int, dtype: torch.dtype, all_found: bool = True) -> Common | None:
+    def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
         """See `World.common`."""
         if self._shared is None:
             return None
         summed = partial(self._bucketed, reduce=self._reduction(dist.ReduceOp.SUM, torch.add))
-        return self._commons.of(self, Means(self._recorded, summed, self._met), shape, parts, dtype, all_found)
+        return self._commons.of(self, Means(self._recorded, summed, self._met), areas, parts, dtype)
 
     def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """See `World.one_for_all`."""

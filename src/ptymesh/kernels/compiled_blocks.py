@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.jit import inlined, parallel, plainly_inlined, plainly_parallel
+from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_complex,
@@ -306,63 +306,6 @@ def narrow(places: Any, bands: int, sums: Any, light: Any, field: Any, weight: A
         _narrow(n * band // bands, n * (band + 1) // bands, places, sums, light, field, weight)
 
 
-# Sums of both parts are added one by one: joined otherwise they would round otherwise.
-
-
-@plainly_inlined
-def _add_row(sums: Any, more: Any, alone: bool, place: int, half: int, count: int, out: Any, to: int) -> None:
-    for c in range(U(0), count, LANES):
-        fetch(sums, place + c, LANES)
-        if alone:
-            store(out, to + c, narrowed(load_sums(sums, place + c, half), out))
-            continue
-        fetch(more, place + c, LANES)
-        found = load(sums, place + c) + load(more, place + c)
-        if half > U(0):
-            found = found + (load(sums, place + half + c) + load(more, place + half + c))
-        store(out, to + c, narrowed(found, out))
-
-
-@plainly_inlined
-def _add(
-    first: int,
-    last: int,
-    places: Any,
-    alone: bool,
-    sums: Any,
-    light: Any,
-    more: Any,
-    more_light: Any,
-    field: Any,
-    weight: Any,
-) -> None:
-    parts = len(light) // len(weight)
-    area, W = U(light.shape[1] * light.shape[2]), U(weight.shape[2])
-    inside, half = U(weight.shape[1] * weight.shape[2]), second_part(light.size, parts)
-    for at in range(first, last):
-        x = U(SIDE * places[0, 1, at])
-        for l in range(len(field)):
-            place = area * U(l) + W * U(SIDE * places[0, 0, at]) + x
-            to = inside * U(l) + W * U(SIDE * places[1, 0, at]) + x
-            for _ in range(SIDE):
-                _add_row(sums, more, alone, U(2) * place, U(2) * half, U(2 * SIDE), field, U(2) * to)
-                _add_row(light, more_light, alone, place, half, U(SIDE), weight, to)
-                place, to = place + W, to + W
-
-
-@plainly_parallel
-def add(
-    places: Any, bands: int, alone: bool, sums: Any, light: Any, more: Any, more_light: Any, field: Any, weight: Any
-) -> None:
-    """Complex and real fields (L, h, W) become what two sums (parts L, H, W) of each are together, or the first alone,
-    on blocks at places (2, 2, n): in the sums, and in the fields, which have other rows."""
-    n = places.shape[2]
-    for i in prange(bands):
-        band = np.int64(i)
-        first, last = n * band // bands, n * (band + 1) // bands
-        _add(first, last, places, alone, sums, light, more, more_light, field, weight)
-
-
 @inlined
 def _largest(first: int, last: int, places: Any, field: Any, out: Any) -> None:
     for l in range(len(field)):
@@ -393,6 +336,5 @@ SIGNATURES = {
     write: "i2 r3 c3 c3 r3 r3 i3 b i c3",
     clear: "i3 i z3 d3",
     narrow: "i3 i z3 d3 c3 r3",
-    add: "i3 i b z3 d3 z3 d3 c3 r3",
     largest: "i3 i r3 r2",
 }

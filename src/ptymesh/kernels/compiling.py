@@ -37,6 +37,7 @@ from ptymesh.kernels import (
     compiled_moves,
     compiled_object,
     compiled_probes,
+    compiled_shared,
     compiled_slices,
 )
 
@@ -56,6 +57,7 @@ ROOMS = (
     compiled_moves,
     compiled_object,
     compiled,
+    compiled_shared,
 )
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled_blocks, compiled_probes
+from ptymesh.kernels import blocks, compiled_blocks, compiled_probes, compiled_shared
 from ptymesh.kernels.arguments import arrays_of, bands_of_rows, places_of
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.kernels.kept import Arrays, Rooms
@@ -21,6 +21,7 @@ from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
+from ptymesh.physics.sums import SharedSums
 
 
 class CpuSums(FusedBackend):
@@ -76,19 +77,11 @@ class CpuSums(FusedBackend):
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def combine(
-        self,
-        sums: tuple[Tensor, Tensor],
-        more: tuple[Tensor, Tensor] | None,
-        rows: Tensor,
-        columns: Tensor,
-        top: int,
-        found: tuple[Tensor, Tensor],
+        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
         """As `Backend.combine`."""
-        inside = places_of(rows, columns)
-        places = np.concatenate((inside + np.array([[[top], [0]]]), inside))
-        both = (*arrays_of(*sums), *arrays_of(*(sums if more is None else more)))
-        compiled_blocks.add(places, bands_of_rows(), more is None, *both, *arrays_of(*found))
+        given = places_of(rows, columns), reached.numpy(), sums.ranks, sums.parts, bands_of_rows()
+        compiled_shared.add_shared(*given, *arrays_of(sums.memory, *found))
 
     def largest(self, leaf: Leaf) -> Tensor:
         """As `Backend.largest`."""

@@ -6,12 +6,15 @@ h, w     window pixels
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.estimate import BLOCK
 from ptymesh.physics.blocks import (
     TINY,
     Expression,
@@ -64,6 +67,28 @@ class Adjoints:
         torch.maximum(self.reached[kind], reached, out=self.reached[kind])
 
 
+@dataclass(frozen=True)
+class SharedSums:
+    """The object's sums of several ranks, and their weights, in memory that all of them see.
+
+    memory: (m,) float64; ranks: (k, 6) int64, of each rank the place of its first sum and of its first weight, in
+    numbers, the sides of its arrays (parts L, H, W), and the block of these, y x, at which the field begins in which
+    sums are to come together; parts: of each sum.
+    """
+
+    memory: Tensor
+    ranks: np.ndarray[Any, Any]
+    parts: int
+
+    def of(self, rank: int, slices: int) -> tuple[Tensor, Tensor]:
+        """A rank's sums and weights (parts L, H, W)."""
+        first, weight, height, width = self.ranks[rank, :4].tolist()
+        shape = (self.parts * slices, height, width)
+        count = math.prod(shape)
+        pairs = self.memory[first : first + 2 * count].view(*shape, 2)
+        return torch.view_as_complex(pairs), self.memory[weight : weight + count].view(shape)
+
+
 class BlockOperations:
     """What is done to the object's sums, and to fields of the object, on the blocks of a batch."""
 
@@ -91,20 +116,21 @@ class BlockOperations:
             put_blocks(target, rows, columns, values)
 
     def combine(
-        self,
-        sums: tuple[Tensor, Tensor],
-        more: tuple[Tensor, Tensor] | None,
-        rows: Tensor,
-        columns: Tensor,
-        top: int,
-        found: tuple[Tensor, Tensor],
+        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
-        """Fields (L, h, W) become what two sums (parts L, H, W) of the object, and their weights, are together on these
-        blocks (n,), or the first alone; the sums begin `top` rows of blocks before the fields."""
+        """Fields (L, H, W) become what the object's sums of several ranks are together, and their weights, on these
+        blocks (n,).
+
+        reached: (n,) int64, whose sums, as bits of a number that is not 0; -1: everybody's.
+        """
         for place, target in enumerate(found):
-            total = cut_blocks(sums[place], rows + top, columns)
-            if more is not None:
-                total = total + cut_blocks(more[place], rows + top, columns)
+            total: Any = 0
+            for rank in range(len(sums.ranks)):
+                here = ((reached >> rank) & 1 > 0).nonzero()[:, 0]
+                values, (y, x) = sums.of(rank, len(target))[place], sums.ranks[rank, 4:].tolist()
+                if rank == 0:
+                    total = values.new_zeros((len(values), len(rows), BLOCK, BLOCK))
+                total[:, here] += cut_blocks(values, rows[here] + y, columns[here] + x)
             put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
     def largest(self, leaf: Leaf) -> Tensor:

@@ -6,7 +6,8 @@ L, M       slices, modes;  h, w  window;  b = BLOCK
 Owners, parts and batches are those of a real run, so what travels is counted, not estimated: per batch and rank,
 Replicated   an all-reduce of the blocks that the batch touches (object's sum and weight), and of the probe's sums
 Panels       the same layout where ranks share memory: the touched blocks of a rank's panel, which are written there
-Tiled        the touched blocks that two ranks hold, to each neighbour; an all-reduce of the probe's sums
+Tiled        the touched blocks that two ranks hold, to each neighbour, or read there where ranks share memory; an
+             all-reduce of the probe's sums
 
 Times are a model: views of the busiest rank at a constant pace, latency and bandwidth of one link per rank, all-reduces
 as rings for their bytes and as trees for their latency.
@@ -198,9 +199,9 @@ def reductions_of(engine: Engine) -> int:
 class _Rank(World):
     """A place in a world that is only thought of."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, shares_memory: bool) -> None:
         super().__init__()
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.shares_memory = rank, size, shares_memory
 
 
 def scan_of(
@@ -265,7 +266,7 @@ def costs(scan: Scan, engine: Engine, seed: int, ranks: int, machine: Machine) -
     """Costs of both layouts on `ranks` ranks, for the first epoch of a stage."""
     drawn = draw(scan.positions, engine.batch, seed, 0, engine.order)
     some = _spread(len(drawn), BATCHES)
-    world = _Rank(0, ranks)
+    world = _Rank(0, ranks, machine.shared and ranks > 1)
     compact = engine.order == "compact"
     whole: Replicated | Tiled = Replicated(world, scan.positions, compact)
     if machine.shared and scan.extent[0] // BLOCK >= ranks > 1:
@@ -382,6 +383,8 @@ def _traffic(
     sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
     dots = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * traits.dots  # how large terms are, and their sums
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + dots
+    if layout.in_memory:
+        return 0.0, 0.0, traits.objects * block * (blocks.counted or 0) + others + over_tiles
     return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
 
 

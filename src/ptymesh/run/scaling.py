@@ -31,8 +31,8 @@ from ptymesh.files import replacing, writing
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import cores, launch
 
-#: Relative difference of the final objects up to which they agree, by precision of the run.
-AGREE = {"single": 1e-3, "mixed": 1e-3, "double": 1e-9}
+#: What of the final results is compared, bit by bit.
+COMPARED = ("object", "probe", "positions_px", "weights", "opr", "background")
 #: Kinds of rows, in their order.
 RANKS, THREADS, WEAK = "ranks", "threads", "weak"
 KINDS = (RANKS, THREADS, WEAK)
@@ -69,7 +69,8 @@ class Trial:
 
     epoch_s: seconds of each epoch; waited_s: of each rank, in collectives, waiting for slower ranks included;
     peak_bytes: of each rank; loss: of each epoch; difference: of the object from that of the first run with its views,
-    relative; balance: how much of the speed of equal shares the owners of a batch leave (batches.balance).
+    relative; same: whether its result has the same bits; balance: how much of the speed of equal shares the owners of a
+    batch leave (batches.balance).
     """
 
     ranks: int
@@ -82,6 +83,7 @@ class Trial:
     threads: int = 1
     share: float = 1.0
     balance: float = 1.0
+    same: bool = True
 
     @property
     def seconds(self) -> float:
@@ -166,7 +168,6 @@ def scale(
             result = _run(recipe, way, folder / "run", given, device, environment)
             done.append(_trial(result, way, firsts.setdefault(way.share, result)))
     first = firsts[1.0]
-    tolerance = AGREE[str(first.attrs["precision"])]
     rows = summarise(done)
     return {
         "recipe": first.recipe,
@@ -177,8 +178,7 @@ def scale(
         "trials_per_count": trials,
         "rows": [row.__dict__ for row in rows],
         "trials": [{**trial.__dict__, "seconds": trial.seconds} for trial in done],
-        "agree": all(trial.difference <= tolerance for trial in done),
-        "tolerance": tolerance,
+        "same_bits": all(trial.same for trial in done),
     }
 
 
@@ -227,7 +227,14 @@ def _trial(result: Result, way: Way, first: Result) -> Trial:
         way.threads,
         way.share,
         float(np.mean(attributes.get("balance", 1.0))),
+        same_bits(result, first),
     )
+
+
+def same_bits(result: Result, other: Result) -> bool:
+    """Whether two results have the same numbers, to the last bit; what is no number is like itself."""
+    pairs = [(getattr(result, name), getattr(other, name)) for name in COMPARED]
+    return all(a is b is None or (a is not None and b is not None and a.tobytes() == b.tobytes()) for a, b in pairs)
 
 
 def summarise(trials: Sequence[Trial]) -> list[Row]:
@@ -297,10 +304,10 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{row['peak_bytes'] / 2**20:6.0f} MiB  {row['difference']:.1e}"
         )
     lines += [*_losses(found["rows"]), *_beside_threads(found["rows"])]
-    verdict = "agree" if found["agree"] else "DO NOT AGREE"
+    verdict = "have" if found["same_bits"] else "DO NOT HAVE"
     threads = found["threads_per_rank"]
     lines.append(
-        f"Final objects {verdict} to {found['tolerance']:.0e} ({found['precision']} precision); "
+        f"Final results {verdict} the same bits ({found['precision']} precision); "
         f"{threads} thread{'s' * (threads > 1)} per rank, {found['cores']} cores, device {found['device']}."
     )
     if found["device"] == "cpu" and max(row["ranks"] for row in found["rows"]) * threads > found["cores"]:

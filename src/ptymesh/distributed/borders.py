@@ -1,0 +1,55 @@
+"""What parts of an object have in common, in blocks: who holds them, who adds them up, which views reach them.
+
+H, W   object pixels of a part;  b = BLOCK, side of a block
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptymesh.distributed.tiles import Rect
+from ptymesh.estimate import BLOCK
+
+#: Sums are relayed by block owners where that takes less than this fraction of the bytes; ranks looked at for it.
+LESS, SAMPLE = 0.75, 64
+
+
+def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
+    """Whether sums that go to one block owner and come back whole are fewer bytes than sums that go to everybody."""
+    sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
+    edges = np.array(parts)
+    directly, relayed = 0, 0
+    for rank in sample:
+        sides = np.minimum(edges[:, 2:], edges[rank, 2:]) - np.maximum(edges[:, :2], edges[rank, :2])
+        own = parts[rank].shape[0] * parts[rank].shape[1]
+        directly += int(sides.clip(min=0).prod(1).sum()) - own
+        relayed += 2 * (own - tiles[rank].shape[0] * tiles[rank].shape[1])
+    return relayed < LESS * directly
+
+
+def in_common(part: Rect, other: Rect) -> np.ndarray:
+    """Blocks (H/b, W/b) bool of a part that another has too."""
+    mask = np.zeros([n // BLOCK for n in part.shape], dtype=bool)
+    y, x = (part & other).inside(part.corner)
+    mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
+    return mask
+
+
+def block_owners(tiles: list[Rect], part: Rect) -> np.ndarray:
+    """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
+    block_owner = np.full([n // BLOCK for n in part.shape], -1)
+    for rank, tile in enumerate(tiles):
+        y, x = (tile & part).inside(part.corner)
+        if not (tile & part).empty:
+            rows, columns = (slice(*(-((BLOCK // 2 - n) // BLOCK) for n in (s.start, s.stop))) for s in (y, x))
+            block_owner[rows, columns] = rank
+    return block_owner
+
+
+def reach_into(mask: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Whether boxes (B, 4) reach into a block of the mask (H/b, W/b), (B,) bool."""
+    height, width = mask.shape
+    counts = np.zeros((height + 1, width + 1), dtype=np.int64)
+    counts[1:, 1:] = mask.astype(np.int64).cumsum(0).cumsum(1)
+    top, left, bottom, right = edges.T
+    return counts[bottom, right] - counts[top, right] - counts[bottom, left] + counts[top, left] > 0
