@@ -37,7 +37,8 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'ptymesh' has no attribute {name!r}")
+    near = next((public for public in _PUBLIC if public.lower() == name.lower()), None)
+    raise AttributeError(f"module 'ptymesh' has no attribute {name!r}" + (f"; did you mean {near}?" if near else ""))
 
 
 def __dir__() -> list[str]:

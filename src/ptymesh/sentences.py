@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +29,10 @@ _PLAIN = {
     "dict_type": "a group of keys",
 }
 
+_NUMBERS = {"int_type", "int_parsing", "int_from_float", "float_type", "float_parsing"}
+#: Endings of keys that name a unit.
+_UNITS = {"eV": "eV", "m": "metres", "rad": "radians", "deg": "degrees", "px": "pixels", "s": "seconds"}
+
 
 def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: str = "") -> str:
     """The first thing to mend in `data`, which `model` refused with `error`; `prefix` is the key of `data` itself.
@@ -40,7 +44,7 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     keys = _keys(first, data)
     path = ".".join([*([prefix] if prefix else []), *map(shown_key, keys)])
     if first["type"] in ("extra_forbidden", "no_such_attribute"):
-        return unknown_key(path, known_keys(model, first["loc"][:-1]))
+        return unknown_key(path, known_keys(model, first["loc"][:-1]), () if prefix else places(model, str(keys[-1])))
     if first["type"] == "missing":
         return f"{path} is missing; add it to the recipe, or give it with --set {path}=VALUE."
     if first["type"] in ("frozen_instance", "frozen_field"):
@@ -58,6 +62,7 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
         return f"{path}: {raised}." if path else f"{str(raised)[:1].upper()}{str(raised)[1:]}."
     same = [e for e in errors if _keys(e, data) == keys]
     wanted = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
+    wanted += _unit(keys) if {e["type"] for e in same} <= _NUMBERS else ""
     words = [word for e in same for word in _words(e)]
     return f"{path or 'The recipe'} is {shown(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
 
@@ -68,10 +73,12 @@ def shown_key(key: Any) -> str:
     return text if text and text.isprintable() and len(text) <= 60 else shown(text)
 
 
-def unknown_key(path: str, known: Iterable[str]) -> str:
-    """Sentence about a key that nobody reads."""
+def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """Sentence about a key that nobody reads. elsewhere: full names of the keys that are called so in other groups."""
     known = list(known)
     near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
+    if len(elsewhere) == 1 and elsewhere[0] != path:
+        return f"{path} is unknown; did you mean {elsewhere[0]}?"
     if near:
         return f"{path} is unknown; did you mean {path.rpartition('.')[0]}{'.' if '.' in path else ''}{near[0]}?"
     return f"{path} is unknown; the keys here are {', '.join(known)}."
@@ -79,7 +86,8 @@ def unknown_key(path: str, known: Iterable[str]) -> str:
 
 def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
     """Sentence about a value that is not one of the known words."""
-    return f"{path} is {shown(value)}; it should be {' or '.join(known)}{_nearest(value, known)}."
+    words = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
+    return f"{path} is {shown(value)}; it should be {words}{_nearest(value, known)}."
 
 
 def shown(value: Any) -> str:
@@ -96,6 +104,15 @@ def shown(value: Any) -> str:
 def known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     """Keys that may stand at pydantic's `location`, which names keys, list indices and branches of unions."""
     return list(dict.fromkeys(name for found in _models_at(model, location) for name in found.model_fields))
+
+
+def places(model: type[BaseModel], name: str) -> list[str]:
+    """Full names of the keys that are called `name` in the groups right below `model`."""
+    found = []
+    for group, field in model.model_fields.items():
+        if any(name in below.model_fields for below in _models(field.annotation)):
+            found.append(f"{group}.0.{name}" if get_origin(field.annotation) is list else f"{group}.{name}")
+    return found
 
 
 def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[type[BaseModel]]:
@@ -154,11 +171,21 @@ def _wanted(error: ErrorDetails, below: Sequence[str]) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _unit(keys: Sequence[str | int]) -> str:
+    """In which unit a key wants its number, if its name says so."""
+    name = next((key for key in reversed(keys) if isinstance(key, str)), "")
+    unit = name.rpartition("_")[2]
+    return f" in {_UNITS[unit]}, without the unit" if "_" in name and unit in _UNITS else ""
+
+
 def _words(error: ErrorDetails) -> list[str]:
     expected = error.get("ctx", {}).get("expected", "")
     return [word.strip("' ") for part in str(expected).split(",") for word in part.split(" or ")]
 
 
 def _nearest(value: Any, words: Sequence[str]) -> str:
-    near = difflib.get_close_matches(value, words, n=1, cutoff=0.5) if isinstance(value, str) else []
-    return f" (did you mean {near[0]}?)" if near else ""
+    if not isinstance(value, str):
+        return ""
+    lower = {word.lower(): word for word in words}
+    near = difflib.get_close_matches(value.lower(), lower, n=1, cutoff=0.5)
+    return f" (did you mean {lower[near[0]]}?)" if near else ""

@@ -117,6 +117,14 @@ def test_what_the_file_does_not_say_is_asked_for(tmp_path: Path, settings: list[
         described(generic(tmp_path / "any.h5"), settings)
 
 
+def test_views_that_lie_apart_are_refused(tmp_path: Path) -> None:
+    where = np.random.default_rng(1).normal(0, 1e-3, (9, 2))
+    settings = ["data.object_pixel_m=1e-8"]
+    with pytest.raises(BadInput, match="more than the window of 16 x 16: check the unit of the positions"):
+        described(generic(tmp_path / "any.h5", where=where), settings)
+    described(generic(tmp_path / "near.h5", where=1e-4 * where), settings)
+
+
 def test_arrays_of_one_size_are_not_guessed_between(tmp_path: Path) -> None:
     twice = np.ones((9, 16, 16), np.uint16)
     with pytest.raises(BadInput, match=r"name its datasets in data\.keys"):

@@ -68,6 +68,19 @@ def test_inspect(run: Run, scan: Path) -> None:
     assert "Suspicious: 1 unmasked pixel looks hot: (3, 4)" in shown
 
 
+def test_inspect_empty_patterns(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "dark.h5"
+    with h5py.File(path, "w") as file:
+        file["frames"] = np.zeros((64, 16, 16), np.uint16)
+    shown = run("inspect", path, *SETTINGS)
+    assert "nan" not in shown and "Suspicious: None of the 64 views has counts: check" in shown
+
+
+def test_inspect_positions_in_another_unit(run: Run, scan: Path) -> None:
+    shown = run("inspect", scan, *SETTINGS, "--set", "positions.raster.step_m=2e-5")
+    assert "Suspicious: Neighbouring views are 2e+03 object pixels apart, more than the" in shown
+
+
 def test_inspect_in_colour_on_a_terminal(run: Run, scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in run("inspect", scan, *SETTINGS)

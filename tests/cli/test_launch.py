@@ -151,6 +151,11 @@ def test_a_slow_first_rank_is_waited_for(made: Path, tmp_path: Path) -> None:
     [
         (["gone.py"], "There is no program gone.py; check the path."),
         (["-n", "0", "there.py"], "--ranks is 0; give 1 to 4096 on one machine."),
+        (
+            ["-n", "4096", "--device", "cpu", "there.py"],
+            "there are 4 cores here: more ranks than cores are slower",
+        ),
+        (["there.yaml"], "there.yaml is a recipe, not a Python program; give it to ptymesh run"),
         (["-n", "2", "--backend", "mpi", "there.py"], "Backend 'mpi' is unknown"),
         (["-n", "2", "--batch-timeout", "-1", "there.py"], "--timeout is -1.0"),
         (["--max-restarts", "2", "there.py"], "--max-restarts starts failed ranks again"),
@@ -165,7 +170,9 @@ def test_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").touch()
+    (tmp_path / "there.yaml").touch()
     monkeypatch.setattr(sys, "argv", ["ptymesh", "launch", *arguments])
+    monkeypatch.setattr("ptymesh.launcher.launch.cores", lambda: 4)
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2 and sentence in capfd.readouterr().err

@@ -134,6 +134,7 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
     [
         (["README.md", "docs/reference/results.md"], "result.h5"),
         (["docs/reference/python.md"], "result.h5"),
+        (["docs/reference/data.md"], "mine.npz"),
         (["docs/how-to/many-devices.md"], "scan.cxi"),
         (["docs/how-to/notebooks.md"], "scan.cxi"),
         (["docs/how-to/single-shot.md"], "result.h5"),

@@ -134,6 +134,9 @@ def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:
     np.savez(tmp_path / "other.npz", a=np.zeros((3, 4)))
     (tmp_path / "text.txt").write_text("hello, world")
     (tmp_path / "empty").touch()
+    np.save(tmp_path / "frames.npy", np.zeros((3, 4)))
+    (tmp_path / "frames.tif").write_bytes(b"II*\0" + bytes(20))
+    (tmp_path / "old.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(120))
     for path, word in (
         (
             hdf5({"/a/b": np.zeros((6, 4, 4))}, "other.h5"),
@@ -143,7 +146,10 @@ def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:
         (tmp_path / "text.txt", "no known format"),
         (tmp_path / "empty", "is empty"),
         (tmp_path / "absent.cxi", "There is no file"),
-        (tmp_path, "is not a file"),
+        (tmp_path, "is a folder; data.path must name a file"),
+        (tmp_path / "frames.npy", r"a single array of numpy .*; put patterns and positions into one file with numpy"),
+        (tmp_path / "frames.tif", "is a TIFF image, which is not read; put"),
+        (tmp_path / "old.mat", r"older than version 7\.3, which is not read; put"),
     ):
         with pytest.raises(BadInput, match=word) as error:
             load(path)
@@ -207,7 +213,7 @@ def test_positions_of_generic_files(generic: Load, hdf5: Load, patterns: np.ndar
     np.testing.assert_allclose(turned, positions[:, ::-1] / 1e-8)
     for keys, word in (
         ({"positions": None}, "no positions"),
-        ({"positions": "y"}, r"\(N, 2\) or \(2, N\)"),
+        ({"positions": "y"}, r"y has shape \(6,\) float64, and there are 6 patterns; .* \(6, 2\) or \(2, 6\) numbers"),
         ({"positions": "nowhere"}, "no dataset nowhere; it has /frames"),
         ({"patterns": "nowhere"}, "no dataset nowhere"),
         ({"probe": "yx"}, "a probe is complex"),

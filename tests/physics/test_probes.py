@@ -196,7 +196,10 @@ lens = (SHAPE, PIXEL, WAVELENGTH, ANGLE)
         (lambda: probes.pinhole(SHAPE, PIXEL, WAVELENGTH, 1e-5), "pinhole of 1e-05 m"),
         (lambda: probes.pinhole(SHAPE, PIXEL, WAVELENGTH, 0.6e-6, 1.0), "wide"),
         (lambda: probes.defocused(probes.aberrated(*lens), PIXEL, WAVELENGTH, 1e-2), "shorter distance"),
-        (lambda: probes.from_mean_pattern(torch.zeros(8, 8)), "brightest pixel is 0.0"),
+        (
+            lambda: probes.from_mean_pattern(torch.zeros(8, 8)),
+            "no light in the mean pattern",
+        ),
         (lambda: probes.rescaled(torch.zeros(1, 8, 8, dtype=torch.complex128), 1.0), "power is 0.0"),
         (lambda: probes.rescaled(torch.ones(1, 8, 8, dtype=torch.complex128), 0.0), "power is to be 0.0"),
         (lambda: probes.extra_modes(probes.aberrated(*lens), 2, (0.5, 0.3)), "sum is 1"),

@@ -12,10 +12,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
 from ptymesh.io import manifests
+from ptymesh.io.survey import too_far_apart
 from ptymesh.run import callbacks, started
 from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, opening, plan, summary, watchers
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
@@ -64,6 +66,13 @@ def test_the_balance_of_each_stage_stands_at_the_head_of_a_run() -> None:
         "Object: replicated (asked for)",
         "Balance: 0.98; then 1.00 of the speed of equal shares at most",
     ]
+
+
+def test_positions_that_cannot_be_right_stand_at_the_head_of_a_run() -> None:
+    doubt = too_far_apart(np.array([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]]), (8, 8))
+    assert opening(replace(info(), doubt=doubt))[-1].startswith("Neighbouring views are 9 object pixels apart, more")
+    assert not too_far_apart(np.array([[0.0, 0.0], [0.0, 8.0], [8.0, 0.0]]), (8, 8))
+    assert not too_far_apart(np.zeros((3, 2)), (8, 8)), "as of single exposures"
 
 
 def test_summary_and_plan() -> None:

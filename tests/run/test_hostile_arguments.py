@@ -71,6 +71,20 @@ def test_what_is_no_scan_no_file_and_no_stage(odd: str, scan: Measurement) -> No
         refused(lambda name=name: pm.Reconstruction(scan, **{name: value}))  # type: ignore[misc]
 
 
+def test_arrays_are_loaded_by_way_of_a_file(tmp_path: Path) -> None:
+    """As the sentence about them says."""
+    said = refused(lambda: pm.load(np.zeros((3, 4, 4))))  # type: ignore[arg-type]
+    assert "not from a ndarray; write arrays to one with numpy.savez('scan.npz', patterns=..., positions=...)" in said
+    np.savez(tmp_path / "scan.npz", patterns=np.ones((3, 4, 4)), positions=np.zeros((3, 2)))
+    keys = {"patterns": "patterns", "positions": "positions"}
+    assert pm.load(tmp_path / "scan.npz", keys=keys, positions={"unit": "px"}).views == 3
+
+
+def test_names_of_the_package_in_other_capitals() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'rpie'; did you mean RPIE\?"):
+        _ = pm.rpie
+
+
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_measurement(odd: str, scan: Measurement) -> None:
     value, geometry = ODD[odd], scan.geometry
@@ -116,6 +130,7 @@ def test_stages_are_engines_dicts_or_lists_of_them(scan: Measurement) -> None:
     assert [stage.name for stage in recon.stages] == ["rpie", "rpie", "mpie"]
     for stages in (None, [], 5, "x", [{}], [{"engine": "rpi"}], [None]):
         refused(lambda stages=stages: recon.run(stages))  # type: ignore[misc]
+    assert "stages.0 is the class RPIE itself; give" in refused(lambda: recon.run(pm.RPIE))  # type: ignore[arg-type]
     for changes in ({"epochs": 0}, {"epochs": True}, {"batch": 0}, {"batch": "x"}, {"epochs": 10**30}):
         refused(lambda changes=changes: recon.run(pm.RPIE(), **changes))  # type: ignore[misc]
 

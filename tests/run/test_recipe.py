@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ptymesh.engines import MPIE, RPIE
+from ptymesh.engines import ENGINES, MPIE, RPIE
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
 from ptymesh.run.recipe import Recipe, load_recipe
@@ -138,11 +138,21 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
             {"precision": "doubel"},
             "precision is 'doubel'; it should be 'single', 'mixed' or 'double' (did you mean double?).",
         ),
+        ({"modes": 3}, "modes is unknown; did you mean probe.modes?"),
+        ({"epochs": 3}, "epochs is unknown; did you mean stages.0.epochs?"),
+        (
+            {"data": {"path": "/a", "energy_eV": "8 keV"}},
+            "data.energy_eV is '8 keV'; it should be a number in eV, without the unit.",
+        ),
+        (
+            {"data": {"path": "/a", "detector_pixel_m": "75 um"}},
+            "data.detector_pixel_m is '75 um'; it should be a number in metres, without the unit.",
+        ),
         ({"probe": 3}, "probe is 3; it should be a group of keys (modes, "),
         ({"probe": {"modes": 0}}, "probe.modes is 0; it should be greater than or equal to 1."),
-        ({"probe": {"start": "dta"}}, "probe.start is 'dta'; it should be auto or file or data or"),
-        ({"probe": {"start": {"kind": "dta"}}}, "probe.start.kind is 'dta'; it should be auto or file"),
-        ({"probe": {"start": {"path": "x"}}}, "probe.start.kind is empty; it should be auto or file"),
+        ({"probe": {"start": "dta"}}, "probe.start is 'dta'; it should be one of auto, file, data, "),
+        ({"probe": {"start": {"kind": "dta"}}}, "probe.start.kind is 'dta'; it should be one of auto, file, "),
+        ({"probe": {"start": {"path": "x"}}}, "probe.start.kind is empty; it should be one of auto, file, "),
         ({"probe": {"start": {"kind": "pinhole"}}}, "probe.start.diameter_m is missing;"),
         (
             {"probe": {"start": {"kind": "pinhole", "diametre_m": 1}}},
@@ -161,8 +171,12 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ({"stages": {}}, "stages is {}; it should be a list (each item on a line that begins with a dash"),
         ({"stages": []}, "stages is an empty list; give at least one"),
         ({"stages": ["rpie"]}, "stages.0 is 'rpie'; it should be a group of keys, such as {engine: rpie"),
-        ({"stages": [{"epochs": 3}]}, "stages.0.engine is missing; it should be epie or "),
-        ({"stages": [{"engine": "rpi"}]}, "stages.0.engine is 'rpi'; it should be epie or "),
+        ({"stages": [{"epochs": 3}]}, "stages.0.engine is missing; it should be one of epie, "),
+        ({"stages": [{"engine": "rpi"}]}, "stages.0.engine is 'rpi'; it should be one of epie, "),
+        (
+            {"stages": [{"engine": "RPIE"}]},
+            f"stages.0.engine is 'RPIE'; it should be one of {', '.join(ENGINES.names())} (did you mean rpie?).",
+        ),
         ({"stages": [{"engine": "rpie"}, {"engine": "rpie", "epochs": 0}]}, "stages.1.epochs is 0; it should be great"),
         ({"stages": [{"engine": "rpie", "epoch": 1}]}, "stages.0.epoch is unknown; did you mean stages.0.epochs?"),
         (
@@ -211,6 +225,8 @@ def test_bad_overrides(recipe_file: Path, overrides: list[str], expected: str) -
     [
         ("data: {path: [", "is not valid YAML"),
         ("seed: 1\nseed: 2\n", "the key 'seed' is given twice (line 1)"),
+        ("data:\n\tpath: a.cxi\n", "is not valid YAML: a tab, where only blanks may indent (line 2); mend that line."),
+        ("data: {path: a.cxi\n", "but got the end of the text (line 2)"),
         ("- 1\n", "it should hold keys: data, seed"),
         ("", " is empty; it should hold keys"),
         ("x: !!python/object:os.system {}", "is not valid YAML"),

@@ -57,7 +57,7 @@ def test_whole_numbers_mean_an_int(range_: dict[str, Any], kind: str) -> None:
         ({"space": {"a": [1, 1]}}, "space.a: choices are [1, 1]; give different values, at least one."),
         (
             {"objective": "held-out"},
-            "objective.kind is 'held-out'; it should be held_out or frc or contrast or function",
+            "objective.kind is 'held-out'; it should be one of held_out, frc, contrast, function",
         ),
         (
             {"objective": {"kind": "held_out", "fraction": 0.7}},

@@ -110,6 +110,8 @@ def _scan(s: Summary) -> Lines:
     origin = {"file": "probe in the file", "speckle": "estimated from the speckles", "window": "whole window lit"}
     modes = f", {s.probe_modes} mode{'s' * (s.probe_modes > 1)}" if s.probe_modes else ""
     yield "probe diameter", f"{size(s.probe_diameter_px)}, {origin[s.probe_diameter_from]}{modes}"
+    if not s.probe_diameter_px > 0:  # in the dark
+        return
     yield "overlap", f"{s.overlap:.0%} of the diameter, {s.views_per_point:.3g} views on each point"
     if s.propagation == "far_field":
         yield "oversampling", f"{s.oversampling:.3g} (window / probe diameter; 2 samples well)"
@@ -129,7 +131,8 @@ def _counts(s: Summary) -> Lines:
     )
     odd = ", ".join(f"{len(where)} {kind}" for kind, where in (("hot", s.hot), ("dead", s.dead), ("stuck", s.stuck)))
     yield "pixels", f"{s.masked} masked; unmasked but odd: {odd}"
-    yield "intensity", f"spread {s.intensity_rms:.1%} rms, drift {s.intensity_drift:+.1%} over the scan"
+    if s.counts_per_view > 0:
+        yield "intensity", f"spread {s.intensity_rms:.1%} rms, drift {s.intensity_drift:+.1%} over the scan"
     if s.beam_offset_px is not None:
         yield "beam centre", f"{s.beam_offset_px[0]:+d}, {s.beam_offset_px[1]:+d} px off the middle (y, x)"
 

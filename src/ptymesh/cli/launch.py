@@ -32,6 +32,8 @@ def command(
         raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")
     if not script.is_file():
         raise BadInput(f"There is no program {script}; check the path.")
+    if script.suffix in (".yaml", ".yml"):
+        raise BadInput(f"{script} is a recipe, not a Python program; give it to ptymesh run, with --ranks N.")
     how.check()
     status = launch(
         [str(script), *(arguments or ())],

@@ -91,7 +91,7 @@ class Launching:
         """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
         from ptymesh.distributed.devices import backend_for, device_for, shared_by
         from ptymesh.errors import BadInput
-        from ptymesh.launcher.launch import MOST_RANKS
+        from ptymesh.launcher.launch import MOST_PER_CORE, MOST_RANKS, cores
 
         ranks = 1 if self.ranks is None else self.ranks
         if not 1 <= ranks <= MOST_RANKS:
@@ -104,6 +104,11 @@ class Launching:
             raise BadInput("--max-restarts starts failed ranks again, and there are none; give --ranks N too.")
         device = device_for(self.device, ranks - 1, ranks, self.backend)
         backend_for(device, self.backend)
+        if device.type == "cpu" and ranks > MOST_PER_CORE * cores():
+            raise BadInput(
+                f"--ranks is {ranks}, and there are {cores()} cores here: more ranks than cores are slower, and more "
+                f"than {MOST_PER_CORE * cores()} are refused."
+            )
         if said := shared_by(device, ranks):
             typer.echo(f"ptymesh: {said}.", err=True)
 

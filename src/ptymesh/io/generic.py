@@ -129,7 +129,10 @@ def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
     if stored.ndim == 2 and stored.shape[0] == 2 and stored.shape != (count, 2):
         stored = stored.T
     if stored.ndim < 2 or stored.shape[-1] != 2 or stored.dtype.kind not in "iuf":
-        raise BadInput(f"{keys.positions} has shape {stored.shape} {stored.dtype}; positions are (N, 2) or (2, N).")
+        raise BadInput(
+            f"{keys.positions} has shape {stored.shape} {stored.dtype}, and there are {count} patterns; positions are "
+            f"({count}, 2) or (2, {count}) numbers, or two datasets, positions_y and positions_x of data.keys."
+        )
     pairs = stored.reshape(-1, 2).astype(np.float64)
     return pairs if keys.position_order == "yx" else pairs[:, ::-1].copy()
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ptymesh.files import size
 from ptymesh.io.preprocess import centroid
-from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
+from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, too_far_apart, upright
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 
@@ -122,7 +122,7 @@ def summarise(measurement: Measurement) -> Summary:
         odd=odd,
     )
     sentences = (
-        *_about_scan(summary),
+        *_about_scan(summary, too_far_apart(measurement.positions, measurement.window)),
         *_about_sampling(summary),
         *_about_detector(summary, found),
         *_about_beam(summary),
@@ -201,7 +201,7 @@ def _example(m: Measurement, found: Survey) -> np.ndarray:
     return np.where(upright(m, m.mask & (pattern >= 0)), upright(m, pattern), np.nan)
 
 
-def _about_scan(s: Summary) -> Iterator[str]:
+def _about_scan(s: Summary, apart: str) -> Iterator[str]:
     sides = [math.ceil(extent) + pixels for extent, pixels in zip(s.extent_px, s.window, strict=True)]
     needed, free = SINGLE_BYTES * math.prod(sides), free_memory()
     if needed > free:
@@ -217,11 +217,8 @@ def _about_scan(s: Summary) -> Iterator[str]:
             f"{_n(len(s.stray), 'view lies', 'views lie')} further than a probe diameter from every other ({some}): "
             f"motor readings may be wrong."
         )
-    if s.step_px > max(s.window):
-        yield (
-            f"Neighbouring views are {s.step_px:.3g} object pixels apart, more than the window: check the unit of the "
-            f"positions and the geometry."
-        )
+    if apart:
+        yield apart
     elif 0 < s.step_px < 0.1:
         yield f"The scan step is {s.step_px:.3g} object pixels: check the unit of the positions and the geometry."
     elif s.probe_diameter_from != "window" and s.overlap < 0.4:
@@ -244,6 +241,9 @@ def _about_sampling(s: Summary) -> Iterator[str]:
 
 
 def _about_detector(s: Summary, found: Survey) -> Iterator[str]:
+    if s.peak_counts <= 0:
+        yield f"None of the {s.views} views has counts: check which dataset is read (data.keys.patterns), and the mask."
+        return
     for kind, pixels in (("hot", s.hot), ("dead", s.dead), ("stuck", s.stuck)):
         if pixels:
             some = ", ".join(f"({y}, {x})" for y, x in pixels[:4]) + (" ..." if len(pixels) > 4 else "")

@@ -42,6 +42,14 @@ READERS: Registry[Reader] = Registry(
 )
 for _name, _reader in (("cxi", cxi), ("tike", tike)):
     READERS.register(_name)(_reader)
+#: Formats that people have, by their first bytes, and what to do about them.
+KNOWN = {
+    b"\x93NUMPY": "a single array of numpy (.npy)",
+    b"II*\0": "a TIFF image",
+    b"MM\0*": "a TIFF image",
+    b"MATLAB 5": "a MATLAB file older than version 7.3",
+}
+REWRITE = "put patterns and positions into one file with numpy.savez or h5py, and name them in data.keys"
 IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 
@@ -71,7 +79,7 @@ def _is_file(path: Path) -> None:
     if not path.exists():
         raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
     if not path.is_file():
-        raise BadInput(f"{path} is not a file; data.path must name one.")
+        raise BadInput(f"{path} is {'a folder' if path.is_dir() else 'not a file'}; data.path must name a file.")
     if path.stat().st_size == 0:
         raise BadInput(f"{path} is empty; copy it again.")
     try:
@@ -95,4 +103,7 @@ def _unknown(path: Path, shown: Path) -> str:
         return f"{shown} is a truncated or damaged npz; copy it again."
     if start.startswith(b"\x89HDF"):
         return f"{shown} is a truncated or damaged HDF5 file; copy it again."
+    for magic, name in KNOWN.items():
+        if start.startswith(magic):
+            return f"{shown} is {name}, which is not read; {REWRITE}."
     return f"{shown} is of no known format (it starts with {start!r}); known are HDF5 (CXI or by data.keys) and npz."

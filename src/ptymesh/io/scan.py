@@ -68,7 +68,10 @@ class Optics:
         if self.wavelength_m is not None or self.energy_eV is None:
             return self.wavelength_m
         if self.radiation is None:
-            raise BadInput(f"An energy of {self.energy_eV} eV of what? Set data.radiation to photon or electron.")
+            raise BadInput(
+                f"The energy is {self.energy_eV:g} eV, but whether of photons or of electrons is not said; set "
+                f"data.radiation to photon or electron."
+            )
         return (photon_wavelength_m if self.radiation == "photon" else electron_wavelength_m)(self.energy_eV)
 
 

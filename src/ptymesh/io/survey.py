@@ -190,13 +190,34 @@ class Scan:
 def scan_of(positions: np.ndarray, far: float) -> Scan:
     """Neighbour distances of (N, 2) positions."""
     y, x = (float(one) for one in np.ptp(positions, axis=0))
-    distinct = positions[np.unique(np.round(positions, 2), axis=0, return_index=True)[1]]
+    distinct = _distinct(positions)
     duplicates = len(positions) - len(distinct)
     if len(distinct) < 2:
         return Scan((y, x), 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
-    step = float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1]))
+    step = step_of(positions)
     alone = cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
     return Scan((y, x), *_hull(distinct), step, duplicates, np.flatnonzero(alone))
+
+
+def step_of(positions: np.ndarray) -> float:
+    """Median distance from one of the (N, 2) positions to its nearest neighbour; 0 where all are the same."""
+    distinct = _distinct(positions)
+    return float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1])) if len(distinct) > 1 else 0.0
+
+
+def too_far_apart(positions: np.ndarray, window: tuple[int, int]) -> str:
+    """A sentence where neighbouring views lie further from each other than the window is wide; else empty."""
+    step = step_of(positions)
+    if step <= max(window):
+        return ""
+    return (
+        f"Neighbouring views are {step:.3g} object pixels apart, more than the window of {window[0]} x {window[1]}: "
+        f"check the unit of the positions (positions.unit), data.distance_m and data.detector_pixel_m."
+    )
+
+
+def _distinct(positions: np.ndarray) -> np.ndarray:
+    return positions[np.unique(np.round(positions, 2), axis=0, return_index=True)[1]]
 
 
 def _hull(points: np.ndarray) -> tuple[float, float]:

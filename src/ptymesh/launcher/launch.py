@@ -31,6 +31,8 @@ from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
 
 #: More processes than any machine runs well, which a slip of the finger would start.
 MOST_RANKS = 4096
+#: More ranks on a core than anybody has a use for, beside the tests, which have a few on each.
+MOST_PER_CORE = 16
 #: Seconds within which this process must reach the store that it keeps itself.
 STORE_S = 10.0
 TAIL_LINES, TAILS = 20, 3

@@ -153,7 +153,10 @@ def from_mean_pattern(mean_pattern: Tensor) -> Tensor:
         BadInput: a mean pattern without counts.
     """
     if not mean_pattern.max() > 0:
-        raise BadInput(f"The mean pattern's brightest pixel is {float(mean_pattern.max())}; check data and background.")
+        raise BadInput(
+            f"There is no light in the mean pattern (its brightest pixel is {float(mean_pattern.max()):g}); check the "
+            f"patterns, the mask and the background."
+        )
     return _centred_inverse(mean_pattern.to(torch.float64).clamp(min=0).sqrt().to(torch.complex128))
 
 

@@ -464,6 +464,12 @@ def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any)
 
     positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
     """
+    if not isinstance(path, str | Path):
+        raise BadInput(
+            f"A scan is loaded from a file, not from a {type(path).__name__}; write arrays to one with "
+            f"numpy.savez('scan.npz', patterns=..., positions=...), and name them: "
+            f"load('scan.npz', keys={{'patterns': 'patterns', 'positions': 'positions'}})."
+        )
     where = _options(PositionOptions, positions, "positions")
     return load_measurement(_options(DataOptions, {"path": path, **data}, "data"), where)
 

@@ -22,6 +22,7 @@ from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
+from ptymesh.io.survey import too_far_apart
 from ptymesh.run.batches import balance, draw, hold_out
 from ptymesh.run.counters import counters_of
 from ptymesh.run.lock import Fence, hold, share
@@ -252,6 +253,7 @@ def _existing(folder: Path) -> Path:
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
+    single = "rpi" in recipe.optics  # exposures, which have nothing to do with each other
     height, width = estimate.extent
     return RunInfo(
         stages=[(s.name, s.epochs, len(draw(scan.positions, s.batch, recipe.seed, 0))) for s in recon.stages],
@@ -269,6 +271,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         balance=_balance(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.loader.patterns.where(),
         note=note,
+        doubt="" if single else too_far_apart(scan.positions, scan.window),
     )
 
 

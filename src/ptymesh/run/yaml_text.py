@@ -132,6 +132,9 @@ def parsed(text: str, what: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f" (line {mark.line + 1}); mend that line"
         said = " ".join(str(error.problem or error.context).split())[:200]
+        said = said.replace("'<stream end>'", "the end of the text")
+        if r"character '\t'" in said:
+            said = "a tab, where only blanks may indent"
         raise BadInput(f"{what} is not valid YAML: {said}{line}.") from error
     except yaml.YAMLError as error:
         raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]}); mend it.") from error
