@@ -69,6 +69,11 @@ RUNS = {
     ),
     "models beside pixels": ("adam", dict(), {"models": {"aberrations": {"residue": True}, "scan_geometry": True}}),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
+    "between slices": (
+        "adam",
+        dict(slices=2),
+        {"unknowns": {"slice_spacing": True, "tilt": True, "positions": True}, "positions": {"gain": 1}},
+    ),
     "slices": ("lsqml", dict(modes=2, slices=3, varying=True), {**POSITIONS, "probe": {"intensity": True}}),
 }
 #: How a start is changed.

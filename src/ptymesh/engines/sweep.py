@@ -22,6 +22,7 @@ from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
+from ptymesh.physics.backend import Task
 from ptymesh.physics.elementwise import means, over_window
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, inner, power
@@ -46,13 +47,13 @@ class Sweep:
     def __init__(self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], loss: Loss) -> None:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
-        #: Whether waves are those of the model's fidelity, which nobody looks at.
         self._others = {one.name: one for one in problem.model.unknowns if one.name in wanted}
-        looked_at = {"background", "slice_spacing", "tilt", *self._others} & wanted
-        self._plain = isinstance(loss, OfFidelity) and not looked_at
-        self.accumulator = problem.accumulator(
-            estimate, replace(batch, vary=vary), task="loss_gradient" if self._plain else None
-        )
+        #: Unknowns between slices, which look at waves and what comes back to them.
+        self._gaps = {"slice_spacing", "tilt"} & wanted
+        #: Whether waves are those of the model's fidelity, and nothing else looks at them.
+        self._plain = isinstance(loss, OfFidelity) and not {"background", *self._others} & wanted
+        task: Task | None = "loss_gradient" if self._plain else None
+        self.accumulator = problem.accumulator(estimate, replace(batch, vary=vary), task=task, keep=bool(self._gaps))
         self.terms = problem.fields.reduction(loss.terms)
         shapes = {"background": (2, *problem.window), "slice_spacing": (2,), "tilt": (2, 2)}
         shapes |= {name: (2, *real(estimate[name]).shape) for name, one in self._others.items() if one.scope != "view"}
@@ -64,16 +65,17 @@ class Sweep:
         """Sweeps the batch; `note`: for the running loss of the epoch."""
         if self._plain:
             for chunk in self.accumulator.chunks():
-                self.terms.add(
-                    self.accumulator.loss_gradient(chunk, self.problem.evaluator.forward(self.estimate, chunk), note)
-                )
+                intermediates = self.problem.evaluator.forward(self.estimate, chunk)
+                waves, terms = self.accumulator.loss_gradient(chunk, intermediates, note)
+                self.terms.add(terms)
+                self._add_gaps(intermediates, waves)
             return
         for chunk in self.problem.loader.chunks(self.estimate, self.batch.views):
             self._add(chunk, note)
 
     def _add(self, chunk: Chunk, note: bool) -> None:
         """A chunk whose waves are looked at, or whose loss is not the model's fidelity."""
-        problem, model, estimate = self.problem, self.problem.model, self.estimate
+        problem, estimate = self.problem, self.estimate
         intermediates = problem.evaluator.forward(estimate, chunk)
         if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
             waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note)
@@ -81,14 +83,19 @@ class Sweep:
         else:
             waves = self._loss_gradient(chunk, intermediates, note)
         self.accumulator.add(chunk, intermediates, waves)
-        if "slice_spacing" in self.wanted:
-            stretched = model.spacing_derivative(intermediates) * estimate.slice_spacing_m
+        self._add_gaps(intermediates, waves)
+        if self._others:
+            self._add_others(problem.model.operator_slopes(intermediates, waves))
+
+    def _add_gaps(self, intermediates: Intermediates, waves: Tensor) -> None:
+        """What spacing and tilt of the slices ask for, where they are wanted."""
+        model = self.problem.model
+        if "slice_spacing" in self._gaps:
+            stretched = model.spacing_derivative(intermediates) * self.estimate.slice_spacing_m
             self.reductions["slice_spacing"].add(_along(stretched, waves))
-        if "tilt" in self.wanted:
+        if "tilt" in self._gaps:
             both = [_along(model.tilt_derivative(intermediates, axis), waves) for axis in (0, 1)]
             self.reductions["tilt"].add(torch.stack(both, dim=2))
-        if self._others:
-            self._add_others(model.operator_slopes(intermediates, waves))
 
     def _add_others(self, found: dict[str, tuple[Tensor, Tensor]]) -> None:
         """What the unknowns of the model's operators ask for; of those with a row per view, its largest curvature."""

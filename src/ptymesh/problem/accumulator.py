@@ -35,7 +35,7 @@ class Accumulator:
 
     With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
     `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`. keep:
-    whether `exit_wave_update` is to return waves.
+    whether these are to return waves.
     """
 
     def __init__(
@@ -187,13 +187,14 @@ class Accumulator:
         self.evaluator.see(chunk, found)
         return chi
 
-    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> Tensor:
-        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Problem.loss_gradient` does of each view, (B, 3)."""
+    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> tuple[Tensor, Tensor]:
+        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Evaluator.loss_gradient` does of each view: without `keep`
+        the waves mean nothing."""
         assert self.task == "loss_gradient"
-        found = self._sweep(chunk, intermediates, keep=False)[1]
+        waves, found = self._sweep(chunk, intermediates, self.keep)
         if note:
             self.evaluator.see(chunk, found)
-        return loss_and_counts(found)
+        return waves, loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
         backend, model, task, asks = (
