@@ -239,8 +239,8 @@ def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any
 def engine_of(path: str, stage: Any) -> Engine:
     """The engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if isinstance(stage, type) and issubclass(stage, Engine):
-        name = stage.__name__
-        raise BadInput(f"{path} is the class {name} itself; give an engine made of it, such as {name}(epochs=50).")
+        called = stage.__name__
+        raise BadInput(f"{path} is the class {called} itself; give an engine made of it, such as {called}(epochs=50).")
     if not isinstance(stage, dict):
         raise BadInput(f"{path} is {shown(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
