@@ -3,6 +3,7 @@
 The font is STIX Two Math, which the package ziamath brings along; without one, parentheses and sums do not grow.
 """
 
+import re
 import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,15 +15,27 @@ from latex2mathml.converter import convert
 FONT = "STIXTwoMath-Regular.ttf"  # site.css names it
 
 
+def mathml(equation: str, display: str = "inline") -> str:
+    """MathML of an equation, in which every second bar of a modulus or a norm closes what the one before has opened."""
+    forms: dict[str, str] = {}
+
+    def formed(found: re.Match[str]) -> str:
+        bar = found[1]
+        forms[bar] = "postfix" if forms.get(bar) == "prefix" else "prefix"
+        return f'<mo form="{forms[bar]}" stretchy="false">{bar}</mo>'
+
+    return re.sub("<mo>(&#x0007C;|&#x02016;)</mo>", formed, convert(equation, display=display))
+
+
 def inline(translator: Any, node: nodes.math) -> None:
     """One within a sentence."""
-    translator.body.append(convert(node.astext()))
+    translator.body.append(mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def block(translator: Any, node: nodes.math_block) -> None:
     """One on a line of its own, which can be scrolled where it is wider than the screen."""
-    translator.body.append(f'<div class="equation">{convert(node.astext(), display="block")}</div>')
+    translator.body.append(f'<div class="equation">{mathml(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 
 

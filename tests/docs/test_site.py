@@ -130,6 +130,14 @@ def test_questions_are_answered_within_two_clicks() -> None:
         assert re.search(r"\]\([^)]+\)", answer), question
 
 
+@pytest.mark.docs
+def test_bars_of_an_equation_open_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    mathml = load(DOCS / "extensions" / "equations.py", monkeypatch).mathml
+    for bars in (r"\lvert a \rvert + \lvert b \rvert^2", r"\lVert a \rVert = \lVert b \rVert"):
+        assert re.findall('form="([a-z]+)"', mathml(bars)) == ["prefix", "postfix"] * 2
+    assert "form=" not in mathml("a + b")
+
+
 def test_docstrings_reach_sphinx_as_they_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     marked = load(DOCS / "extensions" / "docstrings.py", monkeypatch).marked
     assert marked(["|P|^2 and `x_1`, *both*"]) == [r"\|P\|^2 and ``x_1``, \*both\*"]
