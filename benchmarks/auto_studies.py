@@ -19,6 +19,7 @@ import contextlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -88,7 +89,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "cryo": (
         "data.radiation=electron",
         "data.energy_eV=300000",
-        "data.keys.pattern_axes=rcyx",
         "data.views={central: 320}",
         "positions.raster={shape: [40, 40], step_m: 31.25e-10}",
         "probe.start={kind: electron, semiangle_rad: 1.03e-3}",
@@ -121,13 +121,14 @@ def found(scan: Case) -> dict[str, Any]:
     out = scan.folder / "auto"
     settings = [part for setting in scan.settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "ptymesh", "run", str(scan.path), *settings, "--out", str(out), "--force"]
-    began = time.perf_counter()
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - began
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     text = (out / "recipe.yaml").read_text(encoding="utf-8")
     plain = yaml.safe_load(text)
     reasons = [row.strip() for row in text.splitlines() if row.lstrip().startswith("#")]
-    return {"command_s": seconds, **score(plain), "recipe": said(plain), "reasons": reasons}
+    return {"command_s": seconds, "command_cpu_s": cpu, **score(plain), "recipe": said(plain), "reasons": reasons}
 
 
 def score(plain: dict[str, Any]) -> dict[str, float]:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto.decide import Found
+from ptymesh.auto.decide import ANSWER, ENGINE, Found, _Interview
 from ptymesh.auto.race import Budget, OverBudget, Undecided
 from ptymesh.auto.written import written
 from ptymesh.distributed.world import Solo
+from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
@@ -66,9 +67,38 @@ def test_stopped_while_it_asks(tmp_path: Path) -> None:
         decide(Recipe.parse(described(path)[0]), Solo(), lambda: True, write=False)
 
 
+@pytest.fixture
+def interview(tmp_path: Path) -> _Interview:
+    """About 20 views, with 1000 sweeps and the engine that begins."""
+    write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
+    recipe = Recipe.parse(described(tmp_path / "scan.cxi")[0])
+    made = _Interview(
+        recipe, load_measurement(recipe.data), Solo(), lambda: False, Budget(1000), {}, lambda sentence: None
+    )
+    made.opening = {"engine": "rpie", "batch": 8}
+    return made
+
+
+def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
+    """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
+    budget, arena = interview.budget, interview._arena(interview.scan)
+    track = arena.run(arena.start(interview.opening), 3)
+    budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, ANSWER)
+    best = interview._engine(arena, track)
+    arena.close()
+    assert best.engine["engine"] in ("rpie", "adam") and budget.spent <= ENGINE * budget.sweeps
+    said = interview.reasons["stages"]
+    assert [sentence.partition(" was not asked")[0] for sentence in said[:2]] == [
+        "Whether rpie with Poisson's likelihood goes on better",
+        "Whether lsqml goes on better",
+    ]
+    assert "goes on best: rpie " in said[2] and len(said) == 3
+
+
 def test_a_budget_is_not_overdrawn() -> None:
     budget = Budget(10)
     budget.pay(4, 0.5)
+    assert budget.holds(1, 0.5) and not budget.holds(2, 0.5) and budget.holds(6)
     with pytest.raises(OverBudget):
         budget.pay(2, 0.5)
     budget.pay(6)

@@ -4,8 +4,10 @@ The order matters: wrong positions and a beam that flickers look like further mo
 comes first. A background and further modes look like each other, and start side by side. Each question goes on from the
 same estimate with and without the change, for as many epochs.
 
-A sweep is an epoch of rPIE with one probe mode. Of the sweeps that there are, questions may take QUESTIONS, the
-search for the number of epochs goes up to LENGTH, and the rest is for the run itself.
+What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
+optics may take OPTICS, questions then go on until QUESTIONS and the one about the engine until ENGINE, so that it is
+asked however long the others took; the search for the number of epochs goes up to LENGTH, and the rest is for the run
+itself.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.optics import settled
+from ptymesh.auto.price import work
 from ptymesh.auto.race import Arena, Budget, OverBudget, Stop, Track, better
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
@@ -28,9 +31,10 @@ from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, engine_of
 
-#: Views times pixels that are swept where nobody says, some 45 s on two cores; between so many sweeps. Shares of them
-#: that may be spent when the optics are known, when the questions end, and when the epochs are known.
-WORK, FEWEST, MOST, OPTICS, QUESTIONS, LENGTH = 1.1e10, 400, 1500, 0.25, 0.45, 0.725
+#: Work (price.py) where nobody says, some 45 s on two cores; between so many sweeps.
+WORK, FEWEST, MOST = 8.4e9, 400, 2000
+#: Shares of the sweeps.
+OPTICS, QUESTIONS, ENGINE, LENGTH = 0.2, 0.4, 0.47, 0.9
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
@@ -119,8 +123,7 @@ def _together(world: World, make: Callable[[], Any]) -> Any:
 
 def _sweeps_of(scan: Measurement) -> int:
     """What can be afforded where nobody says."""
-    h, w = scan.window
-    return int(min(MOST, max(FEWEST, WORK / (scan.views * h * w))))
+    return int(min(MOST, max(FEWEST, WORK / work(scan))))
 
 
 def _sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
@@ -374,15 +377,17 @@ class _Interview:
     def _engine(self, arena: Arena, track: Track) -> Track:
         """Which engine goes on best?"""
         name = str(track.engine["engine"])
-        ways = [(track, name), (track.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
+        ways = [(track, name)]
         if name == "adam":
             ways += [(track.using({**track.engine, "lr": track.engine["lr"] / 3}), "adam at a third of the rate")]
         else:
             ways += [(track.using(self._sized(ADAM)), "adam"), (track.using(self._sized(LSQML)), "lsqml")]
-        try:
-            run = [(arena.run(way, ANSWER, QUESTIONS), name) for way, name in ways]
-        except OverBudget:
-            return self._unasked("Which engine goes on best", track)
+        ways += [(track.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
+        while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, ANSWER) for way, _ in ways), ENGINE):
+            self._unasked(f"Whether {ways.pop()[1]} goes on better")
+        if len(ways) == 1:
+            return track
+        run = [(arena.run(way, ANSWER, ENGINE), name) for way, name in ways]
         best, name = min(run, key=lambda one: one[0].value)
         self.note("stages", f"{name} goes on best: {', '.join(f'{n} {_number(t)}' for t, n in run)}.")
         return best

@@ -109,11 +109,10 @@ def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Re
     if best is None or first is None:
         return recipe
     try:
-        first = begin(recipe, False, LONGER)
-        ends = {factor: begin(at(factor), False, LONGER) for factor in (best[0] * shorter for shorter in SHORTER)}
+        ends = {factor: begin(at(factor), False, LONGER) for factor in {1.0, *(best[0] * each for each in SHORTER)}}
     except OverBudget:
         return recipe
-    factor = min(ends, key=lambda one: ends[one].value)
+    factor, first = min(ends, key=lambda one: ends[one].value), ends[1.0]
     if factor == 1 or not better(ends[factor], first, errors=SURE):
         note("data.distance_m", "As the file says: others were tried, and none helps clearly.")
         return recipe

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ptymesh.auto.judging import Judged, judge
+from ptymesh.auto.price import Price
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
@@ -34,10 +35,6 @@ HELD_VIEWS, MOST_HELD = 40, 0.2
 #: What is kept has to lower the held-out residual by a share, and by so many standard errors.
 SURE = 2.0
 
-#: What an epoch costs, in sweeps: with these engines; each further wave, as a share of that; with a background, whose
-#: epochs go without the kernels; and as a factor, with what each view has for itself.
-COSTS, FURTHER, LIT, OWN = {"rpie": 1.0, "adam": 1.0, "lsqml": 1.3}, 0.4, 4.5, 1.5
-
 Stop = Callable[[], bool]
 
 
@@ -51,14 +48,18 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps: epochs of rPIE with one probe mode over all views of the scan. `spent` of `sweeps` are gone."""
+    """Sweeps (see price.py). `spent` of `sweeps` are gone."""
 
     sweeps: float
     spent: float = 0.0
 
+    def holds(self, cost: float, until: float = 1.0) -> bool:
+        """Whether so much can be spent before the share `until` of all sweeps is gone."""
+        return self.spent + cost <= until * self.sweeps
+
     def pay(self, cost: float, until: float = 1.0) -> None:
         """Raises OverBudget where the share `until` of all sweeps does not hold that."""
-        if self.spent + cost > until * self.sweeps:
+        if not self.holds(cost, until):
             raise OverBudget
         self.spent += cost
 
@@ -89,13 +90,6 @@ class Track:
         return len(self.estimate.probe)
 
     @property
-    def cost(self) -> float:
-        """Of an epoch over all views, in sweeps."""
-        waves = 1 + FURTHER * (self.modes + len(self.estimate.opr) - 1)
-        lit = LIT if "unknowns" in self.engine else 0.0
-        return (COSTS[self.engine["engine"]] * waves + lit) * (OWN if self.own else 1.0)
-
-    @property
     def value(self) -> float:
         """Residual of the held-out views; infinite where it diverged."""
         return math.inf if self.judged is None else self.judged.residual
@@ -122,6 +116,7 @@ class Arena:
     def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
         self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
         self.share = scan.views / whole
+        self.price = Price(scan.geometry.propagation != "far_field", recipe.object.slices)
         self.recon = _Whole(
             scan,
             object=recipe.object,
@@ -147,12 +142,19 @@ class Arena:
         """Where the recipe starts; at first this is judged by nothing."""
         return Track(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
 
+    def cost(self, track: Track, epochs: int) -> float:
+        """Of so many epochs and a judgement, in sweeps."""
+        waves = track.modes + len(track.estimate.opr)
+        epoch = self.price.epoch(track.engine["engine"], waves, track.own, "unknowns" in track.engine)
+        held = len(self.held) / self.views
+        return self.share * (epochs * epoch + self.price.judging(epoch, track.own, held))
+
     def run(self, track: Track, epochs: int, until: float = 1.0) -> Track:
         """Goes on from a track, which stays as it is. Raises OverBudget, Undecided.
 
         until: share of the budget that may be spent by then.
         """
-        self.budget.pay(epochs * track.cost * self.share, until)
+        self.budget.pay(self.cost(track, epochs), until)
         return list(self.follow(track, epochs, epochs, 1.0, paid=True))[-1]
 
     def follow(self, track: Track, epochs: int, every: int, until: float, paid: bool = False) -> Iterator[Track]:
@@ -166,7 +168,7 @@ class Arena:
         try:
             for report in loop.epochs():
                 if (report.epoch - 1) % every == 0 and not paid:
-                    self.budget.pay(every * track.cost * self.share, until)
+                    self.budget.pay(self.cost(track, every), until)
                 if report.epoch % every == 0:
                     judged = judge(problem, state.estimate, self.held, track.own)
                     history = {name: list(row) for name, row in state.history.items()}
