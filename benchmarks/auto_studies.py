@@ -209,7 +209,7 @@ def line(row: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """In markdown; ratios above the bar in bold."""
     lines = [
-        "| scan | found | held out | best of the study | its held out | ratio | command, recipe (s) |",
+        "| scan | found | held out | best of the study | its held out | ratio | command, recipe (CPU s) |",
         "|---" * 7 + "|",
     ]
     for row in rows:
@@ -218,19 +218,19 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         if ours:
             stages = [f"{one['epochs']} {one['engine']}" + _refined(one) for one in ours["recipe"]["stages"]]
             modes = ours["recipe"].get("probe", {}).get("modes", 1)
-            cells += [", ".join([*stages, f"{modes} modes" if modes > 1 else "1 mode"]), f"{ours['residual']:.5f}"]
+            cells += [", ".join([*stages, f"{modes} modes" if modes > 1 else "1 mode"]), f"{ours['residual']:.3g}"]
         else:
             cells += ["", ""]
         if best:
             said = {key.rsplit(".", 1)[-1]: value for key, value in best["settings"].items()}
             refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
             count = f"{said['modes']} mode{'s' * (said['modes'] > 1)}"
-            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{best['residual']:.5f}"]
+            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{best['residual']:.3g}"]
         else:
             cells += ["", ""]
         ratio = row.get("ratio")
         cells.append("" if ratio is None else f"**{ratio:.3f}**" if ratio > BAR else f"{ratio:.3f}")
-        cells.append(f"{ours['command_s']:.0f}, {ours['run_s']:.1f}" if ours else "")
+        cells.append(f"{ours['command_cpu_s']:.0f}, {ours['run_cpu_s']:.1f}" if ours else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

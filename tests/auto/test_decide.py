@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ptymesh.auto import decide, described
 from ptymesh.auto.decide import ANSWER, ENGINE, Found, _Interview
-from ptymesh.auto.race import Budget, OverBudget, Undecided
+from ptymesh.auto.hypotheses import GAINS, Hypothesis
+from ptymesh.auto.judging import Judged
+from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
 from ptymesh.auto.written import written
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
@@ -93,6 +97,33 @@ def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
         "Whether lsqml goes on better",
     ]
     assert "goes on best: rpie " in said[2] and len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("residuals", "asked", "kept"),
+    [
+        ({"modes": 0.5, "background": 0.4}, ["positions", "intensity", "modes", "background"], "background"),
+        ({"modes": 0.4, "background": 0.5}, ["positions", "intensity", "modes", "background"], "modes"),
+        ({"positions": 0.6, "modes": 0.5, "background": 0.4}, ["positions", "intensity"], "positions"),
+    ],
+)
+def test_what_looks_alike_is_held_side_by_side(
+    interview: _Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
+    arena, names = interview._arena(interview.scan), []
+    track = arena.start(interview.opening)
+
+    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Track, bool, float]:
+        names.append(one.name)
+        residual = residuals.get(one.name, 1.0)
+        return replace(one.track, judged=Judged(np.full(4, residual), np.ones(4))), residual < 1, 1 - residual
+
+    monkeypatch.setattr(interview, "_tried", tried)
+    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
+    arena.close()
+    assert names == asked and interview.kept == [kept]
+    assert best is not None and best.value == residuals[kept]
 
 
 def test_a_budget_is_not_overdrawn() -> None:

@@ -268,14 +268,16 @@ class _Interview:
     ) -> tuple[Track | None, set[str]]:
         """All hypotheses from the same estimate; the one that comes furthest is kept. `plain`: without any of them.
 
-        Further modes make sense of positions that are wrong, too, and are asked about when these are not.
+        Further modes make sense of positions that are wrong, too, and are asked about when these are not. A background
+        is asked about however much further modes help: these make sense of it as well, but never quite.
         Returns the track that is kept, and the names of those that gained nothing.
         """
         bases, falls = {str(track.engine): plain}, _gain(plain, track)
         found: list[tuple[Hypothesis, Track]] = []
         useless, spent = set(), False
         for one in all_.of(track):
-            if one.name not in asked or (found and one.name not in OWN_FIRST):
+            own_first = any(other.name in OWN_FIRST for other, _ in found)
+            if one.name not in asked or (own_first and one.name not in OWN_FIRST):
                 continue
             try:
                 tried, enough, gain = self._tried(arena, track, one, all_, bases, falls)
@@ -389,6 +391,8 @@ class _Interview:
             return track
         run = [(arena.run(way, ANSWER, ENGINE), name) for way, name in ways]
         best, name = min(run, key=lambda one: one[0].value)
+        if not better(best, run[0][0], STILL):  # what is as good is not worth a change, least of all a slower rate
+            best, name = run[0]
         self.note("stages", f"{name} goes on best: {', '.join(f'{n} {_number(t)}' for t, n in run)}.")
         return best
 
