@@ -7,7 +7,7 @@ import torch
 from cdtools.datasets import Ptycho2DDataset
 from cdtools.models import FancyPtycho
 from cdtools.reconstructors import AdamReconstructor
-from star import arguments, load, serve, synchronise
+from turns import arguments, load, serve, synchronise
 
 #: Views that its forward model takes at a time; measured on two cores to be about the fastest.
 WIDTH = 10

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from star import add_several
+from turns import add_several
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.errors import PtymeshError

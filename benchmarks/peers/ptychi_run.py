@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from star import arguments, load, mend_torchvision, serve, synchronise
+from turns import arguments, load, mend_torchvision, serve, synchronise
 
 mend_torchvision()
 

@@ -8,7 +8,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 # isort: split
 import numpy as np
 import torch
-from star import arguments, load, serve, synchronise
+from turns import arguments, load, serve, synchronise
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo

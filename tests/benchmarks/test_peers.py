@@ -24,12 +24,13 @@ def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"peers_{name}", FOLDER / f"{name}.py")
     assert spec and spec.loader
     made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made
+    sys.modules[spec.name] = sys.modules[name] = made  # as programs of the folder find each other
     spec.loader.exec_module(made)
     return made
 
 
-star, compare = load("star"), load("compare")
+star, compare = load("turns"), load("compare")
+SEVERAL = {"slices": 1, "inner": 0, "positions": False}
 
 
 @pytest.fixture
@@ -60,10 +61,10 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
     peer = tmp_path / "slow_run.py"
     peer.write_text(
         f"import sys, time; sys.path.insert(0, {str(FOLDER)!r})\n"
-        "from star import arguments, serve\n"
+        "from turns import arguments, serve\n"
         "serve(lambda: print('more') or time.sleep(0.2) or 3.5, arguments().epochs, 'slow 1.0')\n"
     )
-    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none")
+    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", **SEVERAL)
     found = compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)
     slow, ours = (found["seconds"][name] for name in ("slow", "ptymesh"))
     assert found["peer"] == "slow 1.0"
@@ -79,7 +80,7 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
 def test_a_peer_that_fails_says_why(packed: Path, tmp_path: Path) -> None:
     peer = tmp_path / "broken_run.py"
     peer.write_text("raise RuntimeError('no such thing')")
-    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none")
+    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", **SEVERAL)
     with pytest.raises(PtymeshError, match="stopped: RuntimeError: no such thing"):
         compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)
 

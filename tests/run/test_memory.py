@@ -168,9 +168,11 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
     assert (problem.loader.chunk_limit == 1) == possible
 
 
-def scarce_waves(world: World, most: int | None, halves: bool = False) -> dict[str, Any]:
+def scarce_waves(
+    world: World, most: int | None, halves: bool = False, moving: bool = True, kind: Any = None
+) -> dict[str, Any]:
     """LSQML, where the last rank has memory to keep waves of so many views, and fetches its patterns anew."""
-    toy = make(views=30, modes=2, dtype=torch.complex64)
+    toy = make(views=30, modes=2, dtype=torch.complex64, **(kind or {}))
     problem, state = toy.problem(world, halves=halves), RunState(toy.start(position_error=0.3))
     problem.loader.chunk_limit, keep, held = 2, problem.evaluator._kept, [0]
 
@@ -184,7 +186,7 @@ def scarce_waves(world: World, most: int | None, halves: bool = False) -> dict[s
     problem.evaluator._kept = scarce  # type: ignore[method-assign]
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        Loop(problem, state, [LSQML(epochs=2, batch=30, positions={"start": 1})], seed=1).run()
+        Loop(problem, state, [LSQML(epochs=2, batch=30, positions={"start": 1} if moving else None)], seed=1).run()
     e = state.estimate
     arrays = {name: getattr(e, name).numpy() for name in ("object", "probe", "positions")}
     return {
@@ -193,6 +195,18 @@ def scarce_waves(world: World, most: int | None, halves: bool = False) -> dict[s
         "said": said.getvalue(),
         "limit": problem.loader.chunk_limit,
     }
+
+
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize(
+    "kind", [{"slices": 3}, {"propagation": "angular_spectrum"}, {"subpixel": "bilinear"}], ids=str
+)
+def test_waves_are_made_twice_by_all_ways_through_a_model(ranks: Any, kind: dict[str, Any], moving: bool) -> None:
+    """To the same bits."""
+    (plain,), (scarce,) = (ranks(1, scarce_waves, most, False, moving, kind) for most in (None, 11))
+    assert "twice" in scarce["said"]
+    for name in ("object", "probe", "positions", "losses"):
+        assert np.array_equal(plain[name], scarce[name]), name
 
 
 @pytest.mark.parametrize("halves", [False, True])

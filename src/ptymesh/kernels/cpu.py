@@ -150,6 +150,14 @@ class CpuBackend(CpuPaths):
         far = self.transform(into.probe_weight)
         return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
 
+    def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
+        """As `Backend.made_again`."""
+        shifted = model.subpixel == "fourier" and not chunk.whole
+        if not (self.supports(model, chunk, "sweep") and (shifted or deep(model))):
+            return super().made_again(model, chunk, intermediates, task)
+        assert isinstance(intermediates, FusedIntermediates)
+        return self.once_more(model, chunk, intermediates, task, shifted)
+
     def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
         """As `Backend.hands_over`: where a rank alone would let them wait."""
         window = window_of(probe)

@@ -174,6 +174,26 @@ class CpuPaths(CpuSums):
             intermediates.__dict__["asked"] = waves, asked
         return waves, found
 
+    def once_more(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, task: Task, shifted: bool
+    ) -> Tensor:
+        """The waves that `further` keeps, by the same kernel, whose sums go nowhere."""
+        probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
+        assert probe is not None
+        by_beams, (modes, h, w), threads = shifted and slices == 1, probe.shape, threads_for(count)
+        waves, beams = [probe.new_empty((count if made else 0, *probe.shape)) for made in (True, by_beams)]
+        windows = probe.new_empty((slices * count, h, w))
+        data, how, found = self._comparison(model, chunk, task, True)
+        none, bands = self._no_sums[-1], np.zeros((threads, modes * column_panels.pixels(h, w) * 2))
+        gathered = (*arrays_of(windows, windows.real.contiguous()), bands, np.zeros((threads, h * w)))
+        nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self._no_sums[-2], none)
+        given = self._inputs(model, chunk, intermediates, beams, shifted)
+        work, tables = self._work(threads, probe.shape, slices), self.transform(probe).tables
+        compiled_detector.detector(work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere)
+        if by_beams:
+            intermediates.__dict__["beams"] = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
+        return waves
+
     def _tells_moves(self, model: Model, chunk: Chunk) -> bool:
         """Whether a sweep tells all that `position_step` needs of the waves that come back."""
         return model.kernel is None and model.subpixel == "fourier" and not chunk.whole

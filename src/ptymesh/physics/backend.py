@@ -180,6 +180,13 @@ class Backend(BlockOperations):
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
 
+    def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
+        """The waves of a `sweep` with `keep` once more, of a chunk of the same views or of any others, (B, M, h, w).
+
+        To the last bit: memory for waves of a batch must not show in the result.
+        """
+        return self.detector(model, chunk, intermediates, task)[0]
+
     def sweep_bytes(self, model: Model, probe: Tensor) -> int:
         """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
         return probe.numel() * probe.element_size()

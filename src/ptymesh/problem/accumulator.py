@@ -209,6 +209,7 @@ class Accumulator:
             self.add(chunk, intermediates, waves)
             return waves, found
         self._admit(chunk)
+        chunk.sweep["by sweep"] = (True,)
         waves, found = backend.sweep(model, chunk, intermediates, task, self.sums, keep, steps=asks)
         self._ask(chunk, intermediates, waves)
         return waves, found

@@ -133,11 +133,18 @@ class Evaluator:
         model, backend = self.setup.model, self.setup.backend
         if swept.chi is None:  # nothing has moved: waves are what they were
             again = self.forward(estimate, swept.chunk)
-            swept = self._kept(swept.chunk, again, backend.detector(model, swept.chunk, again, "exit_wave_update")[0])
+            swept = self._kept(swept.chunk, again, self._made_again(swept.chunk, again))
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
         return backend.systems(model, swept.chunk, intermediates, d_object, d_probe, chi[:, :modes])
+
+    def _made_again(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
+        """chi (B, M, h, w), in the way in which it was made first."""
+        backend, given = self.setup.backend, (self.setup.model, chunk, intermediates)
+        if chunk.sweep.get("by sweep"):
+            return backend.made_again(*given, "exit_wave_update")
+        return backend.detector(*given, "exit_wave_update")[0]
 
     def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
         """Room in `memory` for waves of own views that are kept between sweeps, with modes and windows like these."""
