@@ -108,8 +108,9 @@ def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Re
     best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda one: begin(one, False, 1), factors)
     if best is None or first is None:
         return recipe
+    lengths = dict.fromkeys((1.0, *(best[0] * each for each in SHORTER)))
     try:
-        ends = {factor: begin(at(factor), False, LONGER) for factor in {1.0, *(best[0] * each for each in SHORTER)}}
+        ends = {factor: begin(at(factor), False, LONGER) for factor in lengths}
     except OverBudget:
         return recipe
     factor, first = min(ends, key=lambda one: ends[one].value), ends[1.0]

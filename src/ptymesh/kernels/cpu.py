@@ -29,7 +29,7 @@ from ptymesh.kernels.arguments import (
     views_of_strip,
 )
 from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, deep, may_wait, note
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, varies, window_of
 from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
@@ -68,7 +68,7 @@ class CpuBackend(CpuPaths):
         if wanted in ("sweep", "steps"):
             return at_once
         if wanted == "systems":
-            shifted = single and self.at_once(model, window) and model.subpixel == "fourier" and not chunk.whole
+            shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
             return at_once if sliced else shifted
         if wanted == "detector":
             return at_once or (single and self._far(model, window))
@@ -152,7 +152,7 @@ class CpuBackend(CpuPaths):
 
     def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
         """As `Backend.made_again`."""
-        shifted = model.subpixel == "fourier" and not chunk.whole
+        shifted = shifts_probe(model, chunk)
         if not (self.supports(model, chunk, "sweep") and (shifted or deep(model))):
             return super().made_again(model, chunk, intermediates, task)
         assert isinstance(intermediates, FusedIntermediates)

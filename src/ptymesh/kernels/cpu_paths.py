@@ -27,7 +27,7 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, varies, window_of
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, varies, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through, step_along
@@ -196,7 +196,7 @@ class CpuPaths(CpuSums):
 
     def _tells_moves(self, model: Model, chunk: Chunk) -> bool:
         """Whether a sweep tells all that `position_step` needs of the waves that come back."""
-        return model.kernel is None and model.subpixel == "fourier" and not chunk.whole
+        return model.kernel is None and shifts_probe(model, chunk)
 
     def _in_panels(self, chunk: Chunk, start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Spectra of probes, or probes, as `compiled_moves.add_asked` reads them; once in a sweep."""
@@ -290,7 +290,7 @@ class CpuPaths(CpuSums):
         """`detector`, from the probe."""
         probe, count = intermediates.probe, chunk.views.shape[0]
         assert probe is not None
-        shifted = model.subpixel == "fourier" and not chunk.whole
+        shifted = shifts_probe(model, chunk)
         out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
         given = self._inputs(model, chunk, intermediates, nothing, shifted)
         data, how, found = self._comparison(model, chunk, task, True)
@@ -310,7 +310,7 @@ class CpuPaths(CpuSums):
     ) -> Tensor:
         """`systems`, of waves that are made again from the probe."""
         count, modes, window = len(chi), chi.shape[1], intermediates.window
-        shifted = model.subpixel == "fourier" and not chunk.whole
+        shifted = shifts_probe(model, chunk)
         given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
         (obj, n, _, a), (start, fractions), path = given
         direction = array_of(self.spectrum(chunk, d_probe) if shifted else d_probe)

@@ -301,6 +301,11 @@ def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
     return chunk.anchors + below.to(chunk.anchors.dtype), chunk.fractions - below
 
 
+def shifts_probe(model: Model, chunk: Chunk) -> bool:
+    """Whether each view has the probe shifted by a fraction of its own."""
+    return model.subpixel == "fourier" and not chunk.whole
+
+
 def varies(chunk: Chunk) -> bool:
     """Whether its beams have OPR modes."""
     return chunk.weights.shape[1] > 1
