@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import resource
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,18 @@ from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 from ptymesh.io.survey import too_far_apart
 from ptymesh.run import callbacks, started
-from ptymesh.run.callbacks import Clock, Display, FreshStart, LogFile, MetricsFile, opening, plan, summary, watchers
+from ptymesh.run.callbacks import (
+    Clock,
+    Display,
+    FreshStart,
+    Lines,
+    LogFile,
+    MetricsFile,
+    opening,
+    plan,
+    summary,
+    watchers,
+)
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
 
@@ -276,6 +289,27 @@ def test_lines_that_the_disk_has_refused_are_written_later(tmp_path: Path, last:
     play(metrics, run, first=3, last=last)
     metrics.finish("done")
     assert [row["epoch"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 1][:last]
+
+
+def test_a_log_that_is_closed_meanwhile_gets_its_line_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that is told to stop closes its files on a thread, also while the run writes to them."""
+    lines, real = Lines(tmp_path / "log.txt", anew=True), os.fstat
+    closing = threading.Thread(target=lines.close)
+
+    def meanwhile(file: int) -> os.stat_result:
+        if closing.ident is None:
+            closing.start()
+            closing.join(0.2)
+        return real(file)
+
+    monkeypatch.setattr("os.fstat", meanwhile)
+    lines.add("first")
+    closing.join()
+    lines.add("none, it is closed")
+    assert (tmp_path / "log.txt").read_text() == "first\n"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

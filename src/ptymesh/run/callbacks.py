@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -268,13 +269,13 @@ class LogFile(Watcher):
 
     def close(self) -> None:
         """Close the file, however the run ended."""
-        if self._lines:
-            self._lines.close()
-            self._lines = None
+        lines, self._lines = self._lines, None
+        if lines:
+            lines.close()
 
     def _write(self, line: str) -> None:
-        if self._lines:
-            self._lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}")
+        if lines := self._lines:  # it may be closed meanwhile
+            lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}")
 
 
 def environment(run: RunInfo) -> list[str]:
@@ -321,8 +322,8 @@ class MetricsFile(Watcher):
         known = {"held_out": report.held_out, "noise_floor": report.noise_floor}
         row |= {name: _finite(value) for name, value in known.items() if value is not None}
         row |= {name: _finite(change) for name, change in report.changes.items() if change}
-        if self._lines:
-            self._lines.add(json.dumps(row))
+        if lines := self._lines:
+            lines.add(json.dumps(row))
 
     def finish(self, outcome: str) -> None:
         """Close the file."""
@@ -330,9 +331,9 @@ class MetricsFile(Watcher):
 
     def close(self) -> None:
         """Close the file, however the run ended."""
-        if self._lines:
-            self._lines.close()
-            self._lines = None
+        lines, self._lines = self._lines, None
+        if lines:
+            lines.close()
 
 
 #: Bytes of lines that the disk has refused, beyond which no more are tried.
@@ -351,6 +352,8 @@ class Lines:
 
     def __init__(self, path: Path, *, anew: bool, keep: int | None = None) -> None:
         self.path, self._missing, self._said = path, b"", False
+        # a process that is told to stop closes the file on another thread (stopping.tidying)
+        self._lock = threading.RLock()
         target_of(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -364,19 +367,24 @@ class Lines:
             raise BadInput(f"{path} cannot be written ({error.strerror}); make room, or mend its folder.") from error
 
     def add(self, line: str) -> None:
-        """One more line."""
-        if self._file is None:
-            return
-        self._missing += f"{line}\n".encode()
-        try:
-            self._write(self._file)
-        except OSError as error:
-            if not self._said:
-                sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
-                print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
-            self._said = True
-            if len(self._missing) > MOST_MISSING:
-                self.close()
+        """One more line; nothing once the file is closed."""
+        with self._lock:
+            if self._file is None:
+                return
+            self._missing += f"{line}\n".encode()
+            try:
+                self._write(self._file)
+            except OSError as error:
+                self._say(error)
+                if len(self._missing) > MOST_MISSING:
+                    self.close()
+
+    def _say(self, error: OSError) -> None:
+        """Once."""
+        if not self._said:
+            sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
+            print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+        self._said = True
 
     def _write(self, file: int) -> None:
         """All that is missing, or nothing."""
@@ -392,8 +400,10 @@ class Lines:
         self._missing = b""
 
     def close(self) -> None:
-        """Writes what is missing and closes the file; may be called again."""
-        if self._file is not None:
+        """Writes what is missing and closes the file; may be called again, and by another thread."""
+        with self._lock:
+            if self._file is None:
+                return
             with suppress(OSError):
                 self._write(self._file)
             with suppress(OSError):
