@@ -20,7 +20,8 @@ from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.physics.model import Model
-from ptymesh.run.figures import compared_patterns, modelled, title_of, write_figures
+from ptymesh.run.figures import title_of, write_figures
+from ptymesh.run.patterns import compared_patterns, modelled
 from ptymesh.run.recipe import Recipe
 from toy import smooth
 

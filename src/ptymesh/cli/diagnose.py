@@ -48,7 +48,7 @@ def data_of(result: Result, data: Path | None = None) -> Measurement:
     """The data set of the result's recipe, or this file prepared as it says. Raises PtymeshError."""
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
-    from ptymesh.run.figures import check_same
+    from ptymesh.run.patterns import check_same
     from ptymesh.run.recipe import Recipe
 
     if not result.recipe:

@@ -39,7 +39,8 @@ def command(
     """
     from ptymesh.errors import BadInput, PtymeshError
     from ptymesh.io.results import Result
-    from ptymesh.run.figures import patterns_of, write_figures
+    from ptymesh.run.figures import write_figures
+    from ptymesh.run.patterns import patterns_of
     from ptymesh.run.writers import WRITERS, tiff_files
     from ptymesh.run.writers import write as written_by
 

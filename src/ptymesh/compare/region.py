@@ -24,18 +24,16 @@ def illumination(
 
     Returns (H, W) float64.
     """
-    from scipy.signal import oaconvolve  # here, for it takes longer to import than to use
-
     height, width = probe.shape[-2:]
     corners = np.rint(positions_px).astype(np.int64)
-    low = np.minimum(corners.min(axis=0), 0)
-    high = np.maximum(corners.max(axis=0) + 1, np.array(shape) - (height, width) + 1)
-    views = np.zeros(tuple(high - low))
-    power = 1.0 if weights is None else np.abs(np.asarray(weights).reshape(len(corners), -1)[:, 0]) ** 2
-    np.add.at(views, tuple((corners - low).T), power)
+    power = np.ones(len(corners)) if weights is None else np.abs(weights.reshape(len(corners), -1)[:, 0]) ** 2
     intensity = (np.abs(probe.astype(np.complex128)) ** 2).sum(axis=0)
-    whole = np.maximum(oaconvolve(views, intensity, mode="full"), 0)
-    return whole[-low[0] : -low[0] + shape[0], -low[1] : -low[1] + shape[1]]
+    light = np.zeros(shape)
+    for (y, x), of_view in zip(corners, power, strict=True):
+        top, left = max(-y, 0), max(-x, 0)  # what lies outside of the object is cut off
+        seen = light[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
+        seen += of_view * intensity[top : top + seen.shape[0], left : left + seen.shape[1]]
+    return light
 
 
 def illuminated(light: np.ndarray, fraction: float = 0.1) -> np.ndarray:

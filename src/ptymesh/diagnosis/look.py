@@ -22,8 +22,8 @@ from ptymesh.io.results import Result
 from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
-from ptymesh.run.figures import CHUNK
-from ptymesh.run.figures import modelled as intensities_of
+from ptymesh.run.patterns import CHUNK
+from ptymesh.run.patterns import modelled as intensities_of
 
 #: Views, and numbers in an array of their patterns, that are looked at, at most.
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16

@@ -158,15 +158,15 @@ def _write(path: Path, name: str) -> list[Path]:
 
 def _draw(path: Path, before_each: Callable[[], None]) -> list[Path]:
     from ptymesh.io.results import Result
-    from ptymesh.run import figures
+    from ptymesh.run import figures, patterns
 
     result = Result.load(path)
     try:
-        patterns = figures.patterns_of(result)
+        shown = patterns.patterns_of(result)
     except PtymeshError as error:
-        patterns = None
+        shown = None
         print(f"ptymesh: No patterns are shown: {error}", file=sys.stderr, flush=True)
-    return figures.write_figures(result, path.parent, patterns=patterns, before_each=before_each)
+    return figures.write_figures(result, path.parent, patterns=shown, before_each=before_each)
 
 
 def _still(path: Path) -> Callable[[], bool]:

@@ -1,48 +1,18 @@
-"""All figures of a result, written to a folder; and which patterns to show against the model.
-
-N, B    all views, views looked at
-h, w    window pixels
-"""
+"""All figures of a result, written to a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from ptymesh import plot
 from ptymesh.compare import illumination
-from ptymesh.errors import BadInput
 from ptymesh.files import writing
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
-from ptymesh.models import OPTICS, named
-from ptymesh.physics.model import Model
-from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.yaml_text import parsed
-
-#: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
-LOOKED_AT = 1024
-CHUNK = 32
-
-
-@dataclass(frozen=True)
-class Patterns:
-    """Measured patterns against the model.
-
-    Fields:
-        pairs: title of each -> measured and modelled counts, both (h, w).
-        mask: (h, w) bool, True where the detector is good.
-        far_field: whether DC is at the corner.
-    """
-
-    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
-    mask: np.ndarray
-    far_field: bool
+from ptymesh.run.patterns import Patterns
 
 
 def write_figures(
@@ -115,112 +85,3 @@ def title_of(result: Result) -> str:
     words += [str(attrs["engine"])] if attrs.get("engine") else []
     words += [f"final residual {attrs['final_residual']:.4g}"] if attrs.get("final_residual") is not None else []
     return ", ".join(words)
-
-
-def patterns_of(result: Result) -> Patterns:
-    """`compared_patterns` with the data set that the result's recipe names.
-
-    Raises BadInput where there is no recipe, or the data set is not there, or not the run's.
-    """
-    from ptymesh.io import load_measurement
-    from ptymesh.run.recipe import Recipe
-
-    if not result.recipe:
-        raise BadInput("The result holds no recipe, which would say where its data are; runs of a recipe have one.")
-    recipe = Recipe.from_yaml(result.recipe)
-    return compared_patterns(result, load_measurement(recipe.data, recipe.positions))
-
-
-def compared_patterns(result: Result, scan: Measurement) -> Patterns:
-    """The pattern of typical (median) and of largest residual, sum (sqrt I - sqrt y)^2 / sum y, with its model.
-
-    Raises BadInput where the scan is not the one that the result was made from.
-    """
-    check_same(result, scan)
-    views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
-    model = Model.for_geometry(
-        scan.geometry,
-        subpixel=result.attrs.get("subpixel", "fourier"),
-        slices=len(result.object),
-        slice_spacing_m=result.slice_spacing_m,
-        optics=optics_of(result),
-        dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
-    )
-    chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
-    residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk)) for chunk in chunks])
-    order = np.argsort(residuals, kind="stable")
-    few = "" if len(views) == scan.views else f" of {len(views)}"
-    pairs = {}
-    for name, index in ((f"typical{few}", order[len(order) // 2]), (f"worst{few}", order[-1])):
-        view = views[index : index + 1]
-        title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
-        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view)[0])
-    return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
-
-
-def check_same(result: Result, scan: Measurement) -> None:
-    """That result and scan belong together, else BadInput."""
-    window = (result.probe.shape[-2], result.probe.shape[-1])
-    if scan.views != len(result.positions_px) or scan.window != window:
-        raise BadInput(
-            f"{scan.path} has {scan.views} views of {scan.window} pixels and the result {len(result.positions_px)} "
-            f"of {window}; the data, or what is done to them, are not those of the run."
-        )
-    reach = result.attrs.get("subpixel") == "bilinear"
-    first, last = np.floor(result.positions_px + 0.5) - reach, np.floor(result.positions_px + 0.5) + reach
-    if (first < 0).any() or (last + np.array(window) > result.object.shape[-2:]).any():
-        raise BadInput("The positions of the result lie beyond its object; take another one, or run again.")
-    known = result.attrs.get("data_fingerprint")
-    if known and scan.fingerprint and known != scan.fingerprint:
-        raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
-
-
-def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
-    """Intensities (B, h, w) of these views, with the result's weights and background."""
-    positions = result.positions_px[views]
-    anchors = np.floor(positions + 0.5)
-    real = result.probe.real.dtype
-    weights = np.ones((len(views), 1)) if result.weights is None else result.weights[views]
-    background = None if result.background is None else torch.as_tensor(result.background.astype(real))
-    return (
-        model.intensity(
-            torch.as_tensor(result.object.astype(result.probe.dtype)),
-            torch.as_tensor(result.probe),
-            torch.as_tensor(anchors.astype(np.int64)),
-            torch.as_tensor((positions - anchors).astype(real)),
-            torch.as_tensor(weights.astype(real)),
-            background,
-            None if result.opr is None else torch.as_tensor(result.opr),
-            _values(model, result, views, real),
-        )
-        .numpy()
-        .astype(np.float64)
-    )
-
-
-def optics_of(result: Result) -> tuple[WaveOperator, ...]:
-    """The operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
-    found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
-    asked = found.get("optics") if isinstance(found, dict) else None
-    return tuple(named(asked or {}, OPTICS, "optics").values())
-
-
-def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
-    """Of the operators' unknowns, the rows of these views, or all of a shared one. Raises BadInput where one is not
-    there."""
-    found = {}
-    for one in model.unknowns:
-        if one.name not in result.unknowns:
-            raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
-        array, kind = result.unknowns[one.name], result.probe.dtype if one.complex else real
-        found[one.name] = torch.as_tensor((array[views] if one.scope == "view" else array).astype(kind))
-    return found
-
-
-def _residuals(scan: Measurement, views: np.ndarray, modelled: np.ndarray) -> np.ndarray:
-    """Residual of each view over its good pixels."""
-    measured = scan.patterns.read(views).astype(np.float64)
-    good = scan.mask & (measured >= 0)
-    counts = np.where(good, measured, 0)
-    difference = np.where(good, (np.sqrt(np.maximum(modelled, 0)) - np.sqrt(counts)) ** 2, 0)
-    return difference.sum(axis=(1, 2)) / np.maximum(counts.sum(axis=(1, 2)), 1e-30)
