@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
+# Tests start many processes; without its cache Python would compile ptymesh's two hundred modules in each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
 
 help:

@@ -14,8 +14,8 @@ import ptymesh as pm  # before torch, so that both use the same threads
 
 # isort: split
 from ptymesh.engines import Engine
+from ptymesh.run.given import stages_of
 from ptymesh.run.recipe import DEFAULT_STAGES
-from ptymesh.run.reconstruction import stages_of
 from ptymesh.simulate import simulate
 
 SEEDS = (21, 22)

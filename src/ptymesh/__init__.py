@@ -15,7 +15,8 @@ __version__ = version("ptymesh")
 prepare()
 
 _PUBLIC: dict[str, str] = {
-    **dict.fromkeys(("Reconstruction", "load"), "ptymesh.run.reconstruction"),
+    "Reconstruction": "ptymesh.run.reconstruction",
+    "load": "ptymesh.run.given",
     "reconstruct": "ptymesh.auto",
     **dict.fromkeys(
         ("AP", "BH", "CG", "DM", "EPIE", "LBFGS", "LSQML", "MPIE", "RAAR", "RPIE", "SGD", "Adam", "AdamW", "Engine"),

@@ -16,8 +16,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.run import reconstruction as by_stages
+from ptymesh.run.given import Stage
 from ptymesh.run.recipe import Recipe
-from ptymesh.run.reconstruction import Stage
 from ptymesh.run.session import reconstruction
 from ptymesh.sentences import shown
 

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from ptymesh.displayed import Displayed
 from ptymesh.distributed.devices import one_thread
@@ -32,13 +31,10 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
-from ptymesh.io import identity, load_measurement
+from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
-from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import Measurement
-from ptymesh.models import OPTICS, WaveOperator, named
-from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
@@ -46,24 +42,22 @@ from ptymesh.problem.counts import mean_pattern, noise_floor
 from ptymesh.run import alike
 from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
+from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
-from ptymesh.run.recipe import DEFAULT_STAGES, engine_of
+from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.run.reports import Callback, EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.sentences import shown
-from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.types import Precision, complex_dtype
 
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
 
-#: A stage as Python gives it: an engine, or the dict that a recipe would have.
-Stage = Engine | dict[str, Any]
 Reports = Iterator[EpochReport]
 
 
@@ -116,18 +110,18 @@ class Reconstruction(Displayed):
         ):
             if not isinstance(word, str) or word not in known:
                 raise BadInput(f"{name} is {shown(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
-        scan, seed = _scan(scan), _seed(seed)
-        object_options = object if isinstance(object, ObjectOptions) else _options(ObjectOptions, object, "object")
-        probe_options = probe if isinstance(probe, ProbeOptions) else _options(ProbeOptions, probe, "probe")
+        scan, seed = scan_from(scan), seed_of(seed)
+        object_options = object if isinstance(object, ObjectOptions) else options_of(ObjectOptions, object, "object")
+        probe_options = probe if isinstance(probe, ProbeOptions) else options_of(ProbeOptions, probe, "probe")
         if probe_modes is not None:
-            probe_options = _options(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
+            probe_options = options_of(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
         if not isinstance(device, str | World):
             raise BadInput(
                 f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
             )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
-        memory = _memory(memory_budget, scratch)
+        memory = memory_of(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self.stages: list[Engine] = []
@@ -142,7 +136,7 @@ class Reconstruction(Displayed):
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = complex_dtype(precision)
         self._compare_ranks(dtype)
-        operators = _operators(optics)
+        operators = operators_of(optics)
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,
@@ -259,7 +253,7 @@ class Reconstruction(Displayed):
         """
         changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
         stages = stages_of(engine)
-        return self._run([_options(type(one), {**one.model_dump(), **changes}, one.name) for one in stages])
+        return self._run([options_of(type(one), {**one.model_dump(), **changes}, one.name) for one in stages])
 
     def _run(self, stages: Sequence[Engine]) -> Reports:
         for stage in stages:
@@ -400,78 +394,6 @@ class Reconstruction(Displayed):
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
-
-
-def _operators(given: Any) -> tuple[WaveOperator, ...]:
-    """Those that these options ask for. Raises BadInput."""
-    if given is None:
-        return ()
-    if not isinstance(given, dict):
-        raise BadInput(f"optics is {shown(given)}; give a dict of operators, such as {{'view_defocus': True}}.")
-    try:
-        return tuple(named(given, OPTICS, "optics").values())
-    except ValueError as error:
-        raise BadInput(f"optics: {error}.") from error
-
-
-def _memory(budget: int | str | None, scratch: str | Path | None) -> MemoryBudget:
-    try:
-        found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
-    except (ValidationError, OverflowError) as error:
-        raise BadInput(f"memory_budget is {shown(budget)}; give a size, such as 500MB or 4GB.") from error
-    if isinstance(budget, bool) or (found is not None and found <= 0):
-        raise BadInput(f"memory_budget is {shown(budget)}; give a size above 0, such as 500MB or 4GB.")
-    return MemoryBudget(found, None if scratch is None else usable(scratch, "scratch"))
-
-
-Group = TypeVar("Group", bound=Options)
-
-
-def _options(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
-    """The model of these options; raises BadInput with one sentence about the first thing to mend."""
-    if given is None:
-        given = {}
-    if not isinstance(given, dict):
-        raise BadInput(f"{key} is of type {type(given).__name__}; give a dict with keys of a recipe's {key}.")
-    return model.parse(given, key)
-
-
-def _scan(given: Any) -> Measurement:
-    """What is to be reconstructed: a Measurement, or the path of one."""
-    if isinstance(given, Measurement):
-        return given
-    if isinstance(given, str | Path):
-        return load(given)
-    raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
-
-
-def _seed(given: Any) -> int:
-    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
-        raise BadInput(f"seed is {shown(given)}; give a whole number from 0 on, below 2**63.")
-    return int(given)
-
-
-def stages_of(given: Any) -> list[Engine]:
-    """Engines out of one, a dict of a recipe's stage, or a list of them. Raises BadInput, also where there is none."""
-    several = given if isinstance(given, list | tuple) else [given]
-    if not several:
-        raise BadInput("There is no stage; give at least one, such as ptymesh.RPIE(epochs=50).")
-    return [one if isinstance(one, Engine) else engine_of(f"stages.{i}", one) for i, one in enumerate(several)]
-
-
-def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
-    """A scan from a file whose format is found by content.
-
-    positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
-    """
-    if not isinstance(path, str | Path):
-        raise BadInput(
-            f"A scan is loaded from a file, not from a {type(path).__name__}; write arrays to one with "
-            f"numpy.savez('scan.npz', patterns=..., positions=...), and name them: "
-            f"load('scan.npz', keys={{'patterns': 'patterns', 'positions': 'positions'}})."
-        )
-    where = _options(PositionOptions, positions, "positions")
-    return load_measurement(_options(DataOptions, {"path": path, **data}, "data"), where)
 
 
 def reconstruct(

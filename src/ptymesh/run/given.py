@@ -1,0 +1,96 @@
+"""What Python gives to a reconstruction, checked, each with one sentence about what to mend: scan, stages, options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from ptymesh.engines import Engine
+from ptymesh.errors import BadInput
+from ptymesh.io import load_measurement
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.measurement import Measurement
+from ptymesh.models import OPTICS, WaveOperator, named
+from ptymesh.options import Options, plain
+from ptymesh.paths import usable
+from ptymesh.run.recipe import engine_of
+from ptymesh.sentences import shown
+from ptymesh.storage.memory_budget import MemoryBudget
+
+#: A stage as Python gives it: an engine, or the dict that a recipe would have.
+Stage = Engine | dict[str, Any]
+
+
+def operators_of(given: Any) -> tuple[WaveOperator, ...]:
+    """Those that these options ask for. Raises BadInput."""
+    if given is None:
+        return ()
+    if not isinstance(given, dict):
+        raise BadInput(f"optics is {shown(given)}; give a dict of operators, such as {{'view_defocus': True}}.")
+    try:
+        return tuple(named(given, OPTICS, "optics").values())
+    except ValueError as error:
+        raise BadInput(f"optics: {error}.") from error
+
+
+def memory_of(budget: int | str | None, scratch: str | Path | None) -> MemoryBudget:
+    try:
+        found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
+    except (ValidationError, OverflowError) as error:
+        raise BadInput(f"memory_budget is {shown(budget)}; give a size, such as 500MB or 4GB.") from error
+    if isinstance(budget, bool) or (found is not None and found <= 0):
+        raise BadInput(f"memory_budget is {shown(budget)}; give a size above 0, such as 500MB or 4GB.")
+    return MemoryBudget(found, None if scratch is None else usable(scratch, "scratch"))
+
+
+Group = TypeVar("Group", bound=Options)
+
+
+def options_of(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
+    """The model of these options; raises BadInput with one sentence about the first thing to mend."""
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise BadInput(f"{key} is of type {type(given).__name__}; give a dict with keys of a recipe's {key}.")
+    return model.parse(given, key)
+
+
+def scan_from(given: Any) -> Measurement:
+    """What is to be reconstructed: a Measurement, or the path of one."""
+    if isinstance(given, Measurement):
+        return given
+    if isinstance(given, str | Path):
+        return load(given)
+    raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
+
+
+def seed_of(given: Any) -> int:
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
+        raise BadInput(f"seed is {shown(given)}; give a whole number from 0 on, below 2**63.")
+    return int(given)
+
+
+def stages_of(given: Any) -> list[Engine]:
+    """Engines out of one, a dict of a recipe's stage, or a list of them. Raises BadInput, also where there is none."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise BadInput("There is no stage; give at least one, such as ptymesh.RPIE(epochs=50).")
+    return [one if isinstance(one, Engine) else engine_of(f"stages.{i}", one) for i, one in enumerate(several)]
+
+
+def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
+    """A scan from a file whose format is found by content.
+
+    positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
+    """
+    if not isinstance(path, str | Path):
+        raise BadInput(
+            f"A scan is loaded from a file, not from a {type(path).__name__}; write arrays to one with "
+            f"numpy.savez('scan.npz', patterns=..., positions=...), and name them: "
+            f"load('scan.npz', keys={{'patterns': 'patterns', 'positions': 'positions'}})."
+        )
+    where = options_of(PositionOptions, positions, "positions")
+    return load_measurement(options_of(DataOptions, {"path": path, **data}, "data"), where)
