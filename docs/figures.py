@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: python docs/figures.py NAME [FILE]
 
     cryo-4dstem, siemens-star   FILE is the result.h5 of the recipe of that name in examples/
-    speed                       FILE is what benchmarks/peers/compare.py wrote; left out: the newest there is
+    speed, solution             FILE is what benchmarks/peers/compare.py, or solution.py, wrote; left out: the newest
 
 Written to docs/figures/NAME.png, small enough for a repository.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, ScalarFormatter
 from PIL import Image
 from scipy import ndimage
 
@@ -93,6 +95,33 @@ def speed(found: dict[str, Any]) -> Figure:
     return figure
 
 
+def solution(found: dict[str, Any]) -> Figure:
+    """Held-out residual against seconds from the start of a process, of ptymesh and of each peer."""
+    figure = new_figure(9.6, 3.8)
+    lowest = min(point["held_out"] for case in found["cases"] for point in case["curve"])
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, modes in zip(panels, (1, 3), strict=True):
+        for case in [one for one in found["cases"] if one["modes"] == modes]:
+            name, colour = {**PEERS, "ptymesh": OURS}[case["program"]]
+            points = [(point["seconds"], point["held_out"]) for point in case["curve"]]
+            seconds, held = zip(*[point for point in points if math.isfinite(point[1])], strict=True)
+            axes.plot(seconds, held, ".-", color=colour, label=name, linewidth=1.4, markersize=3)
+        axes.set_title(f"{modes} probe mode{'s' if modes > 1 else ''}", fontsize=10)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(lowest * 0.95, lowest * 6)
+        axes.set_xlabel("seconds from the start of the process")
+        axes.xaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("residual of the views held out")
+    panels[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
 def phase_of(result: Result, dim: float) -> tuple[np.ndarray, np.ndarray, tuple[float, float] | None, np.ndarray]:
     """Unwrapped phase of what is lit, which pixels those are, their size, and where the middle of the scan is."""
     light = illumination(result.object.shape[1:], result.probe, result.positions_px, result.weights)
@@ -122,9 +151,10 @@ def write(figure: Figure, path: Path) -> None:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    if name == "speed":
-        file = Path(given[0]) if given else max(MEASURED.glob("*-peers.json"))
-        write(speed(json.loads(file.read_text(encoding="utf-8"))), FOLDER / "speed.png")
+    if name in ("speed", "solution"):
+        draw, written = (speed, "peers") if name == "speed" else (solution, "solution")
+        file = Path(given[0]) if given else max(MEASURED.glob(f"*-{written}.json"))
+        write(draw(json.loads(file.read_text(encoding="utf-8"))), FOLDER / f"{name}.png")
     else:
-        draw = {"cryo-4dstem": cryo_4dstem, "siemens-star": siemens_star}[name]
-        write(draw(Result.load(given[0])), FOLDER / f"{name}.png")
+        pictures = {"cryo-4dstem": cryo_4dstem, "siemens-star": siemens_star}
+        write(pictures[name](Result.load(given[0])), FOLDER / f"{name}.png")

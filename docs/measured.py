@@ -71,17 +71,28 @@ def peers() -> str:
 
 
 def solution() -> str:
-    """Who reaches the same residual first."""
+    """The picture; where each program ends, when it is there, and when ptymesh is."""
     sys.path.insert(0, str(DOCS.parent / "benchmarks" / "peers"))
-    import solution as racing
+    from arrivals import arrivals
 
-    rows = []
-    for race in racing.races(newest("peers")):
-        theirs = [f"{race.residual:.4f}", race.peer_epochs, f"{race.peer_seconds:.1f}"]
-        ours = [race.epochs, f"{race.seconds:.2f}", f"{race.peer_seconds / race.seconds:.1f}"]
-        rows.append([ENGINES[race.engine], race.modes, PEERS[race.peer.split()[0]], *theirs, *ours])
-    head = "| engine | modes | program | residual | its epochs | its seconds | ptymesh: epochs | seconds | ratio |"
-    return table(head, rows)
+    if not any(RESULTS.glob("*-solution.json")):
+        return "This has not been measured on an idle machine yet."
+    rows, found = [], newest("solution")
+    for one in arrivals(found["cases"]):
+        name, chosen = one.case["program"], one.case["options"]
+        words = [f"{ENGINES[chosen['engine']]}, batches of {chosen['batch']}" if "batch" in chosen else "default"]
+        words += [f"{key} {chosen[key]}" for key in ("rate", "momentum") if key in chosen]
+        theirs = [f"{one.lowest:.5f}", one.epoch, f"{one.seconds:.1f}"]
+        ours = ["never" if one.ours is None else f"{one.ours:.1f}", "" if one.ratio is None else f"{one.ratio:.1f}"]
+        ours = ["", ""] if name == "ptymesh" else ours
+        rows.append([one.case["modes"], {**PEERS, "ptymesh": "ptymesh"}[name], ", ".join(words), *theirs, *ours])
+    head = "| modes | program | recipe | lowest held out | epochs | seconds | ptymesh: seconds | ratio |"
+    here, clock = found["machine"], "on the clock" if found["clock"] == "wall" else "of the processor"
+    said = f"Seconds {clock}, of which every peer had {found['seconds']:.0f}; threads: {here['threads']}"
+    figure = "![held-out residual against seconds since the start, of ptymesh and of each peer](figures/solution.png)"
+    return (
+        f"{figure}\n\n{table(head, rows)}\n\n{said}; cores that others kept busy: {here['cores_busy_with_others']:.1f}."
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,4 +1,7 @@
-"""CDTools on the star: adam on its standard model (FancyPtycho); positions, weights and background are fixed."""
+"""CDTools on the star: adam on its standard model (FancyPtycho); positions, weights and background are fixed.
+
+--rate: Adam's.
+"""
 
 from importlib.metadata import version
 
@@ -7,7 +10,8 @@ import torch
 from cdtools.datasets import Ptycho2DDataset
 from cdtools.models import FancyPtycho
 from cdtools.reconstructors import AdamReconstructor
-from turns import arguments, load, serve, synchronise
+from cdtools.tools.interactions import translations_to_pixel
+from turns import Saved, arguments, load, serve, synchronise
 
 #: Views that its forward model takes at a time; measured on two cores to be about the fastest.
 WIDTH = 10
@@ -15,7 +19,7 @@ given = arguments()
 if given.engine != "adam":
     raise SystemExit(f"CDTools has no engine {given.engine}; give adam.")
 torch.set_num_threads(given.threads)
-star = load(given.star)
+star = load(given.star).without(given.held_out)
 h, w = star.probe.shape
 wavelength_m, distance_m, pixel_m = 1.24e-10, 2.0, 75e-6
 object_pixel_m = wavelength_m * distance_m / (np.array([h, w]) * pixel_m)
@@ -44,7 +48,7 @@ for fixed in (model.translation_offsets, model.weights, model.background):
 model.to(given.device)
 dataset.get_as(given.device)
 losses = AdamReconstructor(model, dataset).optimize(
-    given.epochs, lr=0.02, batch_size=given.batch, thread=False, calculation_width=WIDTH
+    given.epochs, lr=given.rate or 0.02, batch_size=given.batch, thread=False, calculation_width=WIDTH
 )
 
 
@@ -55,4 +59,12 @@ def epoch() -> float:
     return loss
 
 
-serve(epoch, given.epochs, f"cdtools {version('cdtools-py')}")
+def saved() -> Saved:
+    """Positions are of the windows' first pixels, in the object."""
+    corners = translations_to_pixel(model.obj_basis, dataset.translations, surface_normal=model.surface_normal)
+    found = {"obj": model.obj, "probe": model.probe, "probe_norm": model.probe_norm}
+    found["positions"] = corners - model.min_translation
+    return {name: values.detach().cpu().numpy() for name, values in found.items()}
+
+
+serve(epoch, given, f"cdtools {version('cdtools-py')}", saved)

@@ -59,9 +59,8 @@ def install(venv: Path) -> Path:
     if not python.exists() or subprocess.run([python, "-c", look], capture_output=True).returncode:
         print(f"Installing {', '.join(PEERS)} into {venv}; this takes minutes.", flush=True)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet"]
-        # the torch that ptymesh runs with, first, so that none with another's CUDA libraries is fetched
-        subprocess.run([*pip, f"torch=={torch.__version__.partition('+')[0]}"], check=True)
+        # with the torch that ptymesh runs with, so that none is fetched that is newer, or for another device
+        pip = [python, "-m", "pip", "install", "--quiet", f"torch=={torch.__version__.partition('+')[0]}"]
         subprocess.run([*pip, *PEERS], check=True)
     mend_ptyrad(venv)
     return python

@@ -1,10 +1,13 @@
-"""Pty-Chi on the star: rpie, lsqml, adam (autodiff) or bh, as its documentation sets them up; positions are fixed."""
+"""Pty-Chi on the star: rpie, lsqml, adam (autodiff) or bh, as its documentation sets them up; positions are fixed.
+
+--rate: step size of rPIE, scaler of LSQML's solved steps, of Adam the step over the size of each unknown.
+"""
 
 from importlib.metadata import version
 
 import numpy as np
 import torch
-from turns import arguments, load, mend_torchvision, serve, synchronise
+from turns import Saved, arguments, load, mend_torchvision, serve, synchronise
 
 mend_torchvision()
 
@@ -20,7 +23,7 @@ OPTIONS = {
 }
 given = arguments()
 torch.set_num_threads(given.threads)
-star = load(given.star)
+star = load(given.star).without(given.held_out)
 probe = star.modes(given.modes) / np.float32(np.sqrt(star.probe.size))  # its transform is not normalised
 options = OPTIONS[given.engine]()
 options.data_options.fft_shift = False  # DC is at the corner already
@@ -32,12 +35,16 @@ options.reconstructor_options.default_device = api.Devices.CPU if given.device =
 options.data_options.save_data_on_device = given.device != "cpu"
 options.reconstructor_options.random_seed = 0
 if given.engine == "rpie":  # at its default of 1 the error rises from the second epoch on with batches of 64
-    options.object_options.step_size = options.probe_options.step_size = 0.1
+    options.object_options.step_size = options.probe_options.step_size = given.rate or 0.1
+if given.engine == "lsqml":
+    if given.rate:
+        options.object_options.optimal_step_size_scaler = options.probe_options.optimal_step_size_scaler = given.rate
+    options.reconstructor_options.momentum_acceleration_gain = given.momentum
 if given.engine == "adam":
     options.object_options.optimizer = api.Optimizers.ADAM
-    options.object_options.step_size = 0.02
+    options.object_options.step_size = given.rate or 0.02
     options.probe_options.optimizer = api.Optimizers.ADAM
-    options.probe_options.step_size = 0.02 * float(np.abs(probe[0]).max())
+    options.probe_options.step_size = (given.rate or 0.02) * float(np.abs(probe[0]).max())
 if given.engine == "bh":
     options.probe_options.rho = 0.1  # as its documentation says for the far field
 size = get_suggested_object_size(torch.as_tensor(star.positions), probe.shape[-2:], extra=20)
@@ -59,4 +66,10 @@ def epoch() -> float:
     return float(task.reconstructor.loss_tracker.table["loss"].iloc[-1])
 
 
-serve(epoch, given.epochs, f"ptychi {version('ptychi')}")
+def saved() -> Saved:
+    """Positions are of the windows' middles, from the origin."""
+    found = {name: task.get_data_to_cpu(name, as_numpy=True) for name in ("object", "probe", "probe_positions")}
+    return found | {"origin": task.object.pos_origin_coords.cpu().numpy()}
+
+
+serve(epoch, given, f"ptychi {version('ptychi')}", saved)

@@ -1,6 +1,10 @@
-"""ptymesh on the star: any of its engines, on the same start as the others; positions are fixed if not asked for."""
+"""ptymesh on the star: any of its engines, on the same start as the others; positions are fixed if not asked for.
+
+--engine default: the stages of a recipe that says nothing of stages, from the probe of the file, as a user has it.
+"""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import ptymesh as pm  # before torch, so that both use the same threads
@@ -8,28 +12,48 @@ import ptymesh as pm  # before torch, so that both use the same threads
 # isort: split
 import numpy as np
 import torch
-from turns import arguments, load, serve, synchronise
+from turns import Saved, arguments, load, serve, synchronise
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
+from ptymesh.run.recipe import DEFAULT_STAGES
+from ptymesh.run.reconstruction import stages_of
+from ptymesh.run.reports import EpochReport
+
+
+def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
+    """An engine beside a peer's."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder) / "probe.npy"
+        np.save(start, load(given.star, given.inner).modes(given.modes))
+        crop = {"crop": given.inner} if given.inner else {}
+        lengths = {"wavelength_m": 4.176e-12, "object_pixel_m": 1e-10} if given.slices > 1 else {}
+        obj = {"slices": given.slices, "slice_spacing_m": 1e-9} if given.slices > 1 else {}
+        recon = pm.Reconstruction(
+            pm.load(given.star, **crop, **lengths),
+            object=obj,
+            probe={"modes": given.modes, "start": {"kind": "array", "path": str(start)}},
+            subpixel=given.subpixel,
+            device=Solo(device_for(given.device, 0)),
+        )
+    return recon, recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch, positions=given.positions))
+
+
+def by_default() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
+    """The default recipe, without the views that are held out."""
+    recon = pm.Reconstruction(pm.load(given.star), probe_modes=given.modes, device=Solo(device_for(given.device, 0)))
+    recon.stages.extend(stages_of(DEFAULT_STAGES))
+    held_out = [] if given.held_out is None else np.load(given.held_out)
+    loop = recon.loop(hold_out=len(held_out) / recon.scan.views)
+    if not np.array_equal(loop.held_out, held_out):
+        raise SystemExit(f"{given.held_out} has other views than ptymesh holds out with seed 0.")
+    return recon, loop.epochs()
+
 
 given = arguments()
 torch.set_num_threads(given.threads)
-with tempfile.TemporaryDirectory() as folder:
-    start = Path(folder) / "probe.npy"
-    np.save(start, load(given.star, given.inner).modes(given.modes))
-    crop = {"crop": given.inner} if given.inner else {}
-    lengths = {"wavelength_m": 4.176e-12, "object_pixel_m": 1e-10} if given.slices > 1 else {}
-    obj = {"slices": given.slices, "slice_spacing_m": 1e-9} if given.slices > 1 else {}
-    recon = pm.Reconstruction(
-        pm.load(given.star, **crop, **lengths),
-        object=obj,
-        probe={"modes": given.modes, "start": {"kind": "array", "path": str(start)}},
-        subpixel=given.subpixel,
-        device=Solo(device_for(given.device, 0)),
-    )
-reports = recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch, positions=given.positions))
+recon, reports = by_default() if given.engine == "default" else compared()
 
 
 def epoch() -> float:
@@ -39,4 +63,10 @@ def epoch() -> float:
     return report.residual
 
 
-serve(epoch, given.epochs, f"ptymesh {pm.__version__}")
+def saved() -> Saved:
+    """Positions are of the windows' first pixels, of all views."""
+    positions = recon.state.estimate.positions.cpu().numpy()
+    return {"object": recon.object, "probe": recon.probe, "positions": positions}
+
+
+serve(epoch, given, f"ptymesh {pm.__version__}", saved)

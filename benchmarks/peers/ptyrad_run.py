@@ -1,6 +1,6 @@
 """PtyRAD on the star: adam; positions are fixed if not asked for.
 
-Its loop is for whole runs; one iteration of it is called here.
+Its loop is for whole runs; one iteration of it is called here. --rate: Adam's.
 """
 
 import logging
@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from turns import arguments, load, mend_torchvision, serve, synchronise
+from turns import Saved, arguments, load, mend_torchvision, serve, synchronise
 
 mend_torchvision()
 
@@ -22,7 +22,9 @@ if given.engine != "adam":
     raise SystemExit(f"PtyRAD has no engine {given.engine}; give adam.")
 logging.disable(logging.INFO)
 torch.set_num_threads(given.threads)
-star, whole = load(given.star, given.inner), load(given.star)
+every, whole = load(given.star, given.inner), load(given.star)
+star = every.without(given.held_out)
+rate = given.rate or 0.01
 views, side = star.patterns.shape[:2]
 pixel = whole.patterns.shape[1] / side
 FIXED = {"start_iter": None, "lr": 0.0}
@@ -47,17 +49,18 @@ params = PtyRADParams(
         "probe_source": "custom",
         "probe_params": star.modes(given.modes),
         "pos_source": "custom",
-        "pos_params": star.positions - star.positions.min(0) + 4,
+        "pos_params": star.positions - every.positions.min(0) + 4,
         "random_seed": 0,
     },
     model_params={
         "update_params": {
             "probe_pos_shifts": {"start_iter": 1, "lr": 0.001} if given.positions else FIXED,
-            "probe": {"start_iter": 1, "lr": 0.01},
-            "obja": {"start_iter": 1, "lr": 0.01},
-            "objp": {"start_iter": 1, "lr": 0.01},
+            "probe": {"start_iter": 1, "lr": rate},
+            "obja": {"start_iter": 1, "lr": rate},
+            "objp": {"start_iter": 1, "lr": rate},
         }
     },
+    constraint_params={name: {"start_iter": None} for name in ("obj_rblur", "obj_zblur") if given.unblurred},
     recon_params={
         "NITER": given.epochs,
         "SAVE_ITERS": None,
@@ -94,4 +97,12 @@ def epoch() -> float:
     return sum(float(np.mean(values)) for values in losses.values())
 
 
-serve(epoch, given.epochs, f"ptyrad {version('ptyrad')}")
+def saved() -> Saved:
+    """Positions are of the windows' first pixels; counts were divided by `scale`."""
+    found = {"obja": model.opt_obja, "objp": model.opt_objp, "probe": model.get_complex_probe_view()}
+    found["positions"] = model.crop_pos + model.opt_probe_pos_shifts
+    arrays = {name: values.detach().cpu().numpy() for name, values in found.items()}
+    return arrays | {"scale": star.patterns.mean(axis=0).max()}
+
+
+serve(epoch, given, f"ptyrad {version('ptyrad')}", saved)

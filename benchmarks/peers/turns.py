@@ -1,10 +1,12 @@
-"""What all runs share: the Siemens star without ptymesh, the same starting modes, and how a run talks to compare.py.
+"""What all runs share: the Siemens star without ptymesh, the same starting modes, and how a run talks to others.
 
 N, M        views, probe modes
 h, w        window pixels
 
-A run is a process that waits for a line on its standard input, does an epoch, and answers with a line of JSON: epoch,
-seconds (of the epoch alone), loss (the program's own). compare.py lets two such processes take turns.
+For compare.py, a run is a process that waits for a line on its standard input, does an epoch, and answers with a line
+of JSON: epoch, seconds (of the epoch alone), loss (the program's own). Two such processes take turns.
+
+For solution.py (`--snapshots`), it does epochs until its time is over, and saves what it has found as it goes.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
+#: What a program has found, in its own conventions; solution.py reads them.
+Saved = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Star:
         share = np.array([1 - 0.02 * (count - 1)] + [0.02] * (count - 1))
         made *= np.sqrt(share * power / (np.abs(made) ** 2).sum(axis=(1, 2)))[:, None, None]
         return made.astype(np.complex64)
+
+    def without(self, held_out: Path | None) -> Star:
+        """Without the views whose indices are in this file."""
+        if held_out is None:
+            return self
+        kept = np.setdiff1d(np.arange(len(self.positions)), np.load(held_out))
+        return replace(self, patterns=self.patterns[kept], positions=self.positions[kept])
 
 
 def load(path: Path, inner: int | None = None) -> Star:
@@ -78,6 +90,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--subpixel", default="fourier", help="ptymesh alone")
+    parser.add_argument("--rate", type=float, help="of the engine's steps; each run says what that is")
+    parser.add_argument("--momentum", type=float, default=0.0, help="Pty-Chi's LSQML")
+    parser.add_argument("--unblurred", action="store_true", help="PtyRAD: leave out the blur that it gives the object")
+    parser.add_argument("--held-out", type=Path, help="npy: views that the run must not see")
+    parser.add_argument("--snapshots", type=Path, help="do epochs for --seconds, and save into this folder")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--began", type=float, default=time.monotonic(), help="when the process was started")
     add_several(parser)
     return parser.parse_args()
 
@@ -89,18 +109,55 @@ def add_several(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inner", type=int, help="ptymesh and PtyRAD: so many pixels a side of the detector's middle")
 
 
-def serve(epoch: Callable[[], float], epochs: int, about: str) -> None:
-    """Does one epoch (which returns its loss) per line of the standard input; what epochs print is kept off the way."""
+def serve(epoch: Callable[[], float], given: argparse.Namespace, about: str, saved: Callable[[], Saved]) -> None:
+    """Does epochs, each of which returns its loss, as compare.py or solution.py wants them.
+
+    saved: what has been found. What epochs print is kept off the way. StopIteration says that there are no more.
+    """
+    if given.snapshots:
+        solve(epoch, given, about, saved)
+        return
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(json.dumps({"ready": about}), file=answers)
-    for number in range(1, epochs + 1):
+    for number in range(1, given.epochs + 1):
         if not sys.stdin.readline():
             return
         began = time.perf_counter()
         loss = epoch()
         seconds = time.perf_counter() - began
         print(json.dumps({"epoch": number, "seconds": seconds, "loss": float(loss)}), file=answers)
+
+
+def solve(epoch: Callable[[], float], given: argparse.Namespace, about: str, saved: Callable[[], Saved]) -> None:
+    """Epochs until the time is over, or there are no more; what was found by then after each, later after every 20th
+    part more of them.
+
+    A snapshot's seconds are those that the process would have taken if it had ended with it: from its start (--began)
+    until the arrays are on the disk, without the snapshots before.
+    """
+    off, seconds, number, due = 0.0, 0.0, 0, 1
+    while seconds < given.seconds:
+        try:
+            loss = epoch()
+        except StopIteration:
+            break
+        number += 1
+        before = clock(given)
+        seconds = before - off
+        if number < due and seconds < given.seconds:
+            continue
+        np.savez(given.snapshots / f"{number}.npz", **saved())
+        line = {"about": about, "epoch": number, "seconds": clock(given) - off, "loss": float(loss)}
+        with (given.snapshots / "snapshots.jsonl").open("a", encoding="utf-8") as notes:
+            print(json.dumps(line), file=notes)
+        due = number + 1 + number // 20
+        off += clock(given) - before
+
+
+def clock(given: argparse.Namespace) -> float:
+    """Seconds since the process was started, or those that it kept processors busy."""
+    return time.process_time() if given.clock == "cpu" else time.monotonic() - given.began
 
 
 def synchronise(device: str) -> None:

@@ -62,7 +62,7 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
     peer.write_text(
         f"import sys, time; sys.path.insert(0, {str(FOLDER)!r})\n"
         "from turns import arguments, serve\n"
-        "serve(lambda: print('more') or time.sleep(0.2) or 3.5, arguments().epochs, 'slow 1.0')\n"
+        "serve(lambda: print('more') or time.sleep(0.2) or 3.5, arguments(), 'slow 1.0', dict)\n"
     )
     given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", **SEVERAL)
     found = compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)

@@ -1,0 +1,234 @@
+"""Times to solution, as far as they go without peers: conventions of what they save, the clock, and who was first."""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptymesh.simulate import simulate
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "peers"))
+import arrivals
+import solution
+import turns
+
+WINDOW, VIEWS = 32, 40
+#: Where windows begin in the object that is known.
+FIRST = np.array([7.0, 5.0])
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small scan in the star's format."""
+    scan = simulate(views=VIEWS, window=WINDOW, photons_per_view=1e4).measurement
+    assert scan.probe is not None
+    file = io.BytesIO()
+    patterns = scan.patterns.read(np.arange(VIEWS)).astype(np.float32)
+    np.savez(file, data=patterns[None], scan=scan.positions[None], probe=scan.probe[None, None, None])
+    path = tmp_path_factory.mktemp("star") / "small.npz.bz2"
+    path.write_bytes(bz2.compress(file.getvalue()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def judge(packed: Path) -> solution.Judge:
+    return solution.Judge(packed, 0)
+
+
+@pytest.fixture(scope="module")
+def known(packed: Path, judge: solution.Judge) -> solution.Found:
+    """Two modes and an object of different sides that no symmetry leaves alone, of the views that are not held out."""
+    star, rng = turns.load(packed), np.random.default_rng(3)
+    corners = star.positions - star.positions.min(axis=0) + FIRST
+    sides = np.ceil(corners.max(axis=0)).astype(int) + WINDOW + (3, 8)
+    patchy = [np.kron(rng.normal(size=-(-sides // 4)), np.ones((4, 4)))[: sides[0], : sides[1]] for _ in range(2)]
+    obj = (1 + 0.1 * patchy[0]) * np.exp(0.3j * patchy[1])
+    return solution.Found(obj[None].astype(np.complex64), star.modes(2), corners[judge.training])
+
+
+def intensities(known: solution.Found) -> np.ndarray:
+    """Without ptymesh: windows from whole pixels, the probe shifted by the rest."""
+    found = []
+    y, x = (np.fft.fftfreq(WINDOW)[:, None], np.fft.fftfreq(WINDOW)[None])
+    for corner in known.corners:
+        whole = np.floor(corner + 0.5).astype(int)
+        rest = corner - whole
+        shifted = np.fft.ifft2(np.fft.fft2(known.probe) * np.exp(-2j * np.pi * (y * rest[0] + x * rest[1])))
+        window = known.object[0, whole[0] : whole[0] + WINDOW, whole[1] : whole[1] + WINDOW]
+        found.append((np.abs(np.fft.fft2(shifted * window, norm="ortho")) ** 2).sum(axis=0))
+    return np.stack(found)
+
+
+def as_ptymesh(known: solution.Found) -> dict[str, np.ndarray]:
+    return {"object": known.object, "probe": known.probe, "positions": known.corners}
+
+
+def as_ptychi(known: solution.Found) -> dict[str, np.ndarray]:
+    """Its `extract_patches`: a window's first pixel is at origin + position - (side - 1) / 2, transforms are plain."""
+    middles = known.corners + (WINDOW - 1) / 2
+    centred = middles - (middles.min(axis=0) + middles.max(axis=0)) / 2
+    probe = known.probe / WINDOW
+    return {
+        "object": known.object,
+        "probe": probe[None].astype(np.complex64),
+        "probe_positions": centred.astype(np.float32),
+        "origin": (middles - centred)[0].astype(np.float32),
+    }
+
+
+def as_cdtools(known: solution.Found) -> dict[str, np.ndarray]:
+    norm = np.abs(known.probe).max()
+    return {
+        "obj": known.object[0],
+        "probe": known.probe / norm,
+        "probe_norm": norm,
+        "positions": known.corners.astype(np.float32),
+    }
+
+
+def as_ptyrad(known: solution.Found) -> dict[str, np.ndarray]:
+    """Counts over the largest of the mean pattern."""
+    scale = np.float32(37.5)
+    return {
+        "obja": np.abs(known.object)[None],
+        "objp": np.angle(known.object)[None],
+        "probe": known.probe / np.sqrt(scale),
+        "positions": known.corners.astype(np.float32),
+        "scale": scale,
+    }
+
+
+WRITERS = {"ptymesh": as_ptymesh, "ptychi": as_ptychi, "cdtools": as_cdtools, "ptyrad": as_ptyrad}
+
+
+@pytest.mark.parametrize("name", solution.READERS)
+def test_what_is_known_is_judged_alike_by_whoever_saved_it(
+    name: str, judge: solution.Judge, known: solution.Found, packed: Path
+) -> None:
+    star = turns.load(packed)
+    counts = star.patterns[judge.training]
+    expected = ((np.sqrt(intensities(known)) - np.sqrt(counts)) ** 2).sum() / counts.sum()
+    found = solution.READERS[name](WRITERS[name](known))
+    assert judge.residual(found, judge.training) == pytest.approx(expected, rel=1e-4)
+    assert judge.residual(found, judge.held_out) == pytest.approx(judge.residual(known, judge.held_out), rel=1e-4)
+
+
+def test_views_that_were_held_out_lie_where_the_others_say(judge: solution.Judge, known: solution.Found) -> None:
+    """Of a program that has seen all views, or all but those."""
+    every = solution.Found(known.object, known.probe, judge.positions - judge.positions.min(axis=0) + FIRST)
+    assert judge.residual(every, judge.held_out) == pytest.approx(judge.residual(known, judge.held_out), rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["transposed", "reversed", "shifted", "conjugated", "dim"])
+def test_a_wrong_convention_shows(wrong: str, judge: solution.Judge, known: solution.Found, packed: Path) -> None:
+    """So that agreement above is worth something."""
+    obj, probe, corners = known.object, known.probe, known.corners
+    made = {
+        "transposed": (obj.transpose(0, 2, 1), probe, corners),
+        "reversed": (obj[:, ::-1], probe, corners),
+        "shifted": (obj, probe, corners + 0.5),
+        "conjugated": (obj.conj(), probe, corners),
+        "dim": (obj, probe * 0.9, corners),
+    }[wrong]
+    right = judge.residual(known, judge.training)
+    assert abs(judge.residual(solution.Found(*made), judge.training) / right - 1) > 0.002
+
+
+def test_losses_of_programs_stand_for_residuals(judge: solution.Judge, known: solution.Found, packed: Path) -> None:
+    counts = turns.load(packed).patterns[judge.training].astype(float)
+    misfit = ((np.sqrt(intensities(known)) - np.sqrt(counts)) ** 2).mean()
+    residual = judge.residual(known, judge.training)
+    assert judge.own("ptymesh", residual) == residual
+    assert judge.own("ptychi", misfit) == pytest.approx(residual, rel=1e-4)
+    assert judge.own("cdtools", misfit) == pytest.approx(residual, rel=1e-4)
+    assert judge.own("ptyrad", np.sqrt(misfit) / np.sqrt(counts).mean()) == pytest.approx(residual, rel=1e-4)
+
+
+def test_what_is_no_number_is_judged_as_infinite(judge: solution.Judge, known: solution.Found) -> None:
+    lost = solution.Found(known.object * np.nan, known.probe, known.corners)
+    assert judge.residual(lost, judge.held_out) == np.inf
+
+
+def test_positions_of_another_scan_are_refused(judge: solution.Judge, known: solution.Found) -> None:
+    turned = solution.Found(known.object, known.probe, known.corners[:, ::-1])
+    with pytest.raises(solution.PtymeshError, match="saved positions differ by up to"):
+        judge.residual(turned, judge.training)
+
+
+def test_seconds_are_those_of_a_process_that_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch takes 1 s and saving 5 s: a snapshot counts its own saving, and none before it."""
+    now = 10.0
+    monkeypatch.setattr(turns, "clock", lambda given: now)
+
+    def epoch() -> float:
+        nonlocal now
+        now += 1
+        return 0.5
+
+    def saved() -> turns.Saved:
+        nonlocal now
+        now += 5
+        return {"object": np.full(1, now)}
+
+    given = argparse.Namespace(snapshots=tmp_path, seconds=42.0)
+    turns.serve(epoch, given, "clocked 1.0", saved)
+    lines = [json.loads(line) for line in (tmp_path / "snapshots.jsonl").read_text().splitlines()]
+    assert [line["seconds"] for line in lines] == [10 + line["epoch"] + 5 for line in lines]
+    assert [line["epoch"] for line in lines] == [*range(1, 21), 22, 24, 26, 28, 30, 32]
+    assert {path.stem for path in tmp_path.glob("*.npz")} == {str(line["epoch"]) for line in lines}
+
+
+def test_a_program_that_is_done_ends_there(tmp_path: Path) -> None:
+    left = iter([0.5, 0.4])
+    turns.serve(lambda: next(left), argparse.Namespace(snapshots=tmp_path, seconds=60.0, clock="cpu"), "done", dict)
+    assert len((tmp_path / "snapshots.jsonl").read_text().splitlines()) == 2
+
+
+def test_ptymesh_runs_its_default_without_the_views_held_out(
+    packed: Path, judge: solution.Judge, tmp_path: Path
+) -> None:
+    given = argparse.Namespace(star=packed, threads=1, clock="wall", seconds=60.0)
+    held = solution._noted(judge, tmp_path)
+    solution.run(Path(sys.executable), "ptymesh", {"engine": "default"}, 2, held, tmp_path / "run", given)
+    found = solution.judged("ptymesh", tmp_path / "run", judge)
+    points = found["curve"]
+    assert points[-1]["epoch"] == 40 and points[0]["seconds"] < points[-1]["seconds"] < 60
+    assert points[-1]["held_out"] < points[0]["held_out"]
+    assert found["training"] == pytest.approx(found["own_training"], rel=0.2)
+
+
+def test_who_was_first() -> None:
+    """A program has arrived within 1 % of its lowest; ptymesh when it is as good."""
+
+    def case(program: str, *curve: tuple[float, float]) -> dict:
+        points = [{"epoch": 1 + i, "seconds": at, "held_out": held} for i, (at, held) in enumerate(curve)]
+        return {"program": program, "modes": 1, "curve": points}
+
+    cases = [
+        case("slow", (10, 0.5), (20, 0.1004), (30, 0.1), (40, 0.2)),
+        case("ptymesh", (1, 0.4), (2, 0.1), (3, 0.09)),
+        case("better", (50, 0.05)),
+    ]
+    ours, slow, better = arrivals.arrivals(cases)
+    assert (ours.seconds, ours.lowest, ours.ratio) == (3, 0.09, 1)
+    assert (slow.lowest, slow.epoch, slow.seconds, slow.ours, slow.ratio) == (0.1, 2, 20, 2, 10)
+    assert (better.seconds, better.ours, better.ratio) == (50, None, None)
+
+
+def test_seconds_of_runs_are_medians() -> None:
+    """As far as the shortest of them has come."""
+    epochs = {3: 2, 1: 2, 2: 3}
+    runs = [{"curve": [{"epoch": i, "seconds": s * i} for i in range(1, 1 + n)]} for s, n in epochs.items()]
+    assert solution.medians(runs)["curve"] == [{"epoch": 1, "seconds": 2}, {"epoch": 2, "seconds": 4}]
+
+
+def test_what_was_found_was_searched_for() -> None:
+    for name, found in solution.FOUND.items():
+        assert name == "ptymesh" or found in solution.CANDIDATES[name]
