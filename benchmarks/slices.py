@@ -9,7 +9,8 @@ turns, epoch by epoch, and the floor is measured in between: torch's transforms 
 
   the far field, or two for a near one; the shift of the probe and of what comes back to it; each gap between slices on
   the way there and on the way back; of LSQML, besides, each gap for both of its directions, and the shift of one; where
-  positions, which are then half a pixel wrong, are refined, the shift of the probe's derivatives along both axes.
+  positions, which are then half a pixel wrong, are refined, the shift of the probe's derivatives along both axes, and
+  in the near field derivatives of probe and wave, there and back along one axis each.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ BATCH, EPOCHS = 64, 6
 
 def pairs(engine: str, slices: int, near: bool, positions: bool) -> float:
     """Pairs of transforms per view-mode."""
-    found = pairs_of("angular_spectrum" if near else "far_field", "fourier") + 2 * (slices - 1) + int(positions)
+    found = pairs_of("angular_spectrum" if near else "far_field", "fourier") + 2 * (slices - 1)
+    found += (2 if near and slices == 1 else 1) * positions
     return found + 2 * (slices - 1) + 0.5 if engine == "lsqml" else found
 
 

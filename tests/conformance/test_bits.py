@@ -75,6 +75,11 @@ RUNS = {
         {"unknowns": {"slice_spacing": True, "tilt": True, "positions": True}, "positions": {"gain": 1}},
     ),
     "slices": ("lsqml", dict(modes=2, slices=3, varying=True), {**POSITIONS, "probe": {"intensity": True}}),
+    "near field": (
+        "lsqml",
+        dict(modes=2, propagation="angular_spectrum", varying=True),
+        {**POSITIONS, "probe": {"intensity": True}},
+    ),
 }
 #: How a start is changed.
 WITH = {"opr": with_opr}
@@ -286,7 +291,7 @@ def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-d
         assert relative(one[name], plain[name]) < 1e-12, name
 
 
-@pytest.mark.parametrize("run", ["dm", "raar", "ap", "lsqml"])
+@pytest.mark.parametrize("run", ["dm", "raar", "ap", "lsqml", "near field"])
 def test_mixed_precision(ranks, tmp_path: Path, run: str) -> None:  # type: ignore[no-untyped-def]
     """Waves that are kept are halves: the same bits everywhere, which are not those of single precision."""
     one = outcome(Solo(), run, (32, 32), halves=True)

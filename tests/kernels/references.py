@@ -215,6 +215,17 @@ def compare_steps(case: Case, **changes: object) -> None:
     case.close(fused, reference)
 
 
+def compare_weight_steps(case: Case, **changes: object) -> None:
+    """Steps of weights, of any waves."""
+    chi = case.many()
+    reference, fused = (
+        p.weight_step(case.model, c, case.probe, case.opr, s, chi)
+        for p, c, s in case.forwards(**changes)  # type: ignore[arg-type]
+    )
+    assert fused.dtype == reference.dtype
+    case.close(fused, reference)
+
+
 def asked_in_a_sweep(case: Case, backend: Backend, chunk: Chunk, keep: bool = False) -> tuple[Tensor, ...]:
     """Steps of positions, where these have a derivative, and of weights, of waves that a sweep brings back."""
     chunk, sums = replace(chunk, sweep={}), nothing(case, chunk)

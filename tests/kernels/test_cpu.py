@@ -19,6 +19,7 @@ from references import (
     compare_steps,
     compare_sweeps,
     compare_systems,
+    compare_weight_steps,
     nothing,
     summed,
     swept,
@@ -30,7 +31,7 @@ from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import blocked
-from ptymesh.physics.model import reach_of
+from ptymesh.physics.model import inner, reach_of
 
 DTYPES = [torch.complex64, torch.complex128]
 WINDOWS = [(16, 16), (13, 22), (9, 7)]
@@ -128,6 +129,10 @@ CASES: list[dict[str, Any]] = [
     {"opr": 1},
     {"window": (17, 22)},
     {"propagation": "angular_spectrum"},
+    {"propagation": "angular_spectrum", "window": (16, 20)},
+    {"propagation": "angular_spectrum", "window": (16, 20), "opr": 1},
+    {"propagation": "angular_spectrum", "window": (16, 20), "subpixel": "bilinear"},
+    {"propagation": "angular_spectrum", "window": (16, 20), "slices": 2},
     {"slices": 2},
     {"slices": 2, "subpixel": "none"},
     {"slices": 2, "opr": 1},
@@ -296,6 +301,63 @@ def test_whole_positions_need_no_shift() -> None:
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear"])
 def test_position_steps(dtype: torch.dtype, modes: int, subpixel: str) -> None:
     compare_steps(Case(dtype, modes=modes, subpixel=subpixel))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("opr", [0, 2])
+def test_position_steps_where_the_image_moves_with_the_probe(
+    dtype: torch.dtype, window: tuple[int, int], opr: int
+) -> None:
+    """In the near field, of any waves and beams."""
+    case = Case(dtype, window, 3, propagation="angular_spectrum", opr=opr)
+    assert case.fused.supports(case.model, case.chunk, "position_step")
+    compare_steps(case)
+    if not opr:
+        compare_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+
+
+def test_position_steps_in_the_near_field_are_those_of_what_the_detector_sees() -> None:
+    """<d, chi> / <d, d> with d by central differences of the waves on the detector."""
+    case = Case(window=(24, 20), modes=2, propagation="angular_spectrum")
+    chi, h = case.many(), 1e-6
+    _, (fused, chunk, made) = case.forwards()
+    steps = fused.position_step(case.model, chunk, case.object, made, chi)
+
+    def detected(axis: int, by: float) -> torch.Tensor:
+        f = chunk.fractions.clone()
+        f[:, axis] += by
+        return case.model.detect(case.model.forward(*parts(f)).exit, f)
+
+    def parts(f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        windows = case.model.windows(case.object, chunk.anchors, f, case.window)
+        return windows, case.model.probes(case.probe, f, chunk.weights)
+
+    seen = case.model.detect(chi, chunk.fractions)
+    for axis in (0, 1):
+        d = (detected(axis, h) - detected(axis, -h)) / (2 * h)
+        torch.testing.assert_close(steps[:, axis], inner(d, seen) / inner(d, d), rtol=1e-7, atol=1e-9)
+
+
+def test_a_near_field_image_of_nothing_says_nothing_of_its_position() -> None:
+    """It stays where it is, whatever the beam does; single precision leaves no more of it than noise."""
+    case = Case(torch.complex64, (16, 20), 1, propagation="angular_spectrum")
+    case.object[:] = 1
+    _, (fused, chunk, made) = case.forwards()
+    assert float(fused.position_step(case.model, chunk, case.object, made, made.exit).abs().max()) < 0.3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_weight_steps(dtype: torch.dtype, propagation: str, subpixel: str) -> None:
+    """Of any waves, of dark views, too."""
+    for window, opr in (((16, 20), 0), ((13, 22), 0), ((16, 20), 1)):
+        case = Case(dtype, window, 2, subpixel, propagation=propagation, opr=opr)
+        case.chunk.weights[1, 0] = 0
+        compare_weight_steps(case)
+        if subpixel == "fourier" and not opr:
+            compare_weight_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -197,13 +197,15 @@ def scarce_waves(
     }
 
 
-@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize(("moving", "halves"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
     "kind", [{"slices": 3}, {"propagation": "angular_spectrum"}, {"subpixel": "bilinear"}], ids=str
 )
-def test_waves_are_made_twice_by_all_ways_through_a_model(ranks: Any, kind: dict[str, Any], moving: bool) -> None:
+def test_waves_are_made_twice_by_all_ways_through_a_model(
+    ranks: Any, kind: dict[str, Any], moving: bool, halves: bool
+) -> None:
     """To the same bits."""
-    (plain,), (scarce,) = (ranks(1, scarce_waves, most, False, moving, kind) for most in (None, 11))
+    (plain,), (scarce,) = (ranks(1, scarce_waves, most, halves, moving, kind) for most in (None, 11))
     assert "twice" in scarce["said"]
     for name in ("object", "probe", "positions", "losses"):
         assert np.array_equal(plain[name], scarce[name]), name

@@ -10,6 +10,9 @@ panel, plane, row, work   see column_panels.py;  row panels   see row_panels.py;
     Re <d_a psi, chi> = -Re <2 pi i k_a F P, T>        Re <psi, chi> = Re <F P, T>
 
 So a sweep that has come back to the probe needs no transform to know them.
+
+In the near field the image moves back with the probe, and d_a psi = d_a (O P) - O d_a P: differences of waves that are
+nearly alike, taken pixel by pixel. Either derivative needs transforms along its own axis alone.
 """
 
 from __future__ import annotations
@@ -19,11 +22,24 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.column_panels import ONE, PAIR, TWO, WIDTH, ZERO, U, pixels, row_panel_from, rows_of, transform
+from ptymesh.kernels.column_panels import (
+    ONE,
+    PAIR,
+    THREE,
+    TWO,
+    WIDTH,
+    ZERO,
+    U,
+    pixels,
+    row_panel_from,
+    row_panel_in,
+    rows_of,
+    transform,
+)
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.row_panels import counted, first_of, window_in
-from ptymesh.kernels.shifts import columns_in, factors, ramps, turned_by
-from ptymesh.kernels.vectors import LANES, load, spread, store, total
+from ptymesh.kernels.shifts import columns_in, factors, frequency, ramps, turned_by
+from ptymesh.kernels.vectors import LANES, load, load_complex, spread, store, total
 
 
 def room(h: int, w: int) -> int:
@@ -131,7 +147,122 @@ def moved_powers(work: Any, obj: Any, n: Any, shift: Any, tables: Any, out: Any)
             _moved(U(j), work[band], obj, n, shift, tables, out)
 
 
+# --- where the image moves with the probe ---
+
+
+def room_beside(h: int, w: int) -> int:
+    """Numbers that a band of `moves_of_images` works in: eights of P, O P, O and chi, and room for transforms."""
+    return 6 * 2 * WIDTH * max(h, w)
+
+
+@inlined
+def _eight_in(waves: Any, place: int, stride: int, axis: int, first: int, size: int, room: Any, at: int) -> None:
+    """Eight lines of `size` complex pixels along an axis, the first of them of this number, to room[at] on: of waves
+    whose window starts at a place, and whose rows are `stride` numbers apart."""
+    if axis == 1:
+        row_panel_in(waves, place + stride * first, stride, size, room, at)
+        return
+    start = place + TWO * first
+    for r in range(size):
+        p, q = load_complex(waves, start + stride * r)
+        store(room, at + PAIR * r, p)
+        store(room, at + PAIR * r + LANES, q)
+
+
+@inlined
+def _derived(room: Any, at: int, size: int, rates: Any, spare: Any, plan: Any, twiddles: Any) -> None:
+    """Eight lines of pixels become the conjugates of their derivatives; rates: 2 pi k over the number of pixels."""
+    transform(room, at, spare, size, plan, twiddles)
+    for r in range(size):
+        i, by = at + PAIR * r, spread(-rates[r])
+        p, q = load(room, i), load(room, i + LANES)
+        store(room, i, by * q)
+        store(room, i + LANES, by * p)
+    transform(room, at, spare, size, plan, twiddles)
+
+
+@inlined
+def _add_beside(room: Any, far: int, size: int, mask: Any, sums: Any) -> None:
+    """sums (2,) += Re <d, chi>, ||d||^2 of d = d_a (O P) - O d_a P, over lines that count.
+
+    In room, `far` numbers apart: conjugate d_a P, conjugate d_a (O P), O, chi.
+    """
+    zero = spread(room[0] - room[0])
+    along = norm = zero
+    for i in range(ZERO, PAIR * size, PAIR):
+        p, q, s, t = load(room, i), load(room, i + LANES), load(room, far + i), load(room, far + i + LANES)
+        o = TWO * far + i
+        u, v = load(room, o), load(room, o + LANES)
+        s, t = s - (u * p + v * q), t - (u * q - v * p)
+        u, v = load(room, far + o), load(room, far + o + LANES)
+        along, norm = along + (s * u - t * v), norm + (s * s + t * t)
+    counts = load(mask, ZERO)
+    sums[0] += total(counts * along)
+    sums[1] += total(counts * norm)
+
+
+@inlined
+def _lit_beside(room: Any, far: int, size: int, mask: Any) -> float:
+    """O P, `far` numbers behind P, of P and of O, `far` numbers further on; returns ||O P||^2 over lines that count."""
+    power = spread(room[0] - room[0])
+    for i in range(ZERO, PAIR * size, PAIR):
+        p, q, u, v = load(room, i), load(room, i + LANES), load(room, TWO * far + i), load(room, TWO * far + i + LANES)
+        s, t = p * u - q * v, p * v + q * u
+        store(room, far + i, s)
+        store(room, far + i + LANES, t)
+        power = power + (s * s + t * t)
+    return total(load(mask, ZERO) * power)
+
+
+@inlined
+def _moves_of_image(
+    j: int, view: int, room: Any, chi: Any, obj: Any, n: Any, beams: Any, a: Any, tables: Any, rates: Any, out: Any
+) -> None:
+    """Row j of `moves_of_images`; the `view`th of the beams is the view's."""
+    constants, plan, twiddles = tables
+    M, h, w, stride = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), TWO * U(obj.shape[1])
+    far, corner = PAIR * max(h, w), stride * U(n[j, 0]) + TWO * U(n[j, 1])
+    spare, found, ones = room[U(4) * far :], np.zeros(5), np.ones(WIDTH, constants.dtype)
+    for axis in range(2):
+        size, lines = (h, w) if axis == 0 else (w, h)
+        last = rows_that_count(lines, constants.dtype)
+        for i in range(counted(lines)):
+            first, overlaps = first_of(U(i), lines), lines % LANES > ZERO and i == 0
+            mask = last if overlaps else ones
+            _eight_in(obj, corner, stride, axis, first, size, room, TWO * far)
+            for m in range(M):
+                _eight_in(beams, TWO * h * w * (view * M + m), TWO * w, axis, first, size, room, ZERO)
+                _eight_in(chi, TWO * h * w * (j * M + m), TWO * w, axis, first, size, room, THREE * far)
+                power = _lit_beside(room, far, size, mask)
+                if axis == 0:
+                    found[4] += power
+                for k in range(TWO):
+                    _derived(room, far * k, size, rates[axis], spare, plan[axis], twiddles[axis])
+                _add_beside(room, far, size, mask, found[2 * axis : 2 * axis + 2])
+    for k in range(5):
+        out[j, k] = found[k] * (a[j] if k % 2 == 0 and k < 4 else a[j] * a[j])
+
+
+@parallel
+def moves_of_images(work: Any, chi: Any, obj: Any, n: Any, beams: Any, a: Any, tables: Any, out: Any) -> None:
+    """out_j: Re <d_y, chi>, ||d_y||^2, Re <d_x, chi>, ||d_x||^2, ||psi||^2; d_a = d_a psi - O d_a P, psi = O P.
+
+    chi (B, M, h, w); obj (H, W), n (B, 2), beams (1 or B, M, h, w), a (B,), see compiled.py.
+    """
+    count, bands, (h, w) = len(out), len(work), chi.shape[2:]
+    for i in prange(bands):
+        band, rates = np.int64(i), np.zeros((2, max(h, w)), work.dtype)
+        for axis in range(2):
+            size = h if axis == 0 else w
+            for k in range(size):
+                rates[axis, k] = 2 * np.pi * frequency(k, size) / size
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            view = ZERO if len(beams) == 1 else U(j)
+            _moves_of_image(U(j), view, work[band], chi, obj, n, beams, a, tables, rates, out)
+
+
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     moved_powers: "r2 c2 i2 (c3 r2 r1) (r1 i2 r2) d2",
+    moves_of_images: "r2 c4 c2 i2 c4 r1 (r1 i2 r2) d2",
 }

@@ -8,13 +8,14 @@ remains with several slices the detector's pass is, and the rest is left to torc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import compiled, compiled_detector, compiled_object, compiled_probes, products
+from ptymesh.kernels import compiled, compiled_detector, compiled_moves, compiled_object, compiled_probes, products
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -28,8 +29,8 @@ from ptymesh.kernels.arguments import (
     untransformed,
     views_of_strip,
 )
-from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, deep, may_wait, note
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, varies, window_of
+from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, asked_of, deep, may_wait, note
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
@@ -60,7 +61,8 @@ class CpuBackend(CpuPaths):
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
         """Transforms that the kernels know, in one go: of any waves to a far detector, from the probe to the sums, and
-        for systems of several slices, or of probes that are shifted view by view."""
+        for systems of several slices, or of probes that are shifted view by view; steps of positions in the near field,
+        too."""
         window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
         if wanted == "there_and_back":
             return self._far(model, window)
@@ -70,6 +72,8 @@ class CpuBackend(CpuPaths):
         if wanted == "systems":
             shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
             return at_once if sliced else shifted
+        if wanted == "position_step":
+            return single or self._moves_image(model, window)
         if wanted == "detector":
             return at_once or (single and self._far(model, window))
         return single or (wanted == "forward" and sliced and at_once)
@@ -305,6 +309,38 @@ class CpuBackend(CpuPaths):
         note(into, reached)
 
     # --- sums of single views ---
+
+    def _moves_image(self, model: Model, window: tuple[int, int]) -> bool:
+        """Whether views shift the probe, and their images back with it, as the kernels know it: a single slice."""
+        near = model.kernel is not None and model.slice_kernel is None
+        return near and model.subpixel == "fourier" and self.at_once(model, window)
+
+    def position_step(
+        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.position_step`; in the near field by transforms of eight lines of pixels at a time."""
+        window = window_of(chi)
+        if not self._moves_image(model, window):
+            return super().position_step(model, chunk, obj, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        found = torch.empty((len(chi), 5), dtype=torch.float64)
+        work = self.room("images", threads_for(len(chi)), (compiled_moves.room_beside(*window),), self.real)
+        given = (array_of(chi), *_parts(intermediates), self.transform(chi).tables)
+        compiled_moves.moves_of_images(work, *given, found.numpy())
+        return steps_of(found, chi)
+
+    def weight_step(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.weight_step`; of a beam alone by the systems of step lengths, where a probe of amplitude 1 is the
+        direction."""
+        alone = not varies(chunk) and super().supports(model, chunk, "forward")
+        if not alone or asked_of(intermediates, chi) is not None:
+            return super().weight_step(model, chunk, probe, opr, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
+        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
+        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(self.real).tiny))[:, None].to(self.real)
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""

@@ -122,7 +122,8 @@ class CpuPaths(CpuSums):
 
     def kept(self, intermediates: Intermediates, halves: bool = False) -> Any:
         """As `FusedBackend.kept`; what goes through several slices is rather made again."""
-        intermediates.__dict__.pop("asked", None)
+        for name in ("asked", "arrays"):  # the second has the probes in full, whatever is kept of them
+            intermediates.__dict__.pop(name, None)
         return None if isinstance(intermediates, SlicedIntermediates) else super().kept(intermediates, halves)
 
     # --- from the probe ---
@@ -216,7 +217,7 @@ class CpuPaths(CpuSums):
         self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
         """As `Backend.position_step`; of waves that a sweep brought back, with what it has found on the way."""
-        asked = _asked(intermediates, chi)
+        asked = asked_of(intermediates, chi)
         if asked is None or not self._tells_moves(model, chunk):
             return super().position_step(model, chunk, obj, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
@@ -234,7 +235,7 @@ class CpuPaths(CpuSums):
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
         """As `Backend.weight_step`; of waves that a sweep brought back, by what it has found on the way."""
-        asked = _asked(intermediates, chi)
+        asked = asked_of(intermediates, chi)
         if asked is None:
             return super().weight_step(model, chunk, probe, opr, intermediates, chi)
         power = asked[:, 4].clamp(min=torch.finfo(self.real).tiny)  # of w d psi/dw
@@ -377,7 +378,7 @@ def deep(model: Model) -> bool:
     return model.slice_kernel is not None or model.kernel is not None
 
 
-def _asked(intermediates: Intermediates, chi: Tensor) -> Tensor | None:
+def asked_of(intermediates: Intermediates, chi: Tensor) -> Tensor | None:
     """What a sweep has found of these very waves, (B, 5); see `compiled_detector.detector`."""
     waves, asked = intermediates.__dict__.get("asked", (None, None))
     return asked if waves is chi else None

@@ -276,9 +276,7 @@ class FusedBackend(Backend, ABC):
         assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, intermediates.probe, amplitudes, axis) for axis in (0, 1))
-        along_y, norm_y, along_x, norm_x, exit_norm = self.along_positions(intermediates, chi, by_y, by_x).unbind(1)
-        steps = (step_along(along_y, norm_y, exit_norm, chi), step_along(along_x, norm_x, exit_norm, chi))
-        return torch.stack(steps, dim=1)
+        return steps_of(self.along_positions(intermediates, chi, by_y, by_x), chi)
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
@@ -293,6 +291,13 @@ class FusedBackend(Backend, ABC):
         return self.step_systems(
             intermediates, change, intermediates.beams.waves[:, :modes].contiguous(), d_beams, chi.contiguous()
         )
+
+
+def steps_of(found: Tensor, chi: Tensor) -> Tensor:
+    """Steps of positions (B, 2) of what `along_positions` returns, (B, 5)."""
+    along_y, norm_y, along_x, norm_x, exit_norm = found.unbind(1)
+    pairs = (along_y, norm_y), (along_x, norm_x)
+    return torch.stack([step_along(along, norm, exit_norm, chi) for along, norm in pairs], dim=1)
 
 
 def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,8 @@ def _ramp(f: float, out: Any) -> None:
 
 
 @inlined
-def _frequency(k: int, size: int) -> float:
+def frequency(k: int, size: int) -> float:
+    """The k-th of the FFT of so many pixels, in cycles per pixel."""
     return (k if k < (size + 1) // 2 else k - size) / size
 
 
@@ -61,10 +62,10 @@ def ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> N
     _ramp(f[0], ry)
     _ramp(f[1], rx)
     for r in range(len(ry)):
-        value = factor * (ry[r] * (2j * math.pi * _frequency(r, len(ry))) if axis == 0 else ry[r])
+        value = factor * (ry[r] * (2j * math.pi * frequency(r, len(ry))) if axis == 0 else ry[r])
         down[0, r], down[1, r] = value.real, value.imag
     for c in range(w):
-        value = rx[c] * (2j * math.pi * _frequency(c, w)) if axis == 1 else rx[c]
+        value = rx[c] * (2j * math.pi * frequency(c, w)) if axis == 1 else rx[c]
         across[0, c], across[1, c] = value.real, value.imag
 
 
