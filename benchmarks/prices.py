@@ -1,110 +1,182 @@
-"""What epochs cost beside one of rPIE, one mode, far field: measured, beside what ptymesh/auto/price.py declares.
+"""What epochs take beside a batch of rPIE, one mode, far detector: measured, beside what ptymesh/run/price.py declares.
 
     python benchmarks/prices.py --out benchmarks/results/DATE-prices.json
 
-CPU time on one thread, of simulated scans of 200 views of 64 x 64 pixels (100 of electrons).
+CPU times on one thread, of simulated scans. All ways to reconstruct a scan take turns, epoch by epoch, and so does the
+measure (ptymesh/run/pace.py): a machine that others slow down slows all of them. The least of several turns counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from record import about, write
 
 from ptymesh.auto.judging import judge
-from ptymesh.auto.race import Arena, Budget, Track
-from ptymesh.distributed.world import Solo
+from ptymesh.estimate import BLOCK
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.run.batches import draw, hold_out
+from ptymesh.run.bench import spread
+from ptymesh.run.pace import Pace, measured_pace
+from ptymesh.run.price import Price, Size
+from ptymesh.run.recipe import engine_of
+from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 
-EPOCHS, TIMES = 2, 4
+TURNS, HELD = 6, 0.2
+POSITIONS, INTENSITY = {"positions": True}, {"probe": {"intensity": True}}
+#: Of any scan: engine, its options, probe modes and OPR modes.
+WAYS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+    ("rpie", {"batch": 16}, 1, 0),
+    ("rpie", {"batch": 64}, 1, 0),
+    ("rpie", {"batch": 64}, 4, 0),
+    ("rpie", {"batch": 16, **POSITIONS}, 1, 0),
+    ("rpie", {"batch": 64, **POSITIONS}, 4, 0),
+    ("rpie", {"batch": 64, **INTENSITY}, 1, 0),
+    ("rpie", {"batch": 64}, 1, 2),
+    ("adam", {"batch": 16}, 1, 0),
+    ("adam", {"batch": 64}, 1, 0),
+    ("adam", {"batch": 64}, 4, 0),
+    ("adam", {"batch": 64, **POSITIONS}, 1, 0),
+    ("adam", {"batch": 64, "unknowns": {"object": True, "probe": True, "background": {"lr": 0.1}}}, 1, 0),
+    ("lsqml", {"batch": 16}, 1, 0),
+    ("lsqml", {"batch": 64}, 1, 0),
+    ("lsqml", {"batch": 64}, 4, 0),
+    ("lsqml", {"batch": 64, **POSITIONS}, 1, 0),
+)
+#: Of one slice in the far field, besides.
+FURTHER: tuple[tuple[str, dict[str, Any], int, int], ...] = (
+    ("mpie", {"batch": 64}, 1, 0),
+    *((name, {"batch": None}, 1, 0) for name in ("dm", "raar", "ap", "cg", "bh", "lbfgs")),
+)
 
 
-def arena(scan: Measurement, slices: int) -> Arena:
-    """Whose first engine is rPIE in batches of 16."""
-    several = {"slices": slices, "slice_spacing_m": 2e-9} if slices > 1 else {}
-    recipe = Recipe.parse({"data": {"path": Path("scan.cxi")}, "object": several})
-    return Arena(recipe, scan, Solo(), lambda: False, Budget(1e9), scan.views)
+@dataclass
+class Way:
+    """One of them, on a scan: seconds of its epochs and of judging held-out views, turn by turn."""
 
+    engine: str
+    options: dict[str, Any]
+    modes: int
+    opr: int
+    recon: Reconstruction
+    epochs: Iterator[Any]
+    seconds: list[float]
+    judged: list[float]
 
-def ways(on: Arena) -> dict[str, Track]:
-    """What is priced."""
-    plain = on.start({"engine": "rpie", "batch": 16})
-    adam: dict[str, Any] = {"engine": "adam", "lr": 0.01}
-    moving = plain.sharing({"positions": True}, "positions")
-    return {
-        "rpie": plain,
-        "rpie, 4 modes": on.with_modes(plain, 4),
-        "rpie, positions": moving,
-        "rpie, intensity": plain.sharing({"probe": {"intensity": True}}, "intensity"),
-        "rpie, 2 OPR modes": on.with_opr(plain, 2),
-        "adam": plain.using({**adam, "batch": 64}),
-        "adam, positions": moving.using({**adam, "batch": 64}),
-        "adam, background": plain.using({**adam, "batch": 16, "unknowns": {"background": {"lr": 0.1}}}),
-        "lsqml": plain.using({"engine": "lsqml", "batch": 64}),
-    }
+    @property
+    def own(self) -> frozenset[str]:
+        """What each view has for itself."""
+        found = {"positions"} if "positions" in self.options else set()
+        found |= {"intensity"} if "probe" in self.options else set()
+        return frozenset(found | ({"opr"} if self.opr else set()))
 
-
-def measured(on: Arena, track: Track) -> tuple[float, float]:
-    """CPU seconds of an epoch, and of a judgement: the least of several times, of which others on this machine have
-    slowed some."""
-    on.run(track, 1)  # warm
-    epochs, judgements = [], []
-    for _ in range(TIMES):
+    def turn(self) -> None:
+        """An epoch and a judgement."""
         began = time.process_time()
-        run = on.run(track, EPOCHS)
-        ran = time.process_time()
-        judge(on.recon.problem, run.estimate, on.held, run.own)
-        judgements.append(time.process_time() - ran)
-        epochs.append(ran - began)
-    return (min(epochs) - min(judgements)) / EPOCHS, min(judgements)
+        next(self.epochs)
+        self.seconds.append(time.process_time() - began)
+        problem, estimate = self.recon.problem, self.recon.state.estimate
+        held = hold_out(problem.unturned, HELD, 0)
+        began = time.process_time()
+        judge(problem, estimate, held, self.own)
+        self.judged.append(time.process_time() - began)
 
 
-def described(on: Arena, track: Track) -> dict[str, Any]:
-    """What the price depends on."""
-    waves = track.modes + len(track.estimate.opr)
-    return {
-        "model": {"near": on.price.near, "slices": on.price.slices},
-        "engine": track.engine["engine"],
-        "waves": waves,
-        "own": sorted(track.own),
-        "lit": "unknowns" in track.engine,
-        "held": len(on.held) / on.views,
-    }
+def ways(scan: Measurement, slices: int, further: bool) -> list[Way]:
+    """All that are priced."""
+    several = {"slices": slices, "slice_spacing_m": 2e-9} if slices > 1 else {}
+    found = []
+    for engine, options, modes, opr in WAYS + FURTHER * further:
+        recon = Reconstruction(scan, object=several, probe={"modes": modes, "opr_modes": opr}, device="cpu")
+        stage = engine_of("stages.0", {"engine": engine, **options, "epochs": TURNS + 1})
+        found.append(Way(engine, options, modes, opr, recon, iter(recon.run(stage)), [], []))
+    return found
+
+
+def rows(name: str, scan: Measurement, slices: int) -> Iterator[dict[str, Any]]:
+    """What each way takes, in turns."""
+    further = scan.geometry.propagation == "far_field" and name.startswith("far")
+    found, paces = ways(scan, slices, further), []
+    for _ in range(TURNS + 1):  # of which the first makes workspaces
+        paces.append(measured_pace(scan.window))
+        for way in found:
+            way.turn()
+    rate = max(pace.rate for pace in paces)
+    pace = Pace(rate, min(pace.batch_s + 1 / pace.rate for pace in paces) - 1 / rate)  # of a batch of one view
+    for way in found:
+        size = way.options["batch"]
+        yield {
+            "scan": name,
+            "engine": way.engine,
+            "near": scan.geometry.propagation != "far_field",
+            "slices": slices,
+            "waves": way.modes + way.opr,
+            "own": sorted(way.own),
+            "lit": "unknowns" in way.options,
+            "views": scan.views,
+            "window": list(scan.window),
+            "batches": 1 if size is None else -(-scan.views // size),
+            "stepped": touched(way, scan),
+            "object": math.prod(way.recon.state.estimate.extent),
+            "held": HELD,
+            "rate": pace.rate,
+            "batch_s": pace.batch_s,
+            "epoch_s": min(way.seconds[1:]),
+            "median_s": float(np.median(way.seconds[1:])),
+            "judgement_s": min(way.judged[1:]),
+        }
+
+
+def touched(way: Way, scan: Measurement) -> float:
+    """Pixels of the object that a batch touches, on average."""
+    problem, estimate = way.recon.problem, way.recon.state.estimate
+    drawn = draw(scan.positions, way.options["batch"], 0, 0)
+    return BLOCK**2 * float(np.mean([len(problem.loader.local_views.blocks(estimate, one).rows) for one in drawn]))
 
 
 def main() -> None:
-    """A table in markdown: measured (declared), in sweeps."""
+    """A table in markdown: what was measured, and what is declared over that."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON file")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| scan | way | epoch | judgement |\n|---|---|---|---|")
     scans = {
         "far": (simulate(kind="xray", views=200, window=64, seed=3).measurement, 1),
+        "far, large": (simulate(kind="xray", views=128, window=128, seed=3).measurement, 1),
+        "far, wide": (spread(simulate(kind="xray", views=200, window=64, seed=3).measurement, 1024), 1),
         "near": (simulate(kind="near", views=200, window=64, seed=3).measurement, 1),
     }
     for slices in (1, 2, 4):
         made = simulate(kind="electron", views=100, window=64, seed=3, slices=slices).measurement
         scans[f"electrons, {slices} slice" + "s" * (slices > 1)] = made, slices
-    here, rows, sweep = about(), [], 0.0
+    here, found = about(), []
+    print("| scan | engine | waves | own | batches | epoch, ms | declared |\n|---|---|---|---|---|---|---|")
     for name, (scan, slices) in scans.items():
-        on = arena(scan, slices)
-        for way, track in ways(on).items():
-            epoch, judged = measured(on, track)
-            if way == "rpie" and slices == 1 and name != "near":
-                sweep = epoch
-            row = {"scan": name, "way": way, "epoch": epoch / sweep, "judgement": judged / sweep, "sweep_s": sweep}
-            rows.append({**row, **described(on, track)})
-            cost = on.cost(track, 2) - on.cost(track, 1), 2 * on.cost(track, 1) - on.cost(track, 2)
-            print(f"| {name} | {way} | {epoch / sweep:.1f} ({cost[0]:.1f}) | {judged / sweep:.1f} ({cost[1]:.1f}) |")
-    write(given.out, {**here, "rows": rows})
+        for row in rows(name, scan, slices):
+            found.append(row)
+            own = ", ".join([*row["own"], *["background"] * row["lit"]])
+            took, declared = row["epoch_s"], seconds(row)
+            of = (name, row["engine"], row["waves"], own, row["batches"], f"{1e3 * took:.1f}", f"{declared / took:.2f}")
+            print(f"| {' | '.join(map(str, of))} |", flush=True)
+            write(given.out, {**here, "rows": found})
+
+
+def seconds(row: dict[str, Any]) -> float:
+    """Of an epoch, as declared."""
+    price = Price(row["engine"], row["near"], row["slices"], row["waves"], frozenset(row["own"]), row["lit"])
+    stepped = row["object"] if price.takes.whole else row["stepped"]
+    size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
+    return Pace(row["rate"], row["batch_s"]).seconds(price, size)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a plan says of messages is what runs count; what it says of memory and time follows the scan."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,17 @@ from ptymesh.cli.plan import counts, kind_of, quantity
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
-from ptymesh.engines import ENGINES
+from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.kernels.fused import KeptProbes
 from ptymesh.physics.halves import Halves
 from ptymesh.run import plan
 from ptymesh.run.batches import balance, draw
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import Machine, Scan, choose, costs, measured_link, scan_of
+from ptymesh.run.pace import Pace
+from ptymesh.run.plan import LayoutName, Machine, Scan, choose, costs, measured_link, scan_of, shared_by
+from ptymesh.run.price import ENGINES as PRICES
+from ptymesh.run.price import EPOCH
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from toy import make, share
@@ -169,12 +173,14 @@ def held(name: str, halves: bool) -> int:
 def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured, and the chunk, are those of the world's device."""
     found: list[object] = []
-    monkeypatch.setattr(plan, "measured_rate", lambda window, device: found.append(device) or 1e4)
+    monkeypatch.setattr(
+        plan, "measured_pace", lambda window, device, dtype, threads: found.append(device) or Pace(1e4, 0.0)
+    )
     monkeypatch.setattr(plan, "measured_link", lambda world: (1e9, 1e-5))
     monkeypatch.setattr(plan, "memory_of", lambda device: 80e9)
     monkeypatch.setattr(plan, "choose", lambda costs, machine: found.append(machine.device))
     world = World("meta")
-    world.size, world.max = 2, lambda tensor: [torch.tensor([-1e4, -80e9])]  # type: ignore[method-assign]
+    world.size, world.max = 2, lambda tensor: [torch.tensor([-1e4, 0.0, -80e9])]  # type: ignore[method-assign]
     plan.decide(world, big(512), engine("rpie"), 0)
     assert found == [torch.device("meta"), "meta"]
 
@@ -213,7 +219,50 @@ def test_balance_is_that_of_a_whole_epoch() -> None:
     assert found["tiled"].balance == balance(halves, drawn, 2)
     compact = costs(scan, ENGINES["rpie"](batch=64, order="compact"), 5, 2, MACHINE)
     assert compact["replicated"].balance > 0.97 and compact["tiled"].balance < 0.7
-    assert found["replicated"].compute_s == pytest.approx(3000 / 2 / 1e4 / found["replicated"].balance, rel=0.01)
+    shares = PRICES["rpie"].view * 3000 / 2 / 1e4 / found["replicated"].balance
+    assert shares < found["replicated"].compute_s < 1.1 * shares
+
+
+def test_engine_model_and_layout_make_the_time() -> None:
+    """Each as its price says; what all ranks do again does not fall with their number, and threads share the rest."""
+    machine, rpie = replace(MACHINE, batch_s=2e-3), engine("rpie")
+    scan = replace(big(1024), window=(64, 64))
+
+    def seconds(with_: Engine = rpie, ranks: int = 1, layout: LayoutName = "replicated", **of: Any) -> float:
+        given = {name: value for name, value in of.items() if name in ("threads", "batch_s", "shared")}
+        known = replace(scan, **{name: value for name, value in of.items() if name not in given})
+        return costs(known, with_, 0, ranks, replace(machine, **given))[layout].compute_s
+
+    plain, views = seconds(), 3000 / machine.rate
+    batches = math.ceil(3000 / 7)
+    rpie_takes, whatever = PRICES["rpie"], 2e-3 * (PRICES["rpie"].batch * batches + EPOCH)
+    between = rpie_takes.epoch * 1024**2 / 64**2 / machine.rate
+    assert plain == pytest.approx(rpie_takes.view * views + whatever + between), "batches take something besides views"
+    assert seconds(batch_s=0.0) == pytest.approx(plain - whatever)
+    dearer = [seconds(engine(name)) for name in ("adam", "lsqml")]
+    dearer += [seconds(modes=4), seconds(slices=3), seconds(near=True), seconds(opr_modes=2)]
+    dearer += [
+        seconds(ENGINES["rpie"](batch=7, positions=True)),
+        seconds(ENGINES["rpie"](batch=7, probe={"intensity": True})),
+    ]
+    assert min(dearer) > 1.05 * plain
+    assert seconds(modes=4) == pytest.approx(plain + 3 * rpie_takes.wave * rpie_takes.view * views)
+    halves = [
+        seconds(ranks=2, layout=layout, shared=shared) for layout in ("replicated", "tiled") for shared in (False, True)
+    ]
+    assert plain / 2 < min(halves) and max(halves) < plain
+    again, panels, *_ = halves
+    assert panels < again, "of panels each rank steps its own"
+    assert seconds(threads=2) == pytest.approx(plain - rpie_takes.view * views / 2, rel=0.01)
+    wide = replace(scan, extent=(8192, 8192))
+    steps = [costs(wide, engine(name), 0, 1, machine)["replicated"].compute_s for name in ("rpie", "adam")]
+    assert steps[1] > 5 * steps[0], "Adam steps on every pixel, rPIE on those that a batch touches"
+
+
+def test_ranks_of_a_machine_share_its_threads() -> None:
+    machine = replace(MACHINE, threads=8)
+    assert [shared_by(machine, ranks, 8).threads for ranks in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 8]
+    assert [shared_by(machine, ranks, 8).shared for ranks in (1, 8, 9)] == [True, True, False]
 
 
 def test_quantities() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.optics import settled
-from ptymesh.auto.price import work
 from ptymesh.auto.race import Arena, Budget, OverBudget, Stop, Track, better
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
@@ -29,6 +28,7 @@ from ptymesh.files import replacing
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
+from ptymesh.run.price import Price, batch_for, sweep, work
 from ptymesh.run.recipe import Recipe, engine_of
 
 #: Work (price.py) where nobody says, some 45 s on two cores; between so many sweeps.
@@ -127,13 +127,16 @@ def _sweeps_of(scan: Measurement) -> int:
 
 
 def _sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
-    """Rank 0's Fourier transforms tell how many sweeps all ranks do in that time; everybody takes its word."""
+    """Rank 0's pace tells how many sweeps all ranks do in that time; everybody takes its word."""
     import torch
 
-    from ptymesh.run.plan import measured_rate
+    from ptymesh.run.pace import measured_pace
 
-    rate = measured_rate(scan.window, world.device) * world.size if world.rank == 0 else 0.0
-    (agreed,) = world.broadcast(torch.tensor([time_s * rate / scan.views], dtype=torch.float64, device=world.device))
+    sweeps = 0.0
+    if world.rank == 0:
+        threads = world.size * (torch.get_num_threads() if world.device.type == "cpu" else 1)
+        sweeps = time_s / measured_pace(scan.window, world.device).seconds(Price(), sweep(scan), threads)
+    (agreed,) = world.broadcast(torch.tensor([sweeps], dtype=torch.float64, device=world.device))
     return max(1, int(agreed))
 
 
@@ -221,10 +224,7 @@ class _Interview:
     @staticmethod
     def _first(arena: Arena) -> dict[str, Any]:
         """The engine that begins, with batches that suit the number of views."""
-        size = 8
-        while size < 64 and 16 * size < arena.views:
-            size *= 2
-        return {"engine": "rpie", "batch": size}
+        return {"engine": "rpie", "batch": batch_for(arena.views)}
 
     def _opening(self, arena: Arena) -> Track:
         """The first epochs, more carefully where they lead nowhere."""

@@ -29,6 +29,8 @@ SQUARE = 8
 STEPS, GAIN, LIMIT_PX = 12, 4.0, 0.5
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
+#: A step of a fit, over an epoch of the views that it is fitted to.
+FIT = 0.55
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
     found |= {"intensity" for stage in recipe.stages if stage.probe.intensity}
     found |= {"opr" for stage in recipe.stages if stage.probe.opr and recipe.probe.opr_modes}
     return frozenset(found)
+
+
+def judging(epoch: float, own: frozenset[str], share: float) -> float:
+    """What it costs to judge a share of all views, where an epoch costs so much: a pass, or the fits of what a view has
+    for itself on either half of the pixels."""
+    return share * epoch * FIT * (2 * STEPS if own else 1)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ptymesh.auto.judging import Judged, judge
-from ptymesh.auto.price import Price
+from ptymesh.auto.judging import Judged, judge, judging
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
@@ -26,6 +25,7 @@ from ptymesh.physics import probes
 from ptymesh.run.batches import hold_out
 from ptymesh.run.initial import opr_modes
 from ptymesh.run.loop import Loop
+from ptymesh.run.price import Size, price_of, work
 from ptymesh.run.recipe import Recipe, engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import HISTORY, RunState
@@ -116,7 +116,6 @@ class Arena:
     def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
         self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
         self.share = scan.views / whole
-        self.price = Price(scan.geometry.propagation != "far_field", recipe.object.slices)
         self.recon = _Whole(
             scan,
             object=recipe.object,
@@ -144,10 +143,17 @@ class Arena:
 
     def cost(self, track: Track, epochs: int) -> float:
         """Of so many epochs and a judgement, in sweeps."""
-        waves = track.modes + len(track.estimate.opr)
-        epoch = self.price.epoch(track.engine["engine"], waves, track.own, "unknowns" in track.engine)
+        engine, estimate, (h, w) = self._engine(track, epochs), track.estimate, self.scan.window
+        near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
+        price = price_of(engine, near, slices, track.modes, len(estimate.opr))
+        batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
+        epoch = price.pixels(Size(self.views, h * w, batches, pixels, pixels)) / work(self.scan)
         held = len(self.held) / self.views
-        return self.share * (epochs * epoch + self.price.judging(epoch, track.own, held))
+        return self.share * (epochs * epoch + judging(epoch, track.own, held))
+
+    @staticmethod
+    def _engine(track: Track, epochs: int) -> Engine:
+        return engine_of("stages.0", {**track.stage, "epochs": epochs})
 
     def run(self, track: Track, epochs: int, until: float = 1.0) -> Track:
         """Goes on from a track, which stays as it is. Raises OverBudget, Undecided.
@@ -160,7 +166,7 @@ class Arena:
     def follow(self, track: Track, epochs: int, every: int, until: float, paid: bool = False) -> Iterator[Track]:
         """The track after every so many epochs, with one engine, whose memory goes on; ends where the budget does, or
         where it diverges. Raises Undecided."""
-        engine = engine_of("stages.0", {**track.stage, "epochs": epochs})
+        engine = self._engine(track, epochs)
         state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
         problem = self.recon.problem
         loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.stop)

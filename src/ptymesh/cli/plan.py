@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +30,7 @@ def command(
     latency: Annotated[str, typer.Option(metavar="TIME", help="Of a message between ranks, e.g. 10us.")] = "20us",
     rate: Annotated[
         float | None,
-        typer.Option(metavar="N", help="View-modes a second of one rank; else from this machine's Fourier transforms."),
+        typer.Option(metavar="N", help="Views a second of one rank with rPIE and one mode; else measured here."),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="KIND", help="What a rank computes on: auto (as here), cpu, cuda, xpu.")
@@ -44,7 +44,7 @@ def command(
     from ptymesh.launcher.launch import cores
     from ptymesh.run.floor import pairs
     from ptymesh.run.outlook import lines, outlook
-    from ptymesh.run.plan import Machine, choose, costs, measured_rate, scan_of
+    from ptymesh.run.plan import Machine, choose, costs, machine_of, scan_of, shared_by
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
@@ -52,20 +52,19 @@ def command(
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
     if rate is not None and not rate > 0:
-        raise BadInput(f"--rate is {rate}; give view-modes a second, above 0.")
+        raise BadInput(f"--rate is {rate}; give views a second, above 0.")
     kind, measure_on = kind_of(device, rate)
     measurement = load_measurement(loaded.data, loaded.positions)
     scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
-    machine = Machine(
-        quantity("--link", link.removesuffix("/s")),
-        quantity("--latency", latency),
-        measured_rate(scan.window, measure_on) if rate is None else rate,
-        None if device_memory is None else quantity("--device-memory", device_memory),
-        kind,
-    )
+    links = quantity("--link", link.removesuffix("/s")), quantity("--latency", latency)
+    memory = None if device_memory is None else quantity("--device-memory", device_memory)
+    here = cores() if kind == "cpu" else 0
+    if rate is None:
+        machine = machine_of(scan, measure_on, here, *links, memory)
+    else:
+        machine = Machine(*links, rate, memory, kind)
     engine = loaded.stages[stage - 1]
-    here = cores() if kind == "cpu" else 0  # ranks on the cores of one machine share its memory
-    found = [costs(scan, engine, loaded.seed, count, replace(machine, shared=count <= here)) for count in counts(ranks)]
+    found = [costs(scan, engine, loaded.seed, count, shared_by(machine, count, here)) for count in counts(ranks)]
     rows = [cost for both in found for cost in both.values()]
     ahead = outlook(scan, engine, pairs(measurement.geometry.propagation, loaded.positions.subpixel))
     if as_json:
@@ -80,7 +79,8 @@ def command(
         f"object {scan.slices} x {height} x {width}, "
         f"{engine.name}, batch {batch}"
     )
-    typer.echo(f"{machine.rate:,.0f} view-modes/s per rank, link {link}, latency {latency}")
+    a = "thread" if rate is None and kind == "cpu" else "rank"
+    typer.echo(f"{machine.rate:,.0f} views/s per {a} with rPIE and one mode, link {link}, latency {latency}")
     _print(rows, machine)
     for both in found:
         name, why = choose(both, machine)

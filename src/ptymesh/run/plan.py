@@ -9,8 +9,9 @@ Panels       the same layout where ranks share memory: the touched blocks of a r
 Tiled        the touched blocks that two ranks hold, to each neighbour, or read there where ranks share memory; an
              all-reduce of the probe's sums
 
-Times are a model: views of the busiest rank at a constant pace, latency and bandwidth of one link per rank, all-reduces
-as rings for their bytes and as trees for their latency.
+Times are a model: what the busiest rank computes at this machine's pace (pace.py), by the prices of engine and model
+(price.py): its views, the engine's step on what it has of the object, and what every rank does again for each batch;
+latency and bandwidth of one link per rank, all-reduces as rings for their bytes and as trees for their latency.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import balance, draw
 from ptymesh.run.initial import frame
+from ptymesh.run.pace import Pace, measured_pace
+from ptymesh.run.price import Size, price_of
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.types import Precision
 
@@ -69,7 +72,7 @@ GAIN = 1.25
 class Scan:
     """What a plan depends on: positions (N, 2), window, frame of the object, modes, slices, bytes of a pattern and of a
     real number, pixels that views reach beyond their windows, bytes of a real number of waves that are kept (0: as of
-    any)."""
+    any), and whether the detector is in the near field."""
 
     positions: np.ndarray
     window: tuple[int, int]
@@ -82,6 +85,12 @@ class Scan:
     real_bytes: int
     reach: int
     kept_bytes: int = 0
+    near: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of waves."""
+        return torch.complex128 if self.real_bytes == 8 else torch.complex64
 
     @property
     def anchors(self) -> np.ndarray:
@@ -91,9 +100,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class Machine:
-    """Bandwidth (B/s) and latency (s) between ranks, view-modes that one rank works through per second, bytes of its
-    memory (None: unknown), its kind of device (cpu, cuda, xpu), on which the size of chunks depends, and whether ranks
-    share memory."""
+    """Bandwidth (B/s) and latency (s) between ranks, views that one thread sweeps per second and what a batch takes
+    besides (s), as pace.py measures them, bytes of a rank's memory (None: unknown), its kind of device (cpu, cuda,
+    xpu), on which the size of chunks depends, whether ranks share memory, and threads of a rank."""
 
     link: float
     latency: float
@@ -101,6 +110,8 @@ class Machine:
     memory: float | None = None
     device: str = "cpu"
     shared: bool = False
+    batch_s: float = 0.0
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -237,7 +248,32 @@ def scan_of(
         8 if precision == "double" else 4,
         reach_of(subpixel),
         {"single": 4, "mixed": 2, "double": 8}[precision],
+        measurement.geometry.propagation != "far_field",
     )
+
+
+#: Between ranks, where nobody says: bandwidth (B/s) and latency (s).
+LINK, LATENCY = 10e9, 20e-6
+
+
+def machine_of(
+    scan: Scan,
+    device: torch.device | str,
+    threads: int,
+    link: float = LINK,
+    latency: float = LATENCY,
+    memory: float | None = None,
+) -> Machine:
+    """A machine of this device, or of so many threads, whose pace is measured here."""
+    pace, kind = measured_pace(scan.window, device, scan.dtype, threads), torch.device(device).type
+    return Machine(link, latency, pace.rate, memory, kind, False, pace.batch_s, threads if kind == "cpu" else 1)
+
+
+def shared_by(machine: Machine, ranks: int, cores: int) -> Machine:
+    """What each of so many ranks has of a machine: up to as many as it has cores they share it, more have one each."""
+    if ranks > cores:
+        return machine
+    return replace(machine, shared=True, threads=max(1, machine.threads // ranks))
 
 
 #: The choice of a rank without others, and why.
@@ -248,10 +284,11 @@ def decide(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutN
     """The layout for these ranks, the same on all of them, and why. Collective: links are tried for some 0.1 s."""
     if world.size == 1:
         return ALONE
-    link, latency = measured_link(world)
-    here = torch.tensor([-measured_rate(scan.window, world.device), -memory_of(world.device)], dtype=torch.float64)
-    slowest, least = (-world.max(here.to(world.device))[0]).tolist()
-    machine = Machine(link, latency, slowest, least, world.device.type, world.shares_memory)
+    own = machine_of(scan, world.device, torch.get_num_threads(), *measured_link(world), memory_of(world.device))
+    assert own.memory is not None
+    here = torch.tensor([-own.rate, own.batch_s, -own.memory], dtype=torch.float64)
+    slowest, batch_s, least = world.max(here.to(world.device))[0].tolist()
+    machine = replace(own, rate=-slowest, batch_s=batch_s, memory=-least, shared=world.shares_memory)
     return choose(costs(scan, engine, seed, world.size, machine), machine)
 
 
@@ -272,10 +309,13 @@ def costs(scan: Scan, engine: Engine, seed: int, ranks: int, machine: Machine) -
     if machine.shared and scan.extent[0] // BLOCK >= ranks > 1:
         whole = Panels(world, scan.positions, scan.window, compact)
     tiled = Tiled(world, scan.positions, scan.window)
-    return {
+    alone = _Rank(0, 1, False)
+    one = _cost("replicated", Replicated(alone, scan.positions), alone, scan, engine, drawn, some, machine).epoch_s
+    found: dict[LayoutName, Cost] = {
         "replicated": _cost("replicated", whole, world, scan, engine, drawn, some, machine),
         "tiled": _cost("tiled", tiled, world, scan, engine, drawn, some, machine),
     }
+    return {name: replace(cost, efficiency=one / (ranks * cost.epoch_s)) for name, cost in found.items()}
 
 
 def choose(found: dict[LayoutName, Cost], machine: Machine) -> tuple[LayoutName, str]:
@@ -302,10 +342,11 @@ def _cost(
     some: list[int],
     machine: Machine,
 ) -> Cost:
-    """Of all batches that are drawn; what travels is counted for some of them."""
+    """Of all batches that are drawn; what travels is counted for some of them. Efficiency is not known yet."""
     layout.place(scan.extent, scan.origin, scan.anchors)
     looked_at = _spread(world.size, RANKS) if isinstance(layout, Tiled) else [0]
-    traffic, objects = [], []
+    traffic, objects, stepped, held = [], [], [], []
+    price = price_of(engine, scan.near, scan.slices, scan.modes, scan.opr_modes)
     for rank in looked_at:
         world.rank = rank
         if isinstance(layout, Tiled):
@@ -315,13 +356,16 @@ def _cost(
         sizes = [len(drawn[i]) for i in some]
         traffic.append([_traffic(layout, scan, engine, blocks, n) for blocks, n in zip(here, sizes, strict=True)])
         objects.append(_object_bytes(scan, engine, layout, part, max(len(blocks.rows) for blocks in here)))
+        touched = BLOCK**2 * float(np.mean([len(blocks.rows) for blocks in here]))
+        held.append(math.prod(part.shape))
+        stepped.append(held[-1] if price.takes.whole else touched)
     world.rank = 0
     sent, messages, reduced = np.array(traffic).mean(1).max(0)
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
     patterns, obj = owned * scan.pattern_bytes, max(objects)
     shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in drawn]
-    compute = sum(shares) * scan.modes / machine.rate
-    alone = len(scan.positions) * scan.modes / machine.rate
+    each = Size(sum(shares), math.prod(scan.window), len(drawn), max(stepped), max(held))
+    compute = Pace(machine.rate, machine.batch_s).seconds(price, each, machine.threads)
     reductions = _reductions(layout, engine) if world.size > 1 else 0
     steps = math.ceil(math.log2(world.size)) if world.size > 1 else 0
     if world.size == 1:
@@ -345,7 +389,7 @@ def _cost(
         reductions,
         float(compute),
         float(epoch),
-        float(alone / (world.size * epoch)),
+        1.0,
         balance(layout.owner, drawn, world.size),
     )
 
@@ -450,16 +494,3 @@ def measured_link(world: World) -> tuple[float, float]:
     latency, transfer = world.max(torch.tensor(seconds, dtype=torch.float64, device=world.device))[0].tolist()
     payload = 2 * (1 - 1 / world.size) * large.numel() * large.element_size()
     return payload / max(transfer - latency, 1e-6), latency / steps
-
-
-def measured_rate(window: tuple[int, int], device: torch.device | str = "cpu") -> float:
-    """View-modes per second that one rank can be expected to work through: a fraction of its Fourier transforms."""
-    kind = torch.device(device).type
-    bytes_ = 1 << 20 if kind == "cpu" else CHUNK_BYTES.get(kind, CHUNK_BYTES["cuda"])  # a GPU is slow with few
-    waves = torch.zeros(max(1, bytes_ // (8 * window[0] * window[1])), *window, dtype=torch.complex64, device=device)
-    best = math.inf
-    for _ in range(6):
-        began = time.perf_counter()
-        float(torch.fft.ifft2(torch.fft.fft2(waves)).real[0, 0, 0])
-        best = min(best, time.perf_counter() - began)
-    return OF_FLOOR * len(waves) / best

@@ -1,0 +1,107 @@
+"""How fast this device is: what rPIE takes for a batch of views that are made up on the spot, one mode, far detector.
+
+h, w   window pixels
+
+Prices (price.py) say how many times as much other engines and models take.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.world import Solo
+from ptymesh.engines import RPIE
+from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.geometry import far_field
+from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.physics.model import Model
+from ptymesh.problem import Batch, Problem
+from ptymesh.run.price import Price, Size
+
+#: Pixels of all windows of a thread in the larger batch, of which the smaller one has one; views at least, and at most;
+#: and seconds for which both are tried in turns, so often at least.
+PIXELS, FEWEST, MOST, TRY_S, TRIES = 1 << 19, 4, 64, 0.1, 3
+#: Pixels from view to view.
+STEP_PX = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Views that one of several threads sweeps in a second, or a GPU, and seconds that a batch takes besides."""
+
+    rate: float
+    batch_s: float
+
+    def seconds(self, price: Price, size: Size, threads: int = 1) -> float:
+        """Of an epoch, whose views and steps so many threads share."""
+        pixels = self.rate * size.window
+        return price.pixels(size, threads, self.batch_s * pixels) / pixels
+
+
+def measured_pace(
+    window: tuple[int, int],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.complex64,
+    threads: int | None = None,
+) -> Pace:
+    """Of windows of this size, while so many threads compute (default: as many as torch has, which are the most that
+    there are): each is slower beside others. Takes some 0.2 s."""
+    before = torch.get_num_threads()
+    threads = min(threads or before, before) if torch.device(device).type == "cpu" else 1
+    each, tries = min(MOST, max(FEWEST, PIXELS // (window[0] * window[1]))), 0
+    best = {threads: math.inf, each * threads: math.inf}
+    torch.set_num_threads(threads)
+    try:
+        problem, estimate = _made_up(window, each * threads, device, dtype)
+        began = time.perf_counter()
+        while tries < TRIES or time.perf_counter() - began < TRY_S:
+            for count in best:
+                best[count] = min(best[count], _seconds(problem, estimate, count))
+            began, tries = began if tries else time.perf_counter(), tries + 1  # the first one compiles
+    finally:
+        torch.set_num_threads(before)
+    few, many = best.values()
+    a_view = max(many - few, 1e-9) / (each - 1)
+    return Pace(1 / a_view, max(0.0, few - a_view))
+
+
+def _made_up(
+    window: tuple[int, int], views: int, device: torch.device | str, dtype: torch.dtype
+) -> tuple[Problem, Estimate]:
+    """Views between pixels along a diagonal of an object of ones, in the light of a disc."""
+    step = STEP_PX * np.arange(views)[:, None] % BLOCK
+    positions = REACH + step + np.linspace(-0.3, 0.3, views)[:, None] * [1.0, -1.0]
+    sides = tuple(-(-(n + 2 * REACH + BLOCK) // BLOCK) * BLOCK for n in window)
+    geometry = far_field(window, 1e-10, 1.0, (1e-4, 1e-4))
+    scan = Measurement(
+        ArraySource(np.ones((views, *window), np.uint16)), positions, geometry, np.ones(window, dtype=bool)
+    )
+    model = Model.for_geometry(geometry, subpixel="fourier", dtype=dtype, device=device)
+    y, x = (np.abs(np.arange(n) - n // 2) < n / 4 for n in window)
+    placed = torch.from_numpy(positions).to(device)
+    estimate = Estimate(
+        torch.ones((1, *sides), dtype=dtype, device=device),
+        torch.as_tensor(2.0 * (y[:, None] & x), dtype=dtype, device=device)[None],
+        placed,
+        torch.floor(placed + 0.5).long(),
+        placed.clone(),
+        torch.ones(views, 1, dtype=dtype.to_real(), device=device),
+        torch.zeros(window, dtype=dtype.to_real(), device=device),
+    )
+    world = Solo(device)
+    problem = Problem(model, scan, Replicated(world, positions), dtype)
+    problem.begin_epoch(estimate)
+    return problem, estimate
+
+
+def _seconds(problem: Problem, estimate: Estimate, count: int) -> float:
+    began = time.perf_counter()
+    RPIE().step(problem, estimate, Batch(np.arange(count)))
+    float(estimate.probe.real[0, 0, 0])  # a GPU is waited for
+    return time.perf_counter() - began

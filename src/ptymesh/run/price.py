@@ -1,0 +1,137 @@
+"""What an epoch takes, in pixels: declared, so that no clock has a say in what is asked.
+
+A pixel is one of a view's window that rPIE sweeps, with one probe mode, one slice and a far detector. Of an epoch,
+
+views     take their pixels, so many times each
+batches   take so much whatever their size, and the engine's step on the object, pixel by pixel
+epochs    take what is done between them
+
+The numbers describe CPU times on one thread of an AMD EPYC (25 November 2026), which `benchmarks/prices.py` measures
+beside those of rPIE (pace.py). Questions that are asked of a scan (auto) cost what is declared here, and what a plan
+says of time (plan.py) is that at this machine's pace.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ptymesh.engines import Engine
+from ptymesh.engines.elementwise import Elementwise
+from ptymesh.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Of an engine: a pixel of a view, and how much more of it each further wave is; a batch, in batches of rPIE; a
+    pixel of the object in the step of a batch, on the blocks that it touches or on all, and between epochs."""
+
+    view: float
+    wave: float = 0.75
+    batch: float = 1.0
+    step: float = 0.3
+    epoch: float = 0.5
+    whole: bool = False
+
+
+#: By name; another torch optimiser is taken for Adam, a user's own engine for rPIE.
+ENGINES = {
+    "rpie": Takes(1.05, batch=0.85, step=0.0, epoch=0.7),
+    "lsqml": Takes(1.4, 0.95, batch=1.9, step=0.8, epoch=2.0),
+    "adam": Takes(0.95, 0.8, batch=2.2, step=0.26, epoch=1.0, whole=True),
+    "dm": Takes(3.6),
+    "raar": Takes(4.1),
+    "ap": Takes(3.0),
+    "cg": Takes(19.0, step=2.0, whole=True),
+    "bh": Takes(17.0, step=1.0, whole=True),
+    "lbfgs": Takes(2.8, step=18.0, whole=True),
+}
+#: A batch of rPIE whatever its size, where no clock is asked; and an epoch, in batches.
+BATCH, EPOCH = 120_000, 3.4
+#: What comes on top for a detector in the near field, and for a further slice.
+NEAR, SLICE = 0.3, 0.75
+#: What each view has for itself, with the kernels: a position, by wave, and an intensity; each makes batches longer.
+POSITIONS, INTENSITY, ASKED = 0.6, 0.25, 0.8
+#: Steps of positions in a near field, by wave; and what goes without the kernels (OPR modes, a background): a view, for
+#: each wave, and for each further slice as a share of that.
+NEAR_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of an epoch: views, pixels of a window, batches, pixels of the object in a batch's step, and of all of it."""
+
+    views: float
+    window: int
+    batches: int
+    stepped: float
+    object: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of epochs of an engine with this model.
+
+    Fields: engine: as in ENGINES. near: whether the detector is in the near field. slices: of the object. waves: probe
+    modes and OPR modes. own: of positions, intensity and opr, what each view has for itself. lit: with a background
+    that moves.
+    """
+
+    engine: str = "rpie"
+    near: bool = False
+    slices: int = 1
+    waves: int = 1
+    own: frozenset[str] = frozenset()
+    lit: bool = False
+
+    @property
+    def takes(self) -> Takes:
+        """The engine with this model."""
+        plainly = ENGINES.get(self.engine, ENGINES["rpie"])
+        of_waves = 1 + plainly.wave * (self.waves - 1)
+        view = plainly.view * (1 + NEAR * self.near + SLICE * (self.slices - 1)) * of_waves
+        if "positions" in self.own:
+            view += (NEAR_POSITIONS if self.near else POSITIONS) * self.waves
+        if "intensity" in self.own:
+            view += INTENSITY
+        if "opr" in self.own or self.lit:
+            view += (PLAIN + PLAIN_WAVE * self.waves) * (1 + PLAIN_SLICE * (self.slices - 1))
+        batch = plainly.batch + ASKED * len(self.own & {"positions", "intensity"})
+        step, epoch = plainly.step * self.slices, plainly.epoch * self.slices
+        return replace(plainly, view=view, batch=batch, step=step, epoch=epoch)
+
+    def pixels(self, size: Size, threads: int = 1, batch: float = BATCH) -> float:
+        """Of an epoch; batch: of one of rPIE, whatever its size. So many threads share views and steps."""
+        takes = self.takes
+        shared = size.views * size.window * takes.view + size.batches * size.stepped * takes.step
+        alone = batch * (size.batches * takes.batch + EPOCH) + size.object * takes.epoch
+        return shared / threads + alone
+
+
+def price_of(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int) -> Price:
+    """Of a stage of a recipe."""
+    own = {"positions"} if engine.positions else set()
+    own |= {"intensity"} if engine.probe.intensity else set()
+    own |= {"opr"} if engine.probe.opr and opr_modes else set()
+    like_adam = isinstance(engine, Elementwise)
+    lit = isinstance(engine, Elementwise) and engine.unknowns.background is not None
+    name = "adam" if like_adam else engine.name
+    return Price(name, near, slices, modes + opr_modes, frozenset(own), lit)
+
+
+def batch_for(views: int) -> int:
+    """Views of a batch of rPIE that suit a scan, bold steps at first."""
+    size = 8
+    while size < 64 and 16 * size < views:
+        size *= 2
+    return size
+
+
+def sweep(scan: Measurement) -> Size:
+    """An epoch over all views of the scan, in batches that suit it."""
+    return Size(scan.views, math.prod(scan.window), math.ceil(scan.views / batch_for(scan.views)), 0.0, 0.0)
+
+
+def work(scan: Measurement) -> float:
+    """Of a sweep of rPIE with one probe mode, one slice and a far detector, in pixels."""
+    return Price().pixels(sweep(scan))

@@ -1,0 +1,76 @@
+"""Prices of epochs are those that were measured; what costs more is not declared to cost less."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from ptymesh.auto.judging import judging
+from ptymesh.engines import ENGINES
+from ptymesh.engines.optimisers import SGD
+from ptymesh.run.pace import Pace, measured_pace
+from ptymesh.run.price import Price, Size, batch_for, price_of, sweep, work
+from ptymesh.simulate import simulate
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-25-prices.json"
+SIZE = Size(views=200, window=64 * 64, batches=4, stepped=192 * 192, object=192 * 192)
+
+
+def test_prices_are_those_that_were_measured() -> None:
+    """At the pace that was measured beside them."""
+    off = []
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        price = Price(row["engine"], row["near"], row["slices"], row["waves"], frozenset(row["own"]), row["lit"])
+        stepped = row["object"] if price.takes.whole else row["stepped"]
+        size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
+        off.append(abs(math.log(Pace(row["rate"], row["batch_s"]).seconds(price, size) / row["epoch_s"])))
+    assert len(off) > 100
+    off.sort()
+    for share, factor in ((0.5, 1.1), (0.75, 1.15), (0.9, 1.25), (1.0, 1.5)):
+        assert off[math.ceil(share * len(off)) - 1] < math.log(factor), (share, off)
+
+
+@pytest.mark.parametrize(("near", "slices"), [(False, 1), (True, 1), (False, 3)])
+@pytest.mark.parametrize("engine", ["rpie", "adam", "lsqml"])
+def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
+    def pixels(*own: str, waves: int = 1, lit: bool = False) -> float:
+        return Price(engine, near, slices, waves, frozenset(own), lit).pixels(SIZE)
+
+    plain = pixels()
+    for own in ("positions", "intensity", "opr"):
+        assert pixels(own) > plain
+        assert judging(pixels(own), frozenset({own}), 0.2) > judging(pixels(own), frozenset(), 0.2) > 0
+    assert pixels(lit=True) > plain and pixels(waves=2) > plain
+    assert plain >= Price(engine).pixels(SIZE) >= Price().pixels(SIZE)
+    larger = Size(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)
+    assert Price(engine, near, slices).pixels(larger) > plain
+
+
+def test_stages_have_the_price_of_what_they_do() -> None:
+    rpie = ENGINES["rpie"](positions=True, probe={"intensity": True})
+    assert price_of(rpie, True, 2, 3, 2) == Price("rpie", True, 2, 5, frozenset({"positions", "intensity", "opr"}))
+    assert price_of(ENGINES["rpie"](), False, 1, 1, 0) == Price()
+    lit = ENGINES["adam"](unknowns={"background": True})
+    assert price_of(lit, False, 1, 1, 0) == Price("adam", lit=True)
+    assert price_of(SGD(), False, 1, 1, 0) == Price("adam"), "as all torch optimisers"
+    assert Price("mpie").takes == Price("rpie").takes
+
+
+def test_small_windows_take_longer_than_their_pixels() -> None:
+    small, large = (simulate(kind="xray", views=4, window=side, seed=1).measurement for side in (16, 64))
+    assert 1 / 16 < work(small) / work(large) < 1
+    assert [batch_for(views) for views in (4, 128, 129, 5000)] == [8, 8, 16, 64]
+    assert sweep(large) == Size(4, 64 * 64, 1, 0.0, 0.0)
+
+
+def test_the_pace_of_this_machine() -> None:
+    """Larger windows take longer, in either precision; what is drawn here leaves torch's threads as they were."""
+    before = torch.get_num_threads()
+    small, large = (measured_pace((side, side)) for side in (16, 128))
+    assert 0 < large.rate < small.rate and large.batch_s >= 0
+    assert measured_pace((128, 128), dtype=torch.complex128).rate < 2 * large.rate
+    assert torch.get_num_threads() == before
