@@ -50,11 +50,12 @@ ENGINES = {
 BATCH, EPOCH = 120_000, 3.4
 #: What comes on top for a detector in the near field, and for a further slice.
 NEAR, SLICE = 0.3, 0.75
-#: What each view has for itself, with the kernels: a position, by wave, and an intensity; each makes batches longer.
-POSITIONS, INTENSITY, ASKED = 0.6, 0.25, 0.8
-#: Steps of positions in a near field, by wave; and what goes without the kernels (OPR modes, a background): a view, for
-#: each wave, and for each further slice as a share of that.
-NEAR_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
+#: What each view has for itself, with the kernels: a position, by wave, in the far and in the near field, and an
+#: intensity; each makes batches longer.
+POSITIONS, NEAR_POSITIONS, INTENSITY, ASKED = 0.6, 1.0, 0.25, 0.8
+#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes or a background,
+#: a view, for each wave, and for each further slice as a share of that.
+PLAIN_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Price:
         of_waves = 1 + plainly.wave * (self.waves - 1)
         view = plainly.view * (1 + NEAR * self.near + SLICE * (self.slices - 1)) * of_waves
         if "positions" in self.own:
-            view += (NEAR_POSITIONS if self.near else POSITIONS) * self.waves
+            near = PLAIN_POSITIONS if self.slices > 1 else NEAR_POSITIONS
+            view += (near if self.near else POSITIONS) * self.waves
         if "intensity" in self.own:
             view += INTENSITY
         if "opr" in self.own or self.lit:
