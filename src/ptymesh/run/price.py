@@ -53,8 +53,8 @@ NEAR, SLICE = 0.3, 0.75
 #: What each view has for itself, with the kernels: a position, by wave, in the far and in the near field, and an
 #: intensity; each makes batches longer.
 POSITIONS, NEAR_POSITIONS, INTENSITY, ASKED = 0.6, 1.0, 0.25, 0.8
-#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes or a background,
-#: a view, for each wave, and for each further slice as a share of that.
+#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes or a
+#: background, a view, for each wave, and for each further slice as a share of that.
 PLAIN_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
 
 
