@@ -23,6 +23,10 @@ from toy import geometry_for
 TOLERANCE = {torch.complex128: 1e-12, torch.complex64: 3e-6}
 SIDE = 64
 
+DTYPES = [torch.complex64, torch.complex128]
+#: Windows of whole and part panels of rows and of columns, with stages of every kind.
+DEEP = [(16, 16), (60, 36), (9, 14), (50, 35)]
+
 
 class Case:
     """Random object, probe, chunk and waves, for the kernels of the CPU."""

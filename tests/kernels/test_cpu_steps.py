@@ -1,0 +1,150 @@
+"""What views ask for against the torch reference: steps of their positions and intensities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from references import (
+    DEEP,
+    DTYPES,
+    Case,
+    asked_in_a_sweep,
+    compare_asked,
+    compare_scenes,
+    compare_steps,
+    compare_weight_steps,
+    nothing,
+)
+
+from ptymesh.kernels.fused import FusedBackend
+from ptymesh.physics.backend import Backend
+from ptymesh.physics.model import inner
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_what_views_ask_for(dtype: torch.dtype, window: tuple[int, int], slices: int) -> None:
+    """Of positions and intensities, found by a sweep on its way through all slices."""
+    case = Case(dtype, window, 3, slices=slices, background=1.0)
+    assert case.fused.supports(case.model, case.chunk, "steps")
+    compare_asked(case)
+    compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+
+
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_what_views_ask_for_otherwise(subpixel: str, propagation: str) -> None:
+    """Where only the sweep, and what intensities ask for, goes with the kernels."""
+    for slices in (1, 2):
+        case = Case(torch.complex128, (16, 20), 2, subpixel, propagation=propagation, slices=slices)
+        if slices > 1 or subpixel != "bilinear" or propagation != "far_field":
+            assert case.fused.supports(case.model, case.chunk, "steps")
+            compare_asked(case)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_view_without_light_asks_for_nothing(slices: int) -> None:
+    case = Case(torch.complex64, (16, 16), 2, slices=slices)
+    case.chunk.weights[2] = 0
+    compare_asked(case)
+    weights, positions = asked_in_a_sweep(case, case.fused, case.chunk)
+    assert not weights[2].any() and not positions[2].any()
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_steps_are_those_of_waves_that_a_sweep_brought_back(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the reference works them out; of these it does nothing."""
+    case, asked = Case(modes=2, window=(16, 20), slices=slices), []
+    for kind in (Backend, FusedBackend):
+        for name in ("position_step", "weight_step", "detector", "adjoint"):
+            if name not in vars(kind):
+                continue
+            real = vars(kind)[name]
+            monkeypatch.setattr(
+                kind,
+                name,
+                lambda *given, real=real, name=name: (asked.append(name), real(*given))[1],  # type: ignore[func-returns-value]
+            )
+    asked_in_a_sweep(case, case.fused, case.chunk)
+    assert not asked
+    chunk, sums = replace(case.chunk, sweep={}), nothing(case)
+    made = case.fused.forward(case.model, chunk, case.object, case.probe)
+    chi, _ = case.fused.sweep(case.model, chunk, made, "exit_wave_update", sums, keep=True, steps=True)
+    found = [case.fused.position_step(case.model, chunk, case.object, made, waves) for waves in (chi, chi.clone())]
+    assert asked and set(asked) == {"position_step"}
+    case.close(*found)
+
+
+def test_whole_positions_need_no_shift() -> None:
+    case = Case()
+    changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
+    assert case.forwards(**changes)[1][2].beams.waves.shape[0] == 1
+    compare_scenes(case, **changes)
+    compare_steps(case, **changes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("modes", [1, 3])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear"])
+def test_position_steps(dtype: torch.dtype, modes: int, subpixel: str) -> None:
+    compare_steps(Case(dtype, modes=modes, subpixel=subpixel))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("opr", [0, 2])
+def test_position_steps_where_the_image_moves_with_the_probe(
+    dtype: torch.dtype, window: tuple[int, int], opr: int
+) -> None:
+    """In the near field, of any waves and beams."""
+    case = Case(dtype, window, 3, propagation="angular_spectrum", opr=opr)
+    assert case.fused.supports(case.model, case.chunk, "position_step")
+    compare_steps(case)
+    if not opr:
+        compare_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+
+
+def test_position_steps_in_the_near_field_are_those_of_what_the_detector_sees() -> None:
+    """<d, chi> / <d, d> with d by central differences of the waves on the detector."""
+    case = Case(window=(24, 20), modes=2, propagation="angular_spectrum")
+    chi, h = case.many(), 1e-6
+    _, (fused, chunk, made) = case.forwards()
+    steps = fused.position_step(case.model, chunk, case.object, made, chi)
+
+    def detected(axis: int, by: float) -> torch.Tensor:
+        f = chunk.fractions.clone()
+        f[:, axis] += by
+        return case.model.detect(case.model.forward(*parts(f)).exit, f)
+
+    def parts(f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        windows = case.model.windows(case.object, chunk.anchors, f, case.window)
+        return windows, case.model.probes(case.probe, f, chunk.weights)
+
+    seen = case.model.detect(chi, chunk.fractions)
+    for axis in (0, 1):
+        d = (detected(axis, h) - detected(axis, -h)) / (2 * h)
+        torch.testing.assert_close(steps[:, axis], inner(d, seen) / inner(d, d), rtol=1e-7, atol=1e-9)
+
+
+def test_a_near_field_image_of_nothing_says_nothing_of_its_position() -> None:
+    """It stays where it is, whatever the beam does; single precision leaves no more of it than noise."""
+    case = Case(torch.complex64, (16, 20), 1, propagation="angular_spectrum")
+    case.object[:] = 1
+    _, (fused, chunk, made) = case.forwards()
+    assert float(fused.position_step(case.model, chunk, case.object, made, made.exit).abs().max()) < 0.3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_weight_steps(dtype: torch.dtype, propagation: str, subpixel: str) -> None:
+    """Of any waves, of dark views, too."""
+    for window, opr in (((16, 20), 0), ((13, 22), 0), ((16, 20), 1)):
+        case = Case(dtype, window, 2, subpixel, propagation=propagation, opr=opr)
+        case.chunk.weights[1, 0] = 0
+        compare_weight_steps(case)
+        if subpixel == "fourier" and not opr:
+            compare_weight_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
