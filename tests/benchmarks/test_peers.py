@@ -69,7 +69,7 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
     slow, ours = (found["seconds"][name] for name in ("slow", "ptymesh"))
     assert found["peer"] == "slow 1.0"
     for seconds in (slow, ours):
-        cut_short = len(seconds) > 1 + compare.MOST  # one turn of two, at least, had the most epochs that a turn may have
+        cut_short = len(seconds) > 1 + compare.MOST  # one turn, at least, had as many epochs as it may have
         assert sum(seconds[1:]) >= 2 * compare.TURN_S or cut_short
     assert len(slow) <= 1 + 2 * 5 and len(ours) <= 1 + 2 * compare.MOST
     assert compare.VIEWS / 5 < found["peer_views_per_s"] < compare.VIEWS / 0.2, "an epoch sleeps for 0.2 s"

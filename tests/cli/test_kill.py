@@ -57,6 +57,7 @@ def wait_until(reached: Callable[[], bool], launcher: Any) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.long
 def test_killed_resumed_stopped_resumed(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")

@@ -212,6 +212,7 @@ def test_interrupted_then_resumed_is_the_uninterrupted_run(
     assert_equal(Result.load(tmp_path / "copy" / "result.h5"), whole, 1e-12)
 
 
+@pytest.mark.long
 def test_ranks_are_interrupted_together(made: Path, tmp_path: Path) -> None:
     """Started as a user does."""
     command = [sys.executable, "-m", "ptymesh", "run", str(made / "recipe.yaml"), "--ranks", "2"]

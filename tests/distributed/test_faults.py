@@ -147,9 +147,9 @@ CAUSES = {
 @pytest.mark.parametrize(
     ("fault", "ranks", "rank"),
     [
-        ("raise", 2, 1),
+        pytest.param("raise", 2, 1, marks=pytest.mark.long),
         ("kill", 2, 0),
-        ("hang", 2, 0),
+        pytest.param("hang", 2, 0, marks=pytest.mark.long),
         pytest.param("raise", 3, 0, marks=pytest.mark.long),
         pytest.param("kill", 3, 2, marks=pytest.mark.long),
         pytest.param("hang", 3, 1, marks=pytest.mark.long),
@@ -248,6 +248,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_ranks_that_are_started_again_have_the_folder_still(folder: Path, undisturbed: Mapping[int, Result]) -> None:
     process = python(["-c", LOCKED, str(FAULTY), "kill", "1", "3", str(folder / "marker")], folder, spares=4)
     until_marked(folder, process)

@@ -122,6 +122,7 @@ def test_two_nodes_find_what_one_does(nodes: list[str], made: Path, folder: Path
         assert np.linalg.norm(one - other) <= 1e-12 * np.linalg.norm(other), name
 
 
+@pytest.mark.long
 def test_a_node_that_is_lost_is_named(nodes: list[str], folder: Path) -> None:
     # seldom saved: a rank that stands still while it saves has ten minutes
     seldom = ["--set", "stages.0.epochs=100000", "--set", "output.checkpoint_every=100"]

@@ -214,6 +214,7 @@ def test_positions_are_found(subpixel: str) -> None:
     assert before > 1.4 and error.mean() < before / 2
 
 
+@pytest.mark.long
 def test_positions_of_a_good_scan_are_found_to_a_twentieth_of_a_pixel() -> None:
     """A million photons a view, errors uniform in +-2 px per axis, translation removed."""
     made = simulate(kind="xray", views=200, window=64, seed=2, photons_per_view=1e6, position_error_px=2.0)

@@ -53,6 +53,7 @@ def test_right_by_the_interpreter() -> None:
     checks("cpu")
 
 
+@pytest.mark.stand_in
 def test_no_batch_waits_for_a_gpu() -> None:
     checks("cpu", "wait_checks.py")
 
@@ -73,6 +74,7 @@ def test_launches_waits_and_compiled_kernels_only_become_less() -> None:
     checks("cpu", "ratchet_checks.py")
 
 
+@pytest.mark.stand_in
 def test_captured_sweeps_are_right() -> None:
     checks("cpu", "graph_checks.py")
 

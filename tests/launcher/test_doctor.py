@@ -40,7 +40,9 @@ def program(tmp_path: Path, body: str) -> tuple[str, ...]:
     return (str(path),)
 
 
-@pytest.mark.parametrize(("backend", "through"), [("gloo", "gloo"), ("auto", SHARED)])
+@pytest.mark.parametrize(
+    ("backend", "through"), [pytest.param("gloo", "gloo", marks=pytest.mark.long), ("auto", SHARED)]
+)
 def test_ranks_can_sum_here(backend: str, through: str) -> None:
     tried = doctor.hang_test("cpu", backend, 2, 120)
     assert tried["backend"] == through

@@ -44,6 +44,7 @@ def residual(patterns: np.ndarray, obj: np.ndarray, probe: np.ndarray, positions
     return misfit / float(patterns.sum(dtype=np.float64))
 
 
+@pytest.mark.long
 def test_the_example_reaches_its_residual(data_dir: Path, tmp_path: Path) -> None:
     recipe = recipe_for(data_dir / FILE, "output.figures=false").with_output(tmp_path)
     outcome = run_recipe(recipe, device="cpu")

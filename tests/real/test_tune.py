@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ptymesh.run.recipe import raw_recipe
 from ptymesh.tune.options import tuning
@@ -25,6 +26,7 @@ def cryo(data_dir: Path) -> dict[str, Any]:
     return raw
 
 
+@pytest.mark.long
 def test_the_cryo_set_is_transposed_and_rotated(data_dir: Path) -> None:
     crop = Crop(views=200, epochs=3)
     found = orient(cryo(data_dir), crop=crop, rotation_step_deg=30.0, c10="negative", device="cpu")

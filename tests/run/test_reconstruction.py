@@ -17,6 +17,7 @@ def scan() -> pm.Measurement:
     return simulate(kind="xray", views=40, window=32, seed=1).measurement
 
 
+@pytest.mark.long
 def test_the_default_goes_further_than_either_of_its_engines() -> None:
     """In the near field, where 75 epochs of Adam alone end ten times higher (1.4e-3), and 40 of rPIE at 1.9e-4."""
     near = simulate(kind="near", views=200, window=64, seed=11).measurement

@@ -139,6 +139,7 @@ def test_figure(tmp_path: Path) -> None:
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path) -> None:
     write(checked(kind="xray", views=20, window=32, seed=3), tmp_path / "scan.cxi")
     (tmp_path / "recipe.yaml").write_text(RECIPE)

@@ -106,6 +106,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path, scan: Path, started: Star
     assert len({line["worker"] for line in lines}) >= 2
 
 
+@pytest.mark.long
 def test_everything_killed_then_resumed(tmp_path: Path, scan: Path, started: Started) -> None:
     """The command and its worker vanish; the same command finishes the study, with no trial twice."""
     write(tmp_path, scan, epochs=20, trials=4)
@@ -129,6 +130,7 @@ def test_everything_killed_then_resumed(tmp_path: Path, scan: Path, started: Sta
     assert retry.params == lost.params
 
 
+@pytest.mark.long
 def test_told_to_stop_and_joined(tmp_path: Path, scan: Path, started: Started) -> None:
     write(tmp_path, scan, epochs=25, trials=5)
     first = started("--workers", "2")
@@ -147,6 +149,7 @@ def test_told_to_stop_and_joined(tmp_path: Path, scan: Path, started: Started) -
     assert any("told to stop" in t.user_attrs.get("released", "") for t in trials_of(tmp_path))
 
 
+@pytest.mark.long
 def test_two_ranks_per_trial(tmp_path: Path, scan: Path, started: Started) -> None:
     space = {"stages.0.gamma_object": [1.0, 0.5]}
     found: list[dict[float, dict[str, Any]]] = []
