@@ -68,6 +68,7 @@ def by_rank(world: World, layout: str) -> tuple[list[float], list[float]]:
     return found.misfit.tolist(), found.counts.tolist()
 
 
+@pytest.mark.long
 def test_the_same_on_any_number_of_ranks(ranks) -> None:  # type: ignore[no-untyped-def]
     (alone,) = ranks(1, by_rank, "replicated")
     assert ranks(2, by_rank, "replicated") == [alone] * 2

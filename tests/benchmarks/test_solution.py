@@ -191,6 +191,7 @@ def test_a_program_that_is_done_ends_there(tmp_path: Path) -> None:
     assert len((tmp_path / "snapshots.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_ptymesh_runs_its_default_without_the_views_held_out(
     packed: Path, judge: solution.Judge, tmp_path: Path
 ) -> None:

@@ -89,7 +89,9 @@ def programs(how: str) -> list[tuple[list[str], dict[str, str]]]:
     ]
 
 
-@pytest.mark.parametrize("how", ["launch", "torchrun", "srun", "mpirun"])
+@pytest.mark.parametrize(
+    "how", ["launch", *(pytest.param(how, marks=pytest.mark.long) for how in ("torchrun", "srun")), "mpirun"]
+)
 def test_the_same_program_the_same_files_the_same_result(made: Path, tmp_path: Path, how: str) -> None:
     for name in ("scan.cxi", "script.py"):
         (tmp_path / name).symlink_to(made / name)

@@ -127,7 +127,7 @@ def assert_undisturbed(out: Path, expected: Result) -> None:
 CASES = [
     (1, ["start", "read"], signal.SIGTERM),
     pytest.param(1, ["begun", "middle"], signal.SIGHUP, marks=pytest.mark.long),
-    (2, ["start", "first epochs"], signal.SIGUSR1),
+    pytest.param(2, ["start", "first epochs"], signal.SIGUSR1, marks=pytest.mark.long),
     pytest.param(2, ["begun", "read", "checkpoint"], signal.SIGTERM, marks=pytest.mark.long),
 ]
 

@@ -202,7 +202,7 @@ def same_bits(one: dict, other: dict) -> None:
 
 
 CELLS = [
-    pytest.param(run, window, id=f"{run}-{window[0]}x{window[1]}")
+    pytest.param(run, window, id=f"{run}-{window[0]}x{window[1]}", marks=[pytest.mark.long] * (window == (15, 17)))
     for run in RUNS
     for window in WINDOWS.get(run, [(32, 32), (15, 17)])
 ]
@@ -230,7 +230,14 @@ def test_threads_and_chunks(run: str) -> None:
     same_bits(undisturbed(run, (32, 32)), outcome(Solo(), run, (32, 32), threads=2, chunk=7))
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
+#: Of windows that threads share; `make long` has the others.
+SHARED = ("rpie", "lsqml, compact", "dm", "adam")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(run, marks=[pytest.mark.long] * (run not in SHARED)) for run in RUNS if run not in WINDOWS],
+)
 def test_windows_that_are_shared_between_threads(run: str) -> None:
     same_bits(undisturbed(run, LARGE), outcome(Solo(), run, LARGE, threads=3, chunk=1))
 

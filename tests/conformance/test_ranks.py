@@ -89,8 +89,11 @@ CELLS = [
 #: Layouts of the object and numbers of ranks: cases take turns, and few runs meet many of them.
 FEW = [[("panels", 3)], [("tiled", 3)]]
 MORE = [("panels", 2), ("panels", 3), ("replicated", 4), ("tiled", 2), ("tiled", 4)]
+#: Engines of which `make test` has all cases; of the others, those but like Adam, it has the thorough one.
+ALL_CASES = ("rpie", "lsqml", "adam")
 #: The case that every engine runs on all of them; others run on few.
 THOROUGH = "uneven density, three modes, varying beam"
+OFTEN = [(engine, THOROUGH) for engine in ENGINES if engine not in LIKE_ADAM]
 
 CONSTRAINED = {
     "epochs": 5,
@@ -100,7 +103,13 @@ CONSTRAINED = {
 }
 
 
-@pytest.mark.parametrize(("engine", "case"), CELLS)
+@pytest.mark.parametrize(
+    ("engine", "case"),
+    [
+        pytest.param(*cell, marks=[pytest.mark.long] * (cell[0] not in ALL_CASES and cell not in OFTEN))
+        for cell in CELLS
+    ],
+)
 def test_double(ranks, engine: str, case: str) -> None:  # type: ignore[no-untyped-def]
     """Batches of 9, which 2 and 4 do not divide, positions refined (across the borders of tiles, too)."""
     arguments = (engine, CASES[case], {"positions": True}, torch.complex128)

@@ -188,7 +188,12 @@ def test_patterns_on_disk_move_along(ranks, tmp_path: Path, name: str) -> None: 
 
 @pytest.mark.parametrize("name", ["memory from call to call", "exit waves", "accelerated", "coarse to fine"])
 @pytest.mark.parametrize(
-    "ways", [("tiled", 3, "tiled", 3), ("tiled", 3, "replicated", 1), ("replicated", 2, "tiled", 2)]
+    "ways",
+    [
+        pytest.param(("tiled", 3, "tiled", 3), marks=pytest.mark.long),
+        ("tiled", 3, "replicated", 1),
+        ("replicated", 2, "tiled", 2),
+    ],
 )
 def test_stopped_and_resumed(ranks, tmp_path: Path, name: str, ways: tuple[str, int, str, int]) -> None:  # type: ignore[no-untyped-def]
     before, some, after, others = ways

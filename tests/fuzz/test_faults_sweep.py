@@ -32,6 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made.close()
 
 
+@pytest.mark.long
 def test_calls_of_every_kind_are_seen(bench: Bench) -> None:
     bench.scene.learn(bench.programs, 1)
     alone = bench.count(1, "0")

@@ -102,6 +102,7 @@ def test_unsound_inputs_end_soundly(attempt: Tries, count: int) -> None:
     ends_soundly()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", regressions.NAMES)
 def test_what_was_found_stays_mended(attempt: Tries, name: str) -> None:
     case = regressions.made(name, attempt.place(), attempt.originals)

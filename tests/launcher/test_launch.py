@@ -192,8 +192,9 @@ def test_a_killed_rank_is_named_and_the_others_are_ended(
     err = capfd.readouterr().err
     assert "ptymesh: Rank 1 (process " in err and ") was ended by SIGKILL (often for want of memory" in err
     assert err.endswith(" before it had joined the others. There is no checkpoint yet.\n")
-    assert "rank 0 was ended by SIGKILL because it did not end by itself." in err
-    assert "rank 2 was ended by SIGTERM because it did not end by itself." in err
+    one_each = ("rank 0 was ended by SIGKILL because it did not", "rank 2 was ended by SIGTERM because it did not")
+    late = "ranks 0, 2 were ended by SIGKILL because they did not end by themselves."  # where the machine is busy
+    assert late in err or all(ended in err for ended in one_each)
 
 
 def test_a_rank_that_fails_before_it_joins_is_named(
@@ -293,7 +294,10 @@ def start(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGHUP, signal.SIGUSR1))],
+)
 def test_signals_are_passed_on_and_ranks_get_their_time(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path)
     process.send_signal(number)

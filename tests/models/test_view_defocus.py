@@ -33,6 +33,7 @@ def test_it_is_free_space() -> None:
     assert relative(one.operator.adjoint(found, {"defocus": z}, one.tables), psi) < 1e-13
 
 
+@pytest.mark.long
 def test_the_tilt_of_a_sample_is_found() -> None:
     """Defocus grows across the scan; its slope is found from none, and the residual falls by what it explains."""
     toy = make(views=80, counts=1e5)

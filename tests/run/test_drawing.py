@@ -85,6 +85,7 @@ def test_figures_follow(result: Path) -> None:
     assert {"overview.png", "object.png", "probe.png", "object_phase.tiff"} <= made
 
 
+@pytest.mark.long
 def test_what_waits_is_told_the_names(result: Path) -> None:
     drawn = drawing.wait(drawing.start(result, waited_for=True), result)
     assert drawn and all(Path(name).is_file() for name in drawn)

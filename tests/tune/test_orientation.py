@@ -61,8 +61,8 @@ def recipe_for(scan: Path, **positions: Any) -> dict[str, Any]:
 
 HIDDEN = [
     ({"transpose": True, "flip_y": True}, Orientation(flip_x=True, transpose=True)),
-    ({"flip_x": True}, Orientation(flip_x=True)),
-    ({"transpose": True}, Orientation(transpose=True)),
+    pytest.param({"flip_x": True}, Orientation(flip_x=True), marks=pytest.mark.long),
+    pytest.param({"transpose": True}, Orientation(transpose=True), marks=pytest.mark.long),
 ]
 QUICK = Crop(views=40, epochs=6, batch=8)
 
@@ -120,6 +120,7 @@ def test_the_defocus_of_every_start(scan: Path, tmp_path: Path) -> None:
     assert found(kind="file") == found(kind="auto") == ("", None)
 
 
+@pytest.mark.long
 def test_what_is_known_of_c10(scan: Path) -> None:
     """A probe from the data alone is its own twin; values of C10 are tried, and the found one is said."""
     recipe = {**recipe_for(scan), "probe": {"start": "data"}}

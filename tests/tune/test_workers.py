@@ -183,7 +183,10 @@ main()
 """
 
 
-@pytest.mark.parametrize(("fault", "rank"), [("raise", 1), ("refuse", 1), ("refuse", 0)])
+@pytest.mark.parametrize(
+    ("fault", "rank"),
+    [("raise", 1), *(pytest.param(*case, marks=pytest.mark.long) for case in (("refuse", 1), ("refuse", 0)))],
+)
 def test_a_rank_of_a_trial_that_fails_waits_for_nobody(
     tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch, fault: str, rank: int
 ) -> None:

@@ -242,7 +242,9 @@ def _tell(watch: Watch, status: int, logs: Path) -> None:
             killed = [rank for rank in sorted(ended) if ended[rank] == code and rank in forced]
             if killed:
                 name, names = signal.Signals(-code).name, ", ".join(map(str, killed))
-                print(f"ptymesh: rank {names} was ended by {name} because it did not end by itself.", file=sys.stderr)
+                one = f"rank {names} was ended by {name} because it did not end by itself."
+                several = f"ranks {names} were ended by {name} because they did not end by themselves."
+                print(f"ptymesh: {one if len(killed) == 1 else several}", file=sys.stderr)
     if verdict is None and asked(lambda: watch.store.check([AGREED]), False):
         return
     told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
