@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -97,13 +98,25 @@ class Environment:
 
 
 @pytest.fixture(scope="session")
-def dist() -> Path:
-    """A folder with a new wheel, made from a new sdist, both from this tree."""
-    for old in DIST.glob("ptymesh-*"):
-        old.unlink()
-    done = subprocess.run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return DIST
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a new wheel, made from a new sdist, both from this tree; copies replace what was in dist/.
+
+    Every worker builds its own, one after the other, as setuptools writes into the tree; one that took away the files
+    of another would leave it without.
+    """
+    import fcntl
+
+    made = tmp_path_factory.mktemp("dist")
+    DIST.mkdir(exist_ok=True)
+    with (DIST / ".lock").open("w") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        done = subprocess.run([sys.executable, "-m", "build", "--outdir", made, ROOT], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for old in DIST.glob("ptymesh-*"):
+            old.unlink()
+        for new in made.iterdir():
+            shutil.copy(new, DIST)
+    return made
 
 
 @pytest.fixture(scope="session")
