@@ -34,6 +34,7 @@ from ptymesh.simulate import simulate
 
 TURNS, HELD = 6, 0.2
 POSITIONS, INTENSITY = {"positions": True}, {"probe": {"intensity": True}}
+BACKGROUND = {"unknowns": {"object": True, "probe": True, "background": {"lr": 0.1}}}
 #: Of any scan: engine, its options, probe modes and OPR modes.
 WAYS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     ("rpie", {"batch": 16}, 1, 0),
@@ -47,7 +48,9 @@ WAYS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     ("adam", {"batch": 64}, 1, 0),
     ("adam", {"batch": 64}, 4, 0),
     ("adam", {"batch": 64, **POSITIONS}, 1, 0),
-    ("adam", {"batch": 64, "unknowns": {"object": True, "probe": True, "background": {"lr": 0.1}}}, 1, 0),
+    ("adam", {"batch": 16, **BACKGROUND}, 1, 0),
+    ("adam", {"batch": 64, **BACKGROUND}, 1, 0),
+    ("adam", {"batch": 64, **BACKGROUND}, 4, 0),
     ("lsqml", {"batch": 16}, 1, 0),
     ("lsqml", {"batch": 64}, 1, 0),
     ("lsqml", {"batch": 64}, 4, 0),

@@ -60,6 +60,16 @@ RUNS = {
         dict(modes=2, background=1.0, varying=True),
         {"loss": "nrmse", "unknowns": {"weights": True}, "probe": {"opr": False}},
     ),
+    "background": (
+        "adam",
+        dict(modes=2, background=1.0),
+        {"unknowns": {"background": True, "positions": True}, "positions": {"gain": 1}},
+    ),
+    "background, opr": (
+        "adam",
+        dict(modes=2, background=1.0, fidelity="poisson", noise=True),
+        {"unknowns": {"background": True}},
+    ),
     "coarse to fine": ("rpie", dict(), {"coarsen": 2, **POSITIONS}),
     "interior views": ("lsqml", dict(modes=2, blocks=8), {"batch": 21, **POSITIONS}),
     "models": (
@@ -82,7 +92,7 @@ RUNS = {
     ),
 }
 #: How a start is changed.
-WITH = {"opr": with_opr}
+WITH = {"opr": with_opr, "background, opr": with_opr}
 
 
 WINDOWS = {"coarse to fine": [(32, 32), (24, 28)], "interior views": [(32, 32)]}
@@ -276,6 +286,8 @@ def test_terms_that_are_larger_than_expected(ranks) -> None:  # type: ignore[no-
     for size, layout in ((2, "tiled"), (3, "replicated"), (2, "panels")):
         for other in ranks(size, outcome_with, {"less": 20}, "lsqml", (32, 32), layout):
             same_bits(one, other)
+    with_background, again = (outcome(Solo(), "background", (32, 32), less=less) for less in (0, 20))
+    assert relative(again["background"], with_background["background"]) < 1e-5, "told once"
     for run in ("lsqml", "dm"):
         with pytest.raises(Diverged):
             outcome(Solo(), run, (32, 32), less=80)

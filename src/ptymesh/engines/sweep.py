@@ -23,13 +23,11 @@ from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.losses import Loss, OfFidelity, Summary
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Task
-from ptymesh.physics.elementwise import means, over_window
+from ptymesh.physics.background import darkness, told
+from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, inner, power
 from ptymesh.problem import Batch, Chunk, Gradients, Problem
-
-#: The model's intensity that a background is told of, at least: this share of the view's mean count.
-FAINT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,14 @@ class Sweep:
         #: Unknowns between slices, which look at waves and what comes back to them.
         self._gaps = {"slice_spacing", "tilt"} & wanted
         #: Whether waves are those of the model's fidelity, and nothing else looks at them.
-        self._plain = isinstance(loss, OfFidelity) and not {"background", *self._others} & wanted
+        self._plain = isinstance(loss, OfFidelity) and not self._others
+        #: Whether passes over the detector tell a background what they find; slopes of other losses may have any size.
+        tells = isinstance(loss, OfFidelity) and "background" in wanted
         task: Task | None = "loss_gradient" if self._plain else None
-        self.accumulator = problem.accumulator(estimate, replace(batch, vary=vary), task=task, keep=bool(self._gaps))
+        batch, keep = replace(batch, vary=vary), bool(self._gaps)
+        self.accumulator = problem.accumulator(estimate, batch, task=task, keep=keep, background=tells)
         self.terms = problem.fields.reduction(loss.terms)
-        shapes = {"background": (2, *problem.window), "slice_spacing": (2,), "tilt": (2, 2)}
+        shapes = {"slice_spacing": (2,), "tilt": (2, 2)} | ({} if tells else {"background": (2, *problem.window)})
         shapes |= {name: (2, *real(estimate[name]).shape) for name, one in self._others.items() if one.scope != "view"}
         #: Of operators' unknowns with a row per view, chunk by chunk: slopes (B, numbers of a row), last curvature.
         self._of_views: dict[str, list[Tensor]] = {}
@@ -77,8 +78,9 @@ class Sweep:
         """A chunk whose waves are looked at, or whose loss is not the model's fidelity."""
         problem, estimate = self.problem, self.estimate
         intermediates = problem.evaluator.forward(estimate, chunk)
-        if isinstance(self.loss, OfFidelity) and "background" not in self.wanted:
-            waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note)
+        if isinstance(self.loss, OfFidelity):
+            lit = self.accumulator.sums.background
+            waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note, lit)
             self.terms.add(sums)
         else:
             waves = self._loss_gradient(chunk, intermediates, note)
@@ -124,11 +126,8 @@ class Sweep:
 
     def _of_background(self, S: Tensor, data: Data) -> Tensor:
         """Slope by b and I^(-1/2) of each view, (B, 2, h, w); also where the model has no light, for b needs none."""
-        faint = FAINT * over_window(data.y).to(S.dtype)[:, None, None] / S[0].numel()
-        b = torch.zeros_like(faint) if data.background is None else data.background
-        S = torch.maximum(S, torch.maximum(faint - b, (1e-6 * faint).clamp(min=DARK)))
-        darkness = torch.where(data.good, data.intensity(S).rsqrt(), 0.0)
-        return torch.stack((self.loss.slope(S, data), darkness), dim=1)
+        S = told(S, data)
+        return torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
 
     def total(self) -> tuple[Gradients, Summary, dict[str, Part]]:
         """Global sums, what those of the loss mean, and the parts of all unknowns but the object.
@@ -139,6 +138,8 @@ class Sweep:
         sent: dict[str, Reduction | Tensor] = {"loss": self.terms, **self.reductions, **self._rows()}
         sums = self.accumulator.total(*sent.values())
         others = dict(zip(sent, sums.others, strict=True))
+        if sums.background is not None:
+            others["background"] = sums.background
         of_loss, loss = others.pop("loss"), self.loss
         if isinstance(loss, OfFidelity):
             summary = Summary(*self.problem.evaluator.at_once("what a loss means", loss.summed_up, of_loss))
@@ -175,9 +176,9 @@ class Sweep:
         if "background" in others:
             views = len(self.batch.views)
             mean = counts / (views * self.estimate.background.numel())
-            slope, darkness = others["background"]
+            slope, dark = others["background"]
             # c sum 1 / (2 I), in which a single dark speckle would outweigh all others
-            curvature = c / 2 * (darkness.square() / views).clamp(min=DARK)
+            curvature = c / 2 * (dark.square() / views).clamp(min=DARK)
             parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
             along, norm = others[gap]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import column_panels
-from ptymesh.physics import fidelity
+from ptymesh.physics import background, fidelity
 
 #: Rows of an object or window are given to threads in so many bands each, so that these end at the same time.
 BANDS = 4
@@ -65,7 +65,7 @@ def untransformed(window: tuple[int, int], real: torch.dtype) -> Transform:
 def constants_of(real: torch.dtype, scale: float, pixels: int = 1) -> np.ndarray[Any, Any]:
     """Numbers that kernels cannot name in their precision; scale: of an orthonormal transform; pixels: of a window."""
     numbers = [0, 1, fidelity.DARK, fidelity.DARK**0.5, fidelity.BRIGHTEST_RATIO, fidelity.NEWTON_STEPS, scale]
-    numbers.append(fidelity.UNLIT / pixels)
+    numbers += [fidelity.UNLIT / pixels, background.FAINT / pixels, background.FAINTEST]
     return np.array(numbers, dtype=numpy_dtype(real))
 
 

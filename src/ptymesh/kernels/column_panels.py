@@ -52,6 +52,12 @@ def in_panels(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return padded.reshape(len(plane), -1, WIDTH).swapaxes(0, 1).ravel()
 
 
+def from_panels(planes: np.ndarray[Any, Any], h: int, w: int) -> np.ndarray[Any, Any]:
+    """Planes (n, h w'), panel after panel, as (n, h, w)."""
+    padded = planes.reshape(len(planes), -1, h, WIDTH).swapaxes(1, 2)
+    return padded.reshape(len(planes), h, -1)[:, :, :w]
+
+
 def stages(size: int) -> list[int]:
     """Radices of a transform of this length; none where it is too short or has other prime factors than 2, 3, 5, 7."""
     found, rest = [], size

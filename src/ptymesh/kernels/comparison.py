@@ -2,7 +2,7 @@
 
 S, y, b      power of the waves, counts (-1 where there are no data), background: planes (h w',), panel after panel
 kind         of the fidelity, see KINDS;  constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, Newton steps,
-             scale of the transform, UNLIT over the window's pixels
+             scale of the transform, UNLIT over the window's pixels; of backgrounds FAINT over these, FAINTEST
 least        power below which a pixel of the view has no light
 
 The equations are those of physics/fidelity.py.

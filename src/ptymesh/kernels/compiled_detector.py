@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.background import tell
 from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
@@ -116,7 +117,17 @@ def _rooms(work: Any, size: int, h: int, w: int) -> Any:
 
 @inlined
 def _there_and_back(
-    j: int, view: int, work: Any, intermediates: Any, data: Any, how: Any, tables: Any, out: Any, terms: Any
+    j: int,
+    view: int,
+    band: int,
+    work: Any,
+    intermediates: Any,
+    data: Any,
+    how: Any,
+    tables: Any,
+    out: Any,
+    terms: Any,
+    told: Any,
 ) -> None:
     """View j, whose beam is the `view`th: its sums, and what comes back in out[j]."""
     (obj, n, beams, a), product, task, (_, plan, twiddles) = intermediates, how[2], how[4], tables
@@ -132,7 +143,7 @@ def _there_and_back(
         else:
             for start in range(ZERO, w, LANES):
                 panel_in(beams, beam, h, w, start, plane)
-    _compared(j, M, h, w, far, rooms, spare, planes, data, how, tables, terms)
+    _compared(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, told)
     if task > 0:
         for m in range(M):
             wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
@@ -146,6 +157,7 @@ def _there_and_back(
 @inlined
 def _compared(
     j: int,
+    band: int,
     M: int,
     h: int,
     w: int,
@@ -157,11 +169,12 @@ def _compared(
     how: Any,
     tables: Any,
     terms: Any,
+    told: Any,
 ) -> None:
     """What the task makes of waves in planes on the detector, and their sums.
 
     far: rows are transformed and columns not, and conjugates come back as far. If not so, but by our own transform, the
-    planes hold conjugates of waves on the detector; otherwise these waves themselves.
+    planes hold conjugates of waves on the detector; otherwise these waves themselves. told: see background.py.
     """
     (counts, places, good, b), (code, has_background, _, kind, task), (constants, plan, twiddles) = data, how, tables
     (y, S, change), scale = rooms, constants[1]
@@ -171,7 +184,8 @@ def _compared(
     newton = task == 1 and kind != 0
     for t in range(6):
         terms[j, t] = 0.0
-    least = constants[7] * _counts(counts, U(places[j]), code, h, w, good, constants, y)
+    total_counts = _counts(counts, U(places[j]), code, h, w, good, constants, y)
+    least = constants[7] * total_counts
     for start in range(ZERO, w, LANES):
         at = h * start
         own = at if newton else ZERO
@@ -183,6 +197,8 @@ def _compared(
         if task > 0 and not newton:
             for m in range(M):
                 _changed(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, twiddles)
+        if len(told[0]) > 0:
+            tell(panel, S, change, own, y, b, at, constants, total_counts, kind, band, told)
     if newton:
         alpha = scale * newton_step(kind, S, y, change, b, constants)
         for start in range(ZERO, w, LANES):
@@ -332,6 +348,7 @@ def _there_and_further(
     out: Any,
     terms: Any,
     into: Any,
+    told: Any,
 ) -> None:
     """View j, by a band, from the probe to the detector and back to the sums, or to waves where there are none."""
     (constants, plan, twiddles), (_, fractions), (_, _, near, ramped) = tables, shift, path
@@ -344,7 +361,7 @@ def _there_and_further(
         if ramped:  # on the detector the image moves back with the probe
             ramps(-fractions[j], np.int64(w), -1, one, *ramps_of)
         _near_field(planes, size, M, one, h, w, row, room, spare, path, tables, ramps_of)
-    _compared(j, M, h, w, far, rooms, spare, planes, data, how, tables, terms)
+    _compared(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, told)
     if how[4] == 0:
         return
     if not far:
@@ -371,6 +388,7 @@ def detector(
     out: Any,
     terms: Any,
     into: Any,
+    told: Any,
 ) -> None:
     """From exit waves to the detector and back, and further to object and probe.
 
@@ -389,21 +407,23 @@ def detector(
     compiled_moves.add_asked, with its probes, and last ||psi_1||^2 and ||psi||^2.
     path: slices L, whose objects lie one below the other in obj; kernels (see propagation.py) between them and to a
     near field, or of no numbers where there is none; and whether probes are shifted, or `spectrum` is the probe itself.
+    told: sums to which is added what views ask of the background, see background.py; of no bands otherwise.
     """
     count, bands = len(terms), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             if len(shift[0]) > 0:
-                given, found = (shift, path, data, how, keep, tables), (out, terms, into)
+                given, found = (shift, path, data, how, keep, tables), (out, terms, into, told)
                 _there_and_further(U(j), band, work[band], intermediates, *given, *found)
             else:
                 view = ZERO if len(intermediates[2]) == 1 else U(j)
-                _there_and_back(U(j), view, work[band], intermediates, data, how, tables, out, terms)
+                made = (work[band], intermediates, data, how, tables)
+                _there_and_back(U(j), view, band, *made, out, terms, told)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     detector: "r2 (c2 i2 c4 r1) (c3 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 "
-    "(c3 r3 d2 d2 d2 d2 r1 d2)",
+    "(c3 r3 d2 d2 d2 d2 r1 d2) (d2 d2 r1)",
 }

@@ -35,6 +35,7 @@ from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
@@ -108,27 +109,39 @@ class CpuBackend(CpuPaths):
 
     # --- the detector ---
 
-    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
+    def at_detector(
+        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, lit: BackgroundSums | None = None
+    ) -> Tensor:
         """As `Backend.at_detector`, in one pass over the detector."""
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         given = _waves_alone(chunk, detected)
-        return self._detector(model, chunk, given, task, untransformed(window_of(detected), self.real), detected)[1]
+        far = untransformed(window_of(detected), self.real)
+        return self._detector(model, chunk, given, task, far, lit, detected)[1]
 
-    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    def there_and_back(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As `Backend.there_and_back`; in the far field, view by view in one go."""
         if not self.supports(model, chunk, "there_and_back"):
-            return super().there_and_back(model, chunk, waves, task)
-        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves))
+            return super().there_and_back(model, chunk, waves, task, lit)
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), lit)
 
-    def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
+    def detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        lit: BackgroundSums | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """As `Backend.detector`; the exit waves are made on the way."""
         if not self.supports(model, chunk, "detector"):
-            return super().detector(model, chunk, intermediates, task)
+            return super().detector(model, chunk, intermediates, task, lit)
         assert isinstance(intermediates, FusedIntermediates)
         if deep(model):
-            return self.watched(model, chunk, intermediates, task)
+            return self.watched(model, chunk, intermediates, task, lit)
         far = self.transform(intermediates.beams.waves)
-        return self._detector(model, chunk, (_parts(intermediates), True), task, far)
+        return self._detector(model, chunk, (_parts(intermediates), True), task, far, lit)
 
     def sweep(
         self,
@@ -195,14 +208,15 @@ class CpuBackend(CpuPaths):
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
         reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
-        squares = 1.0
+        squares, lit = 1.0, self._told(into.background)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
             windows, light = sums.next(at, f)
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
+            made, nowhere = (obj, at, beams, f), (self._no_sums, lit)
             compiled_detector.detector(
-                work, (obj, at, beams, f), *self._no_path, data, how, True, far.tables, chi, terms[some], self._no_sums
+                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *nowhere
             )
             given = (chi, obj, at, f, beams, into.shifts.numpy())
             compiled.to_probe(*given, *by_probe, windows, light, reached)
@@ -228,6 +242,7 @@ class CpuBackend(CpuPaths):
         given: tuple[Any, bool],
         task: Task,
         transform: Transform,
+        lit: BackgroundSums | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the task makes of waves, in `out` if that is given, and of each view the sums.
@@ -240,8 +255,9 @@ class CpuBackend(CpuPaths):
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
         data, how, found = self._comparison(model, chunk, task, product)
         work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
+        into = self._no_sums, self._told(lit)
         compiled_detector.detector(
-            work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, self._no_sums
+            work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, *into
         )
         return out, found
 

@@ -31,6 +31,7 @@ from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_pro
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through, step_along
+from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import frequencies
@@ -101,6 +102,8 @@ class CpuPaths(CpuSums):
         nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
         self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
         self._no_sums = (*self._no_windows, none, none, none, none, np.zeros(0, numpy_dtype(self.real)), none)
+        #: Nothing is told to a background.
+        self._untold = none, none, self._no_sums[-2]
 
     # --- which there are ---
 
@@ -153,7 +156,7 @@ class CpuPaths(CpuSums):
         asked = torch.zeros((count if steps else 0, 5), dtype=torch.float64)
         probes, told = self._in_panels(chunk, shift[0]) if steps else self._no_sums[-2], asked.numpy()
         (counts, at, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, out = found.numpy(), waves.numpy()
+        terms, out, lit = found.numpy(), waves.numpy(), self._told(into.background)
         for some in strips_of(count, size):
             each = slice(slices * some.start, slices * some.stop)
             given = _some(inputs, some), (shift[0], shift[1][some]), path, (counts, at[some], *planes), how
@@ -165,7 +168,8 @@ class CpuPaths(CpuSums):
                 probes,
                 told[some],
             )
-            compiled_detector.detector(work, *given, keep, tables, out[some] if keep else out, terms[some], gathered)
+            found_here = out[some] if keep else out, terms[some]
+            compiled_detector.detector(work, *given, keep, tables, *found_here, gathered, lit)
             if not wait:
                 sums.flush()
         note(into, reached)
@@ -190,7 +194,9 @@ class CpuPaths(CpuSums):
         nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self._no_sums[-2], none)
         given = self._inputs(model, chunk, intermediates, beams, shifted)
         work, tables = self._work(threads, probe.shape, slices), self.transform(probe).tables
-        compiled_detector.detector(work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere)
+        compiled_detector.detector(
+            work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere, self._untold
+        )
         if by_beams:
             intermediates.__dict__["beams"] = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
         return waves
@@ -286,7 +292,12 @@ class CpuPaths(CpuSums):
         return arrays_of(*placed, share.repeat_interleave(slices, dim=0))
 
     def watched(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, task: Task
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        task: Task,
+        lit: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`detector`, from the probe."""
         probe, count = intermediates.probe, chunk.views.shape[0]
@@ -297,7 +308,8 @@ class CpuPaths(CpuSums):
         data, how, found = self._comparison(model, chunk, task, True)
         work = self._work(threads_for(count), probe.shape, len(intermediates.whole_object))
         tables, arrays = self.transform(probe).tables, arrays_of(out, found)
-        compiled_detector.detector(work, *given, data, how, False, tables, *arrays, self._no_sums)
+        into = self._no_sums, self._told(lit)
+        compiled_detector.detector(work, *given, data, how, False, tables, *arrays, *into)
         return out, found
 
     def through_slices(
@@ -347,6 +359,16 @@ class CpuPaths(CpuSums):
         data = (array.view(np.uint8), places.numpy(), *kept[:2])
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
+    def _told(self, lit: BackgroundSums | None) -> tuple[Any, ...]:
+        """Sums of each thread's views of what these ask of a background, panel after panel; 0 at first."""
+        if lit is None:
+            return self._untold
+        if not lit.kept:
+            shape = torch.get_num_threads(), PARTS * TOLD * column_panels.pixels(*window_of(lit.sums))
+            lit.kept = self.room.take("background", (shape,), torch.float64)
+            lit.kept[0].fill(0)
+        return *lit.kept, lit.shifts.numpy(), lit.limits.to(self.real).numpy()
+
     def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
         """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; 0 at first."""
         if not into.kept:
@@ -360,6 +382,12 @@ class CpuPaths(CpuSums):
 
     def finish(self, into: Adjoints) -> None:
         """As the base's; of bands of views."""
+        if into.background is not None and into.background.kept:
+            lit, sums = into.background, into.background.sums
+            bands = lit.kept[0].sum(axis=0).reshape(len(sums), -1)
+            sums += torch.from_numpy(column_panels.from_panels(bands, *window_of(sums)))
+            self.room.give_back("background", lit.kept)
+            lit.kept = ()
         if into.kept and into.probe is not None:
             weight = array_of(into.probe_weight).reshape(-1)
             compiled_probes.gather(torch.get_num_threads(), *into.kept, array_of(into.probe), weight)

@@ -24,6 +24,7 @@ from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corne
 from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Result, Task, Wanted
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
 from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
@@ -73,7 +74,7 @@ class GpuBackend(FusedBackend):
         """As `Backend.sweep`; launched as one where it has come before. Waves that are kept have memory of their own if
         the batch has other chunks."""
         found = None
-        if self.supports(model, chunk, "sweep"):
+        if into.background is None and self.supports(model, chunk, "sweep"):
             assert self.graphs is not None and isinstance(intermediates, FusedIntermediates)
             found = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
         if found is None:
@@ -122,17 +123,30 @@ class GpuBackend(FusedBackend):
 
     # --- the detector ---
 
-    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    def there_and_back(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As `Backend.there_and_back`; to a far detector what makes transforms orthonormal is done on the way."""
-        if not self.supports(model, chunk, "there_and_back"):
-            return super().there_and_back(model, chunk, waves, task)
+        if lit is not None or not self.supports(model, chunk, "there_and_back"):
+            return super().there_and_back(model, chunk, waves, task, lit)
         detected = fft(waves, "backward")
         found = self.at_detector(model, chunk, detected, task, scaled=True)
         return (detected if task == "evaluate" else ifft(detected, "forward")), found
 
-    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task, scaled: bool = False) -> Tensor:
+    def at_detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        detected: Tensor,
+        task: Task,
+        lit: BackgroundSums | None = None,
+        scaled: bool = False,
+    ) -> Tensor:
         """As `Backend.at_detector`, in one pass over the detector, or three where the step has a length. scaled: Psi is
-        sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that."""
+        sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that. What views ask of a background is left
+        to torch."""
+        if lit is not None:
+            return super().at_detector(model, chunk, detected, task, lit)
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == "exit_wave_update" and kind != KINDS["amplitude"]
         counts = chunk.patterns.contiguous()

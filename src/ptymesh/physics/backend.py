@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics import fidelity, views
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
@@ -106,9 +107,12 @@ class Backend(BlockOperations):
         again instead. halves: whether waves are kept as such."""
         return None
 
-    def at_detector(self, model: Model, chunk: Chunk, detected: Tensor, task: Task) -> Tensor:
+    def at_detector(
+        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, lit: BackgroundSums | None = None
+    ) -> Tensor:
         """What the task makes of Psi (B, M, h, w), in place: Psi' - Psi of "exit_wave_update", -dL/dI Psi of
-        "loss_gradient", and of "evaluate" Psi stays. Returns (B, 6) float64.
+        "loss_gradient", and of "evaluate" Psi stays. Returns (B, 6) float64. lit: to which "loss_gradient" adds what
+        views ask of the background.
 
         Columns: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2.
         """
@@ -116,21 +120,32 @@ class Backend(BlockOperations):
         if task == "exit_wave_update":
             detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
         elif task == "loss_gradient":
+            if lit is not None:
+                lit.add(S, chunk.data)
             detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
         return terms(model, chunk, S)
 
-    def there_and_back(self, model: Model, chunk: Chunk, waves: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    def there_and_back(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    ) -> tuple[Tensor, Tensor]:
         """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
 
         Of "evaluate", what comes back means nothing.
         """
         detected = model.detect(waves, chunk.fractions)
-        found = self.at_detector(model, chunk, detected, task)
+        found = self.at_detector(model, chunk, detected, task, lit)
         return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), found
 
-    def detector(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> tuple[Tensor, Tensor]:
+    def detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        lit: BackgroundSums | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """`there_and_back` of the intermediates's exit waves."""
-        return self.there_and_back(model, chunk, intermediates.exit, task)
+        return self.there_and_back(model, chunk, intermediates.exit, task, lit)
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
@@ -176,7 +191,7 @@ class Backend(BlockOperations):
         """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
         mean nothing. into: complete sums, of object and probe, without OPR modes. With `steps`, `position_step` and
         `weight_step` may be asked of these intermediates and the waves that are returned."""
-        waves, found = self.detector(model, chunk, intermediates, task)
+        waves, found = self.detector(model, chunk, intermediates, task, into.background)
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
 

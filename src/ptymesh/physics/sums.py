@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import (
     TINY,
     Expression,
@@ -39,7 +40,8 @@ class Adjoints:
     and part. reached: (6,) the largest terms so far.
     views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
     are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
-    windows: where those of views go that other ranks add, too, until `gather` says that all are there.
+    windows: where those of views go that other ranks add, too, until `gather` says that all are there. background: what
+    its sums are, where it is told of views.
     """
 
     object: Tensor | None
@@ -56,6 +58,7 @@ class Adjoints:
     late: Late | None = None
     kept: tuple[Any, ...] = ()
     windows: Any = None
+    background: BackgroundSums | None = None
 
     def rounded(self, kind: int, terms: Tensor) -> Tensor:
         """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""

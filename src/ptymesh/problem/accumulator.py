@@ -16,6 +16,7 @@ from ptymesh.distributed.windows import SharedWindows
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Adjoints, Chunk, Task
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import Leaf
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates, Model
@@ -35,7 +36,7 @@ class Accumulator:
 
     With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
     `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`. keep:
-    whether these are to return waves.
+    whether these are to return waves. background: whether views are asked about it, too.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Accumulator:
         only: str | None = None,
         task: Task | None = None,
         keep: bool = False,
+        background: bool = False,
     ) -> None:
         self.evaluator, self.estimate, self.batch, self.task, self.keep = evaluator, estimate, batch, task, keep
         self.setup, self.loader, self.fields = evaluator.setup, evaluator.loader, evaluator.fields
         self.with_object = only != "probe" and "object" not in batch.frozen
+        self.with_background = background
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
@@ -100,6 +103,7 @@ class Accumulator:
             shifted=self._shifted,
             views=len(self.batch.views) if self.alone else None,
             windows=self.windows,
+            background=self._told() if self.with_background else None,
         )
         blocks = (self.blocks.rows, self.blocks.columns) if self.windows else self.blocks.covered
         self.setup.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
@@ -108,6 +112,11 @@ class Accumulator:
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.asked.clear()
         self.loader.border_swept = self.begin
+
+    def _told(self) -> BackgroundSums:
+        """What the background is told, before the first view."""
+        kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
+        return BackgroundSums.begun(self.estimate.background, kind, pixel, len(self.batch.views))
 
     def _windows(self) -> SharedWindows | None:
         """Where windows of all views go, if ranks are to hand over these."""
@@ -205,7 +214,7 @@ class Accumulator:
         )
         assert task
         if not self._complete or (asks and not backend.supports(model, chunk, "steps")):
-            waves, found = backend.detector(model, chunk, intermediates, task)
+            waves, found = backend.detector(model, chunk, intermediates, task, self.sums.background)
             self.add(chunk, intermediates, waves)
             return waves, found
         self._admit(chunk)
@@ -248,12 +257,13 @@ class Accumulator:
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
         *_, self.batch.asked.stop, beyond = rest
         obj, weight = self._in_place(fields)
+        lit = BackgroundSums.total(adjoints.pop()).to(self.setup.real) if self.sums.background else None
         if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
         self.fields.lend(obj, weight)
         in_real = tuple(value.to(self.setup.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
-        found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real)
+        found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real, lit)
         return found
 
     def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
@@ -265,7 +275,8 @@ class Accumulator:
         self.setup.backend.finish(sums)
         beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [] if sums.probe is None else [sums.probe]
-        adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight]
+        lit = [] if sums.background is None else [sums.background.sums]
+        adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight, *lit]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)
         fields = 2 if self.with_object and not self.windows else 0

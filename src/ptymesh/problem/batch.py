@@ -72,7 +72,7 @@ class Gradients:
     object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
     probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);
     For variable probes (OPR) the same with w_jk and the first mode: opr and opr_weight, (K, h, w).
-    others: what else was handed to `total`.
+    others: what else was handed to `total`. background: slope and darkness (2, h, w), where it is told (background.py).
     """
 
     object: BlockSparseField
@@ -82,6 +82,7 @@ class Gradients:
     opr: Tensor
     opr_weight: Tensor
     others: tuple[Tensor, ...] = ()
+    background: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ptymesh.distributed.exact import Reduction
 from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, terms
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
@@ -71,12 +72,14 @@ class Evaluator:
         """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
         return self.setup.backend.there_and_back(self.setup.model, chunk, waves, "exit_wave_update")[0]
 
-    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> tuple[Tensor, Tensor]:
+    def loss_gradient(
+        self, chunk: Chunk, intermediates: Intermediates, note: bool = True, lit: BackgroundSums | None = None
+    ) -> tuple[Tensor, Tensor]:
         """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
 
-        `note`: for the running loss of the epoch.
+        `note`: for the running loss of the epoch. lit: to which is added what views ask of the background.
         """
-        waves, seen = self.setup.backend.detector(self.setup.model, chunk, intermediates, "loss_gradient")
+        waves, seen = self.setup.backend.detector(self.setup.model, chunk, intermediates, "loss_gradient", lit)
         if note:
             self.see(chunk, seen)
         return waves, loss_and_counts(seen)

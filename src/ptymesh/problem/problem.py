@@ -118,11 +118,13 @@ class Problem:
         only: str | None = None,
         task: Task | None = None,
         keep: bool = False,
+        background: bool = False,
     ) -> Accumulator:
         """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
-        "exit_wave_update" or "loss_gradient", where that is what makes all of the waves; keep: and waves are wanted."""
+        "exit_wave_update" or "loss_gradient", where that is what makes all of the waves; keep: and waves are wanted;
+        background: and what views ask of it."""
         self.evaluator.kept_views = 0
-        return Accumulator(self.evaluator, estimate, batch, only, task, keep)
+        return Accumulator(self.evaluator, estimate, batch, only, task, keep, background)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""

@@ -51,10 +51,10 @@ BATCH, EPOCH = 120_000, 3.4
 #: What comes on top for a detector in the near field, and for a further slice.
 NEAR, SLICE = 0.3, 0.75
 #: What each view has for itself, with the kernels: a position, by wave, in the far and in the near field, and an
-#: intensity; each makes batches longer.
-POSITIONS, NEAR_POSITIONS, INTENSITY, ASKED = 0.6, 1.0, 0.25, 0.8
-#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes or a
-#: background, a view, for each wave, and for each further slice as a share of that.
+#: intensity; and a background that moves. Each makes batches longer.
+POSITIONS, NEAR_POSITIONS, INTENSITY, BACKGROUND, ASKED = 0.6, 1.0, 0.25, 0.2, 0.8
+#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes, a view, for
+#: each wave, and for each further slice as a share of that.
 PLAIN_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
 
 
@@ -96,9 +96,11 @@ class Price:
             view += (near if self.near else POSITIONS) * self.waves
         if "intensity" in self.own:
             view += INTENSITY
-        if "opr" in self.own or self.lit:
+        if self.lit:
+            view += BACKGROUND
+        if "opr" in self.own:
             view += (PLAIN + PLAIN_WAVE * self.waves) * (1 + PLAIN_SLICE * (self.slices - 1))
-        batch = plainly.batch + ASKED * len(self.own & {"positions", "intensity"})
+        batch = plainly.batch + ASKED * (len(self.own & {"positions", "intensity"}) + self.lit)
         step, epoch = plainly.step * self.slices, plainly.epoch * self.slices
         return replace(plainly, view=view, batch=batch, step=step, epoch=epoch)
 
