@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto.decide import ANSWER, ENGINE, Found, _Interview
+from ptymesh.auto.decide import ANSWER, ENGINE, Answer, Found, _Interview
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
@@ -99,6 +99,41 @@ def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
     assert "goes on best: rpie " in said[2] and len(said) == 3
 
 
+def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> Answer:
+    """Of these views."""
+    counts = np.ones(len(base))
+    with_it, without = (Judged(np.array(each), counts) for each in (residuals, base))
+    return Answer(one, replace(one.track, judged=with_it), replace(one.without, judged=without))
+
+
+@pytest.mark.parametrize(
+    ("lit", "beside", "kept"),
+    [
+        ([0.60, 0.61, 0.62, 0.61], [1.0] * 4, "background"),
+        ([0.50, 0.90, 0.40, 0.88], [1.0] * 4, "modes"),  # more by a hair, on some views
+        ([0.60, 0.61, 0.62, 0.61], [0.7] * 4, "modes"),  # furthest, but Adam alone comes as far
+    ],
+)
+def test_of_what_gains_as_much_the_cheapest_is_kept(
+    interview: _Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains are shares of what the same engine comes to without."""
+    arena = interview._arena(interview.scan)
+    track = arena.start(interview.opening)
+
+    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Answer, bool]:
+        if one.name == "background":
+            return answer(one, lit, beside), True
+        return answer(one, [0.70, 0.69, 0.71, 0.70], [1.0] * 4), one.name == "modes"
+
+    monkeypatch.setattr(interview, "_tried", tried)
+    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
+    arena.close()
+    assert interview.kept == [kept] and best is not None
+    said = interview.reasons["probe.modes" if kept == "modes" else "stages"][-1]
+    assert "is kept; the others are asked about again" in said and ("as much as any" in said) == (lit[0] == 0.5)
+
+
 @pytest.mark.parametrize(
     ("residuals", "asked", "kept"),
     [
@@ -114,16 +149,26 @@ def test_what_looks_alike_is_held_side_by_side(
     arena, names = interview._arena(interview.scan), []
     track = arena.start(interview.opening)
 
-    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Track, bool, float]:
+    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Answer, bool]:
         names.append(one.name)
         residual = residuals.get(one.name, 1.0)
-        return replace(one.track, judged=Judged(np.full(4, residual), np.ones(4))), residual < 1, 1 - residual
+        return answer(one, [residual] * 4, [1.0] * 4), residual < 1
 
     monkeypatch.setattr(interview, "_tried", tried)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
     assert names == asked and interview.kept == [kept]
     assert best is not None and best.value == residuals[kept]
+
+
+def test_residuals_are_said_to_four_digits(interview: _Interview) -> None:
+    """In the near field as well, where they are small."""
+    arena = interview._arena(interview.scan)
+    track = arena.start(interview.opening)
+    arena.close()
+    assert track.said == "diverged"
+    for value, said in ((0.000123456, "0.0001235"), (0.0804161, "0.08042"), (1.23456, "1.235"), (0.0, "0.000")):
+        assert replace(track, judged=Judged(np.full(4, value), np.ones(4))).said == said
 
 
 def test_a_budget_is_not_overdrawn() -> None:

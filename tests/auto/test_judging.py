@@ -82,3 +82,15 @@ def test_gains_and_how_sure_they_are() -> None:
     assert gain == pytest.approx(0.1) and sure == pytest.approx(0.6 / (np.std([0.1, 0.2, 0.2, 0.1], ddof=1) * 2))
     assert worse.gain_over(better)[0] < 0 and worse.gain_over(worse) == (0.0, 0.0)
     assert Judged(np.array([math.nan] * 4), counts).gain_over(worse) == (-math.inf, -math.inf)
+
+
+def test_gains_beside_gains() -> None:
+    """Of shares of either base; one that is no more on some views than it is less on others is not sure."""
+    counts = np.full(4, 10.0)
+    base, other_base = Judged(np.full(4, 2.0), counts), Judged(np.full(4, 1.0), counts)
+    half, other_half = Judged(np.full(4, 1.0), counts), Judged(np.full(4, 0.5), counts)
+    assert half.gains_more(base, other_half, other_base) == 0
+    more = Judged(np.array([0.8, 0.9, 0.8, 0.9]), counts)
+    assert more.gains_more(base, other_half, other_base) == pytest.approx(0.15 / (np.std([2, 1, 2, 1], ddof=1) / 20))
+    uneven = Judged(np.array([0.2, 1.7, 0.3, 1.6]), counts)
+    assert 0 < uneven.gains_more(base, other_half, other_base) < 0.5

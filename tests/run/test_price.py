@@ -34,16 +34,35 @@ def test_prices_are_those_that_were_measured() -> None:
         assert off[math.ceil(share * len(off)) - 1] < math.log(factor), (share, off)
 
 
+def test_judging_costs_what_was_measured() -> None:
+    """Fits to held-out views, one slice or several; a pass costs next to nothing, and may cost twice that."""
+    fits, passes = [], []
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        price, own = Price(row["engine"], row["near"], row["slices"], row["waves"]), frozenset(row["own"])
+        declared = judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
+        measured = row["judgement_s"] * row["rate"] * math.prod(row["window"])
+        (fits if own else passes).append(abs(math.log(declared / measured)))
+    assert len(fits) > 30 and len(passes) > 50
+    fits.sort()
+    for share, factor in ((0.5, 1.1), (0.8, 1.2), (1.0, 1.6)):
+        assert fits[math.ceil(share * len(fits)) - 1] < math.log(factor), (share, fits)
+    assert max(passes) < math.log(2.2), passes
+
+
 @pytest.mark.parametrize(("near", "slices"), [(False, 1), (True, 1), (False, 3)])
 @pytest.mark.parametrize("engine", ["rpie", "adam", "lsqml"])
 def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
+    def priced(*own: str, waves: int = 1, lit: bool = False) -> Price:
+        return Price(engine, near, slices, waves, frozenset(own), lit)
+
     def pixels(*own: str, waves: int = 1, lit: bool = False) -> float:
-        return Price(engine, near, slices, waves, frozenset(own), lit).pixels(SIZE)
+        return priced(*own, waves=waves, lit=lit).pixels(SIZE)
 
     plain = pixels()
     for own in ("positions", "intensity", "opr"):
         assert pixels(own) > plain
-        assert judging(pixels(own), frozenset({own}), 0.2) > judging(pixels(own), frozenset(), 0.2) > 0
+        assert judging(priced(own), frozenset({own}), 1e5) > judging(priced(own), frozenset(), 1e5) > 0
+        assert judging(priced(own, waves=2), frozenset({own}), 1e5) > judging(priced(own), frozenset({own}), 1e5)
     assert pixels(lit=True) > plain and pixels(waves=2) > plain
     assert plain >= Price(engine).pixels(SIZE) >= Price().pixels(SIZE)
     larger = Size(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)

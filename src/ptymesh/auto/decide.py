@@ -20,7 +20,7 @@ from typing import Any
 
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.optics import settled
-from ptymesh.auto.race import Arena, Budget, OverBudget, Stop, Track, better
+from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, better
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
@@ -64,6 +64,31 @@ ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
 LSQML: dict[str, Any] = {"engine": "lsqml"}
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where a hypothesis has led, and where the same engine comes without it: some fall faster by themselves."""
+
+    about: Hypothesis
+    tried: Track
+    base: Track
+
+    @property
+    def gain(self) -> float:
+        """Share of the residual that is gone with it."""
+        return _gain(self.tried, self.base)
+
+    def surely_above(self, other: Answer) -> bool:
+        """Whether it gains more than another one does over its own base, by two standard errors."""
+        if (
+            self.tried.judged is None
+            or other.tried.judged is None
+            or self.base.judged is None
+            or other.base.judged is None
+        ):
+            return self.gain > other.gain
+        return self.tried.judged.gains_more(self.base.judged, other.tried.judged, other.base.judged) > SURE
 
 
 @dataclass
@@ -242,7 +267,7 @@ class _Interview:
         self.opening = first.engine
         self.note(
             "stages",
-            f"{OPENING} epochs of rPIE, batches of {plain['batch']} views, end at {_number(first)} on held-out views; "
+            f"{OPENING} epochs of rPIE, batches of {plain['batch']} views, end at {first.said} on held-out views; "
             "every residual here is of views or pixels that no update has seen.",
         )
         return first
@@ -266,42 +291,46 @@ class _Interview:
     def _round(
         self, arena: Arena, track: Track, plain: Track, all_: Hypotheses, asked: set[str]
     ) -> tuple[Track | None, set[str]]:
-        """All hypotheses from the same estimate; the one that comes furthest is kept. `plain`: without any of them.
+        """All hypotheses from the same estimate; of those that gain most beside the same without them, as far as can be
+        told, the one that costs least is kept. `plain`: without any of them.
 
         Further modes make sense of positions that are wrong, too, and are asked about when these are not. A background
         is asked about however much further modes help: these make sense of it as well, but never quite.
         Returns the track that is kept, and the names of those that gained nothing.
         """
         bases, falls = {str(track.engine): plain}, _gain(plain, track)
-        found: list[tuple[Hypothesis, Track]] = []
+        found: list[Answer] = []
         useless, spent = set(), False
         for one in all_.of(track):
-            own_first = any(other.name in OWN_FIRST for other, _ in found)
+            own_first = any(other.about.name in OWN_FIRST for other in found)
             if one.name not in asked or (own_first and one.name not in OWN_FIRST):
                 continue
             try:
-                tried, enough, gain = self._tried(arena, track, one, all_, bases, falls)
+                answer, enough = self._tried(arena, track, one, all_, bases, falls)
             except OverBudget:
                 spent = True
                 break
             if enough:
-                found.append((one, tried))
-            elif gain <= 0:
+                found.append(answer)
+            elif answer.gain <= 0:
                 useless.add(one.name)
         if not found:
             if spent:
                 raise OverBudget
             return None, useless
-        best, tried = min(found, key=lambda each: each[1].value)
-        self.kept.append(best.name)
+        most = max(found, key=lambda each: each.gain)
+        alike = [each for each in found if each is most or not most.surely_above(each)]
+        kept = min(alike, key=lambda each: arena.cost(each.tried, ANSWER))
+        self.kept.append(kept.about.name)
         if len(found) > 1:
-            self.note(best.key, f"{best.what} comes furthest and is kept; the others are asked about again.")
-        return tried, useless
+            how = "gains most" if kept is most else "gains as much as any, at the least cost,"
+            self.note(kept.about.key, f"{kept.about.what} {how} and is kept; the others are asked about again.")
+        return kept.tried, useless
 
     def _tried(
         self, arena: Arena, track: Track, one: Hypothesis, all_: Hypotheses, bases: dict[str, Track], falls: float
-    ) -> tuple[Track, bool, float]:
-        """Where a hypothesis leads, whether that is enough, and the share of the residual that it gains."""
+    ) -> tuple[Answer, bool]:
+        """Where a hypothesis leads, and whether that is enough."""
         engine = str(one.without.engine)
         if engine not in bases:
             bases[engine] = arena.run(one.without, ANSWER, QUESTIONS)
@@ -312,10 +341,10 @@ class _Interview:
             gain = _gain(tried, base)
         enough = better(tried, base, max(GAINS[one.name], falls / 2))
         how = "helps" if enough else "is worse" if gain < -HARM else "is no clear gain"
-        self.note(one.key, f"{one.what}: {_number(tried)}, without {_number(base)}, which {how}.")
+        self.note(one.key, f"{one.what}: {tried.said}, without {base.said}, which {how}.")
         if one.name == "modes" and not enough:
             all_.refused_modes.add(one.track.modes)
-        return tried, enough, gain
+        return Answer(one, tried, base), enough
 
     def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
         """The track from which questions are asked, and the same without a change: while the residual falls fast,
@@ -342,7 +371,7 @@ class _Interview:
             return self._unasked("Whether the beam changes its shape", track)
         enough = better(tried, without, OPR_GAIN)
         how = "helps" if enough else "is no clear gain"
-        self.note("probe.opr_modes", f"2 OPR modes: {_number(tried)}, without {_number(without)}, which {how}.")
+        self.note("probe.opr_modes", f"2 OPR modes: {tried.said}, without {without.said}, which {how}.")
         return tried if enough else without
 
     def _again(self, arena: Arena, track: Track) -> Track:
@@ -358,7 +387,7 @@ class _Interview:
                 return self._unasked("Whether all of that is needed", track)
             needed = better(kept, without, GAINS[name] / 2)
             how = "is needed" if needed else "is not needed, and left out"
-            self.note("stages", f"Of what was kept, {NAMED[name]} {how}: {_number(kept)}, without {_number(without)}.")
+            self.note("stages", f"Of what was kept, {NAMED[name]} {how}: {kept.said}, without {without.said}.")
             track = kept if needed else without
             if not needed:
                 self.kept = [other for other in self.kept if other != name]
@@ -393,7 +422,7 @@ class _Interview:
         best, name = min(run, key=lambda one: one[0].value)
         if not better(best, run[0][0], STILL):  # what is as good is not worth a change, least of all a slower rate
             best, name = run[0]
-        self.note("stages", f"{name} goes on best: {', '.join(f'{n} {_number(t)}' for t, n in run)}.")
+        self.note("stages", f"{name} goes on best: {', '.join(f'{n} {t.said}' for t, n in run)}.")
         return best
 
     def _unasked(self, what: str, track: Any = None) -> Any:
@@ -421,13 +450,13 @@ class _Interview:
                 if now.value >= best.value * (1 - STILL):
                     if now.value < best.value:
                         best, epochs = now, done
-                    self.note("stages", f"After {done} epochs the residual, {_number(now)}, falls no longer.")
+                    self.note("stages", f"After {done} epochs the residual, {now.said}, falls no longer.")
                     break
                 best, epochs = now, done
             else:
-                self.note("stages", f"After {epochs} epochs the residual is {_number(best)}, and may fall further.")
+                self.note("stages", f"After {epochs} epochs the residual is {best.said}, and may fall further.")
         except OverBudget:
-            self.note("stages", f"After {epochs} epochs ({_number(best)}) no sweeps are left for more.")
+            self.note("stages", f"After {epochs} epochs ({best.said}) no sweeps are left for more.")
         if epochs:
             stages.append({**track.stage, "epochs": epochs})
         return stages
@@ -438,7 +467,3 @@ def _gain(new: Track, old: Track) -> float:
     if new.judged is None or old.judged is None:
         return -math.inf if new.judged is None else math.inf
     return new.judged.gain_over(old.judged)[0]
-
-
-def _number(track: Track) -> str:
-    return "diverged" if track.judged is None else f"{track.value:.5f}"

@@ -20,6 +20,7 @@ import torch
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
 from ptymesh.problem import Problem, ViewLoader
+from ptymesh.run.price import Price
 from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
@@ -29,8 +30,6 @@ SQUARE = 8
 STEPS, GAIN, LIMIT_PX = 12, 4.0, 0.5
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
-#: A step of a fit, over an epoch of the views that it is fitted to.
-FIT = 0.55
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,15 @@ class Judged:
         mean = float(difference.sum())
         return mean / total, mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
 
+    def gains_more(self, base: Judged, other: Judged, its_base: Judged) -> float:
+        """By which share of its base's residual this one gains more over its base than another one over its own, in
+        standard errors."""
+        shares = [(old.misfit - new.misfit) / float(old.misfit.sum()) for new, old in ((self, base), (other, its_base))]
+        more = shares[0] - shares[1]
+        spread = float(more.std(ddof=1)) * math.sqrt(len(more)) if len(more) > 1 else 0.0
+        mean = float(more.sum())
+        return mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+
 
 def own_unknowns(recipe: Recipe) -> frozenset[str]:
     """Of positions, intensity and opr, what a recipe refines for each view."""
@@ -65,10 +73,10 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
     return frozenset(found)
 
 
-def judging(epoch: float, own: frozenset[str], share: float) -> float:
-    """What it costs to judge a share of all views, where an epoch costs so much: a pass, or the fits of what a view has
-    for itself on either half of the pixels."""
-    return share * epoch * FIT * (2 * STEPS if own else 1)
+def judging(price: Price, own: frozenset[str], pixels: float) -> float:
+    """What it costs to judge views with so many pixels in all, in pixels of price.py: a pass, or fits of what a view
+    has for itself on either half of them."""
+    return pixels * price.judged(own, 2 * STEPS)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:

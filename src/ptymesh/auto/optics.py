@@ -88,7 +88,7 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
     if not z or not better(track, first, errors=SURE):
         note("probe.start", f"Defoci up to {RADII[-1] * unit:.3g} m on either side were tried, and none helps clearly.")
         return recipe
-    note("probe.start", f"With this defocus the first epochs come to {track.value:.5f}, in focus to {first.value:.5f}.")
+    note("probe.start", f"With this defocus the first epochs come to {track.said}, in focus to {first.said}.")
     return at(z)
 
 
@@ -117,7 +117,7 @@ def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Re
     if factor == 1 or not better(ends[factor], first, errors=SURE):
         note("data.distance_m", "As the file says: others were tried, and none helps clearly.")
         return recipe
-    said = f"{ends[factor].value:.5f}, as told {first.value:.5f}"
+    said = f"{ends[factor].said}, as told {first.said}"
     note("data.distance_m", f"{factor:.3g} times what the file says: {said}.")
     return at(factor)
 

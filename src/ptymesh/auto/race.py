@@ -94,6 +94,14 @@ class Track:
         """Residual of the held-out views; infinite where it diverged."""
         return math.inf if self.judged is None else self.judged.residual
 
+    @property
+    def said(self) -> str:
+        """The residual in words, to four digits."""
+        if self.judged is None:
+            return "diverged"
+        digits = 3 - math.floor(math.log10(self.value)) if 0 < self.value < 1 else 3
+        return f"{self.value:.{digits}f}"
+
     def using(self, engine: dict[str, Any]) -> Track:
         """The same track with another engine."""
         return replace(self, engine=engine)
@@ -147,9 +155,9 @@ class Arena:
         near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
         price = price_of(engine, near, slices, track.modes, len(estimate.opr))
         batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
-        epoch = price.pixels(Size(self.views, h * w, batches, pixels, pixels)) / work(self.scan)
-        held = len(self.held) / self.views
-        return self.share * (epochs * epoch + judging(epoch, track.own, held))
+        epoch = price.pixels(Size(self.views, h * w, batches, pixels, pixels))
+        judged = judging(price, track.own, len(self.held) * h * w)
+        return self.share * (epochs * epoch + judged) / work(self.scan)
 
     @staticmethod
     def _engine(track: Track, epochs: int) -> Engine:

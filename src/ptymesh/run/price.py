@@ -59,6 +59,23 @@ PLAIN_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
 
 
 @dataclass(frozen=True)
+class Fits:
+    """A step of the fits of what a held-out view has for itself (judging.py), of a pixel of it: whatever is fitted, and
+    for each wave; for each wave of a position, an intensity, OPR modes."""
+
+    alone: float
+    wave: float
+    positions: float
+    intensity: float
+    opr: float
+
+
+#: With the kernels, and for each of several slices; in the near field so many times as much. A pass that fits nothing.
+FITS, SLICE_FITS, NEAR_FITS = Fits(0.4, 0.8, 0.8, 0.4, 1.8), Fits(2.0, 1.5, 1.8, 0.5, 0.5), 1.45
+PASS, PASS_WAVE, PASS_SLICE = 0.4, 0.6, 0.3
+
+
+@dataclass(frozen=True)
 class Size:
     """Of an epoch: views, pixels of a window, batches, pixels of the object in a batch's step, and of all of it."""
 
@@ -103,6 +120,15 @@ class Price:
         batch = plainly.batch + ASKED * (len(self.own & {"positions", "intensity"}) + self.lit)
         step, epoch = plainly.step * self.slices, plainly.epoch * self.slices
         return replace(plainly, view=view, batch=batch, step=step, epoch=epoch)
+
+    def judged(self, own: frozenset[str], steps: int) -> float:
+        """Of a pixel of a view that is judged: so many steps of fits of what it has for itself, or a pass."""
+        if not own:
+            return (PASS + PASS_WAVE * self.waves) * (1 + PASS_SLICE * (self.slices - 1))
+        fits = SLICE_FITS if self.slices > 1 else FITS
+        wave = fits.wave + fits.positions * ("positions" in own)
+        wave += fits.opr if "opr" in own else fits.intensity if "intensity" in own else 0.0
+        return steps * (fits.alone + wave * self.waves) * self.slices * (NEAR_FITS if self.near else 1)
 
     def pixels(self, size: Size, threads: int = 1, batch: float = BATCH) -> float:
         """Of an epoch; batch: of one of rPIE, whatever its size. So many threads share views and steps."""
