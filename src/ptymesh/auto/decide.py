@@ -419,11 +419,13 @@ class _Interview:
         if len(ways) == 1:
             return track
         run = [(arena.run(way, ANSWER, ENGINE), name) for way, name in ways]
-        best, name = min(run, key=lambda one: one[0].value)
-        if not better(best, run[0][0], STILL):  # what is as good is not worth a change, least of all a slower rate
-            best, name = run[0]
-        self.note("stages", f"{name} goes on best: {', '.join(f'{n} {t.said}' for t, n in run)}.")
-        return best
+        best, _ = min(run, key=lambda one: one[0].value)
+        alike = [one for one in run if not better(best, one[0], STILL)]
+        # what is as good is not worth an epoch that costs more, nor a change, least of all a slower rate
+        kept, name = min(alike, key=lambda one: arena.cost(one[0], ANSWER))
+        how = "goes on best" if kept is best else "goes on as well as any, at the least cost"
+        self.note("stages", f"{name} {how}: {', '.join(f'{n} {t.said}' for t, n in run)}.")
+        return kept
 
     def _unasked(self, what: str, track: Any = None) -> Any:
         self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
