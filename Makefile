@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 # Tests start many processes; without its cache Python would compile ptymesh's two hundred modules in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
+.PHONY: help setup kernels demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
@@ -65,12 +65,16 @@ types: setup
 contract: setup
 	$(BIN)/lint-imports
 
+# Compiled before the tests, as that may take longer than a test may: minutes, and more where workers share the cores.
+kernels: setup
+	$(BIN)/python -m ptymesh warm
+
 # three workers for two cores: most tests use one thread, and some wait
-pytest: setup
+pytest: kernels
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # What would keep `make test` too long: more seeds, moments, and numbers of ranks.
-long: setup
+long: kernels
 	$(BIN)/python -m pytest -m long -n 3 --dist worksteal
 
 # With the newest versions of what ptymesh needs, and with the oldest that pyproject.toml allows: minutes, and a network.
