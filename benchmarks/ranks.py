@@ -40,10 +40,14 @@ def measured(given: argparse.Namespace, engine: str, batch: int, layout: str, mo
 def summary(found: dict[str, Any]) -> dict[str, Any]:
     """Of what `ptymesh scaling` has written."""
     seconds: dict[str, list[float]] = {}
+    expected: dict[str, list[float]] = {}
     for trial in found["trials"]:
         name = f"{trial['threads']} threads" if trial["kind"] == "threads" else f"{trial['ranks']} ranks"
         seconds.setdefault(name, []).append(round(statistics.median(trial["epoch_s"][1:]), PLACES))
-    return {"seconds": seconds, "same_bits": found["same_bits"]} | {
+        if trial["expected_s"] is not None:
+            expected.setdefault(name, []).append(trial["expected_s"] / seconds[name][-1])
+    told = {name: round(statistics.median(ratio), 3) for name, ratio in expected.items()}
+    return {"seconds": seconds, "same_bits": found["same_bits"], "expected": told} | {
         name: ratios(own, seconds) for name, own in seconds.items() if name.endswith("ranks") and name != "1 ranks"
     }
 

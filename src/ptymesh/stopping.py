@@ -5,8 +5,10 @@
     over         the process is about to end with a status of its own, which must not change any more
 
 A signal finds the main thread anywhere, also in C: importing a library, joining other ranks, reading. Python then calls
-no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. Nothing here does
-anything in a process that has not called `watch`, which is the command line's. No heavy imports: `watch` comes first.
+no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. Of signals that come
+while the main thread is in C, it calls the handler once: that a second Ctrl-C came, only the pipe can tell. Nothing
+here does anything in a process that has not called `watch`, which is the command line's. No heavy imports: `watch`
+comes first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -27,6 +30,8 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SI
 
 #: Seconds that what is to be tidied up may take.
 TIDY_S = 3.0
+#: Seconds after a second Ctrl-C at which the main thread is woken, and at which nobody waits for it any more.
+WAKE_S, PATIENCE_S = 0.5, 5.0
 
 #: Set by the launcher: what its ranks say until they know better.
 SAYING = "PTYMESH_STOPPED_SAYING"
@@ -35,7 +40,8 @@ BEFORE = "Stopped before the run had begun; start it again."
 SINCE = "Stopped; `ptymesh resume` goes on from the last checkpoint, if there is one."
 
 _lock = threading.RLock()
-_watching = _requested = _at_once = False
+_watching = _requested = _at_once = _interruptible = False
+_interrupts = 0
 _sentence, _since, _status, _speaks = BEFORE, SINCE, Interrupted.exit_status, True
 _tidying: list[Callable[[], Any]] = []
 
@@ -87,6 +93,21 @@ def held() -> None:
     """A signal from here on is for the run to act on."""
     if _at_once:
         _change(False, _since)
+
+
+def interruptible(now: bool) -> None:
+    """Whether a second Ctrl-C, while a run is held, is to interrupt it: its handler raises KeyboardInterrupt then.
+
+    Where that does not happen within seconds, as the main thread is in C and waits there, the process leaves.
+    """
+    global _interruptible
+    with _lock:
+        _interruptible = now
+
+
+def asked_twice() -> bool:
+    """Whether Ctrl-C has come twice since `watch`, as far as is known."""
+    return _interrupts > 1
 
 
 def over() -> None:
@@ -162,14 +183,30 @@ def _change(now: bool, said: str, status: int = Interrupted.exit_status) -> None
 
 
 def _listen(pipe: int) -> None:
-    global _requested
+    global _requested, _interrupts
     while numbers := os.read(pipe, 64):
         if not any(number in SIGNALS for number in numbers):
             continue
         with _lock:
-            _requested = True
+            before, _requested = _interrupts, True
+            _interrupts += numbers.count(signal.SIGINT)
             if _at_once:
                 leave(_sentence, _status)
+        if before < 2 <= _interrupts:
+            threading.Thread(target=_insist, name="ptymesh-insists", daemon=True).start()
+
+
+def _insist() -> None:
+    """After a second Ctrl-C: wakes the main thread, in case that it slept through one; in the end, leaves without."""
+    time.sleep(WAKE_S)
+    if not _interruptible:
+        return
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    time.sleep(PATIENCE_S - WAKE_S)
+    with _lock:
+        if _interruptible:
+            leave(_sentence, _status)
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
@@ -178,10 +215,11 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 def _forget() -> None:
     """In a fork, which shares the pipe: signals are as if nobody had asked for them."""
-    global _watching, _at_once, _requested
+    global _watching, _at_once, _requested, _interruptible, _interrupts
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) is _noted:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    _watching = _at_once = _requested = False
+    _watching = _at_once = _requested = _interruptible = False
+    _interrupts = 0
     _tidying.clear()

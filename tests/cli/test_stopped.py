@@ -241,6 +241,39 @@ def test_asked_twice_it_stops_at_once(folder: Path, undisturbed: Mapping[int, Re
     assert_undisturbed(folder / "out", undisturbed[1])
 
 
+#: Of `SLOW`: what its first batch does instead of sleeping, and how often it is asked to stop then; what it says.
+HANGS = {
+    "in C, where no signal is looked at": (
+        "import ctypes; lock = ctypes.CDLL(None).pthread_mutex_lock; m = bytearray(64); "
+        "m = (ctypes.c_char * 64).from_buffer(m); lock(m); lock(m)",
+        2,
+        "ptymesh: Stopped; `ptymesh resume out` goes on from the last checkpoint, if there is one.\n",
+    ),
+    "asleep, and another Ctrl-C before was lost to the main thread": (
+        "stopping._interrupts = 1; time.sleep(600)",
+        1,
+        "ptymesh: Stopped at once; `ptymesh resume out` goes on from the last checkpoint, if there is one.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_asked_twice_it_stops_even_if_the_main_thread_hears_nothing_of_it(folder: Path, how: str) -> None:
+    hangs, times, said = HANGS[how]
+    slow = SLOW.replace("\nRPIE.step = step\n", SECOND).replace("time.sleep(600)", hangs)
+    (folder / "slow.py").write_text(slow)
+    (folder / "temporary").mkdir()
+    process = python(["slow.py"], folder, {**os.environ, "RANK": "0"})
+    until((folder / "marker0").exists, process)
+    for _ in range(times):
+        time.sleep(1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert finish(process) == (75, said)
+    assert time.monotonic() - began < 60, "of which 5 on an idle machine"
+
+
 @pytest.mark.parametrize("told", [0, 1])
 def test_told_to_stop_while_it_waits_for_others_to_come(folder: Path, told: int) -> None:
     """Two of three ranks have come; nobody has started them but we."""

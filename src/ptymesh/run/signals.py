@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from ptymesh.stopping import SIGNALS
+from ptymesh import stopping
 
 
 class StopSignal:
@@ -23,19 +23,23 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in stopping.SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
+            stopping.interruptible(signal.SIGINT in self._previous)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._previous:
+            stopping.interruptible(False)
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if number == signal.SIGINT and (self.requested or stopping.asked_twice()):
+            stopping.interruptible(False)  # it is, now
             raise KeyboardInterrupt
         self.requested = True
