@@ -106,6 +106,8 @@ def test_a_residual_below_the_floor_and_held_out_views_above_it() -> None:
 def test_the_end_of_a_run_is_three_lines_at_most() -> None:
     few = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.01}), Path("out/result.h5"))
     assert len(few) == 2 and "5 times the noise floor; `ptymesh diagnose out/result.h5`" in few[1]
+    far = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.0003}), Path("r.h5"))
+    assert "is 167 times the noise floor" in far[1]
     y, x = np.mgrid[:96, :96] - 40.5
     more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None]), Path("r.h5"))
     assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: object:")

@@ -5,16 +5,17 @@ comes first. A background and further modes look like each other, and start side
 same estimate with and without the change, for as many epochs.
 
 What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
-optics may take OPTICS, questions then go on until QUESTIONS and the one about the engine until ENGINE, so that it is
-asked however long the others took; the search for the number of epochs goes up to LENGTH, and the rest is for the run
-itself.
+optics may take OPTICS, questions about what to add then go on until ROUNDS, those whether all of that is needed until QUESTIONS and the one
+about the engine until ENGINE, so that these are asked however long the others took; the search for the number of epochs
+goes up to LENGTH, and the rest is for the run itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ptymesh.run.recipe import Recipe, engine_of
 #: Work (price.py) where nobody says, some 45 s on two cores; between so many sweeps.
 WORK, FEWEST, MOST = 8.4e9, 400, 2000
 #: Shares of the sweeps.
-OPTICS, QUESTIONS, ENGINE, LENGTH = 0.2, 0.4, 0.47, 0.9
+OPTICS, ROUNDS, QUESTIONS, ENGINE, LENGTH = 0.2, 0.35, 0.4, 0.47, 0.9
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
@@ -43,6 +44,8 @@ OPENING, ANSWER = 12, 8
 SETTLED = 0.15
 #: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
 STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
+#: Engines that go on nearly as well, to this share, are held against each other from the start, for so many epochs.
+CLOSE, RACE = 0.01, 40
 #: What raises the residual by more than this share has done harm.
 HARM = 0.005
 #: What is asked before all else.
@@ -206,13 +209,15 @@ class _Interview:
         track = self._opening(arena)
         if self.recipe.probe.modes is not None:
             self.note("probe.modes", f"{self.recipe.probe.modes}, as the recipe says.")
-        for question in (self._rounds, self._opr, self._again, self._engine):
+        for question in (self._rounds, self._opr, self._again):
             track = question(arena, track)
+        tracks = self._engines(arena, track)
+        track = next(iter(tracks.values()))
         arena.close()
         probe = self.recipe.probe.model_copy(update={"modes": track.modes, "opr_modes": len(track.estimate.opr)})
         self.recipe = self.recipe.model_copy(update={"probe": probe})
         arena = self._arena(self.scan)
-        stages = self._length(arena, track)
+        stages = self._length(arena, tracks)
         arena.close()
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Found(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
@@ -333,11 +338,11 @@ class _Interview:
         """Where a hypothesis leads, and whether that is enough."""
         engine = str(one.without.engine)
         if engine not in bases:
-            bases[engine] = arena.run(one.without, ANSWER, QUESTIONS)
-        base, tried = bases[engine], arena.run(one.track, ANSWER, QUESTIONS)
+            bases[engine] = arena.run(one.without, ANSWER, ROUNDS)
+        base, tried = bases[engine], arena.run(one.track, ANSWER, ROUNDS)
         gain = _gain(tried, base)
         if one.name == "background" and gain < -HARM:
-            tried = arena.run(all_.lit(track, BACKGROUND[1]), ANSWER, QUESTIONS)
+            tried = arena.run(all_.lit(track, BACKGROUND[1]), ANSWER, ROUNDS)
             gain = _gain(tried, base)
         enough = better(tried, base, max(GAINS[one.name], falls / 2))
         how = "helps" if enough else "is worse" if gain < -HARM else "is no clear gain"
@@ -349,11 +354,11 @@ class _Interview:
     def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
         """The track from which questions are asked, and the same without a change: while the residual falls fast,
         anything seems to help. Raises OverBudget."""
-        base = arena.run(track, ANSWER, QUESTIONS)
+        base = arena.run(track, ANSWER, ROUNDS)
         for _ in range(PATIENCE):
             if _gain(base, track) < SETTLED:
                 break
-            track, base = base, arena.run(base, ANSWER, QUESTIONS)
+            track, base = base, arena.run(base, ANSWER, ROUNDS)
         return track, base
 
     def _hypotheses(self, arena: Arena) -> Hypotheses:
@@ -405,8 +410,8 @@ class _Interview:
                 break
         return track
 
-    def _engine(self, arena: Arena, track: Track) -> Track:
-        """Which engine goes on best?"""
+    def _engines(self, arena: Arena, track: Track) -> dict[str, Track]:
+        """Which engine goes on best, and what comes close to it? By their names, the best first."""
         name = str(track.engine["engine"])
         ways = [(track, name)]
         if name == "adam":
@@ -417,7 +422,7 @@ class _Interview:
         while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, ANSWER) for way, _ in ways), ENGINE):
             self._unasked(f"Whether {ways.pop()[1]} goes on better")
         if len(ways) == 1:
-            return track
+            return {name: track}
         run = [(arena.run(way, ANSWER, ENGINE), name) for way, name in ways]
         best, _ = min(run, key=lambda one: one[0].value)
         alike = [one for one in run if not better(best, one[0], STILL)]
@@ -425,7 +430,9 @@ class _Interview:
         kept, name = min(alike, key=lambda one: arena.cost(one[0], ANSWER))
         how = "goes on best" if kept is best else "goes on as well as any, at the least cost"
         self.note("stages", f"{name} {how}: {', '.join(f'{n} {t.said}' for t, n in run)}.")
-        return kept
+        others = sorted((one for one in run if one[0] is not kept), key=lambda one: one[0].value)
+        close = {name: one for one, name in others[:1] if one.value <= best.value * (1 + CLOSE)}
+        return {name: kept, **close}
 
     def _unasked(self, what: str, track: Any = None) -> Any:
         self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
@@ -437,17 +444,14 @@ class _Interview:
 
     # --- how long ---
 
-    def _length(self, arena: Arena, track: Track) -> list[dict[str, Any]]:
+    def _length(self, arena: Arena, tracks: dict[str, Track]) -> list[dict[str, Any]]:
         """The stages from the start, as long as the held-out residual falls."""
-        begun = arena.start(self.opening)
-        begun = arena.run(begun, OPENING, until=math.inf)
+        begun = arena.run(arena.start(self.opening), OPENING, until=math.inf)
+        track, course = self._course(arena, begun, tracks)
         stages = [{**begun.stage, "epochs": OPENING}]
-        best, epochs = begun, 0
-        going = begun.using(track.engine).sharing(track.shared)
-        going.own = track.own
+        best, epochs, done = begun, 0, 0
         try:
-            done = 0
-            for now in arena.follow(going, MOST_EPOCHS, STRIDE, LENGTH):
+            for now in course:
                 done += STRIDE
                 if now.value >= best.value * (1 - STILL):
                     if now.value < best.value:
@@ -462,6 +466,21 @@ class _Interview:
         if epochs:
             stages.append({**track.stage, "epochs": epochs})
         return stages
+
+    def _course(self, arena: Arena, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
+        """The track that comes further from the start, and how it goes on from there, every STRIDE epochs.
+
+        What goes on best from an estimate that several engines have made is not always what comes there by itself.
+        """
+        ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in tracks.values()]
+        courses = [arena.follow(way, MOST_EPOCHS, STRIDE, LENGTH) for way in ways]
+        if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways), LENGTH):
+            return ways[0], courses[0]
+        run = [list(islice(course, RACE // STRIDE)) for course in courses]
+        first = min(range(len(run)), key=lambda one: run[one][-1].value)
+        said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
+        self.note("stages", f"{RACE} epochs from the start: {said}.")
+        return ways[first], chain(run[first], courses[first])
 
 
 def _gain(new: Track, old: Track) -> float:

@@ -70,11 +70,16 @@ class Report:
     def _beside(self) -> str:
         if self.times is None:
             return "; the noise floor is not known, as the patterns are no counts" if self.views else ""
-        return f", {self.times:.2g} times the noise floor {self.noise_floor:.4g}"
+        return f", {_factor(self.times)} times the noise floor {self.noise_floor:.4g}"
 
     def _poor(self) -> str:
         poor = self.times is not None and self.times > NEAR
         return ", though the residual is above the noise floor" if poor else ""
+
+
+def _factor(times: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{times:.2g}" if times < 99.5 else f"{times:.0f}"
 
 
 def report(result: Result, scan: Measurement | None = None) -> Report:
@@ -113,6 +118,6 @@ def last_words(result: Result, path: Path, scan: Callable[[], Measurement] | Non
         said += [str(found.findings[0]), f"What would help: {found.findings[0].recipe}"]
     elif found.times is not None and found.times > NEAR:
         said.append(
-            f"The residual is {found.times:.2g} times the noise floor; `ptymesh diagnose {path}` looks for the cause."
+            f"The residual is {_factor(found.times)} times the noise floor; `ptymesh diagnose {path}` looks for the cause."
         )
     return said
