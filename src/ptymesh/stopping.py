@@ -5,10 +5,10 @@
     over         the process is about to end with a status of its own, which must not change any more
 
 A signal finds the main thread anywhere, also in C: importing a library, joining other ranks, reading. Python then calls
-no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. Of signals that come
-while the main thread is in C, it calls the handler once: that a second Ctrl-C came, only the pipe can tell. Nothing
-here does anything in a process that has not called `watch`, which is the command line's. No heavy imports: `watch`
-comes first.
+no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. For signals that
+come while the main thread is in C, it calls the handler once: that a second Ctrl-C came, only the pipe can tell.
+Nothing here does anything in a process that has not called `watch`, which is the command line's. No heavy imports:
+`watch` comes first.
 """
 
 from __future__ import annotations

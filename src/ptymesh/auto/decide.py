@@ -5,9 +5,9 @@ comes first. A background and further modes look like each other, and start side
 same estimate with and without the change, for as many epochs.
 
 What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
-optics may take OPTICS, questions about what to add then go on until ROUNDS, those whether all of that is needed until QUESTIONS and the one
-about the engine until ENGINE, so that these are asked however long the others took; the search for the number of epochs
-goes up to LENGTH, and the rest is for the run itself.
+optics may take OPTICS, questions about what to add then go on until ROUNDS, those whether all of that is needed until
+QUESTIONS and the one about the engine until ENGINE, so that these are asked however long the others took; the search
+for the number of epochs goes up to LENGTH, and the rest is for the run itself.
 """
 
 from __future__ import annotations

@@ -117,7 +117,6 @@ def last_words(result: Result, path: Path, scan: Callable[[], Measurement] | Non
     if found.findings:
         said += [str(found.findings[0]), f"What would help: {found.findings[0].recipe}"]
     elif found.times is not None and found.times > NEAR:
-        said.append(
-            f"The residual is {_factor(found.times)} times the noise floor; `ptymesh diagnose {path}` looks for the cause."
-        )
+        times = f"{_factor(found.times)} times the noise floor"
+        said.append(f"The residual is {times}; `ptymesh diagnose {path}` looks for the cause.")
     return said
