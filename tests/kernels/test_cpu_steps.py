@@ -49,12 +49,13 @@ def test_what_views_ask_for_otherwise(subpixel: str, propagation: str) -> None:
 @pytest.mark.parametrize("window", DEEP)
 @pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
+@pytest.mark.parametrize("slices", [1, 2])
 def test_what_views_ask_of_the_parts_of_their_beams(
-    dtype: torch.dtype, window: tuple[int, int], propagation: str, subpixel: str
+    dtype: torch.dtype, window: tuple[int, int], propagation: str, subpixel: str, slices: int
 ) -> None:
     """And of positions, where beams have OPR modes."""
     for modes, opr in ((3, 2), (1, 1)) if dtype == torch.complex128 else ((3, 2),):
-        case = Case(dtype, window, modes, subpixel, propagation=propagation, opr=opr)
+        case = Case(dtype, window, modes, subpixel, propagation=propagation, opr=opr, slices=slices)
         assert case.fused.supports(case.model, case.chunk, "steps")
         compare_asked(case)
         if subpixel == "fourier":

@@ -69,10 +69,8 @@ class CpuBackend(CpuPaths):
         if wanted == "there_and_back":
             return self._far(model, window)
         at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
-        if wanted == "sweep":
+        if wanted in ("sweep", "steps"):
             return at_once
-        if wanted == "steps":  # of the parts of a beam, behind a single slice
-            return at_once and not (sliced and varies(chunk))
         if wanted == "systems":
             shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
             return at_once if sliced else shifted

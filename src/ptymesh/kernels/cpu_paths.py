@@ -268,9 +268,12 @@ class CpuPaths(CpuSums):
         if shifts_probe(model, chunk):
             self._moved_powers(model, chunk, intermediates, powers[:0], powers)
         else:
-            windows, parts = intermediates.windows[:, :1], [probe, *opr]
-            for k, part in enumerate(parts):
-                powers[:, k] = over_window(power_of(windows) * power_of(part.view(1, -1, *part.shape[-2:])))
+            given = intermediates.whole_object[:1], chunk.anchors, chunk.fractions, intermediates.window
+            light = power_of(model.windows(*given))
+            for k, part in enumerate((probe, *opr)):
+                powers[:, k] = over_window(light * power_of(part.view(1, -1, *part.shape[-2:])))
+        if model.slice_kernel is not None:
+            powers *= let_through(*asked[:, -2:].unbind(1))[:, None]
         return (_parts_asked(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.real)
 
     def _expected(
