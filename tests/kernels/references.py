@@ -202,7 +202,7 @@ def compare_sweeps(case: Case, task: str, **changes: object) -> None:
         sums, got, seen, other = swept(case, fused, replace(chunk, sweep={}), task, keep)
         for column in range(found.shape[1]):
             case.close(seen[:, column], found[:, column])
-        names = ("object", "object_weight", "probe", "probe_weight")
+        names = ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ()))
         for name in names:
             case.close(found_in(sums, name), found_in(wanted, name))
         same_reach(sums, wanted, names)

@@ -45,6 +45,23 @@ def test_what_views_ask_for_otherwise(subpixel: str, propagation: str) -> None:
             compare_asked(case)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
+@pytest.mark.parametrize("subpixel", ["fourier", "none"])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_what_views_ask_of_the_parts_of_their_beams(
+    dtype: torch.dtype, window: tuple[int, int], propagation: str, subpixel: str, slices: int
+) -> None:
+    """And of positions, where beams have OPR modes."""
+    for modes, opr in ((3, 2), (1, 1)) if dtype == torch.complex128 else ((3, 2),):
+        case = Case(dtype, window, modes, subpixel, propagation=propagation, opr=opr, slices=slices)
+        assert case.fused.supports(case.model, case.chunk, "steps")
+        compare_asked(case)
+        if subpixel == "fourier":
+            compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+
+
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_view_without_light_asks_for_nothing(slices: int) -> None:
     case = Case(torch.complex64, (16, 16), 2, slices=slices)

@@ -33,7 +33,7 @@ def command(
     if not all(found["kernels"].values()):
         found["advice"].append(
             "`ptymesh warm` compiles the kernels for this processor now; otherwise the first run does, which takes it "
-            "up to a minute."
+            "a minute or two."
         )
     if json_:
         import json

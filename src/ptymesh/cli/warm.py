@@ -19,7 +19,7 @@ class Precision(StrEnum):
 def command(
     precision: Annotated[Precision, typer.Option(help="Of the runs to come.")] = Precision.BOTH,
 ) -> None:
-    """Compile the kernels for this machine's processor, which otherwise takes the first run up to a minute.
+    """Compile the kernels for this machine's processor, which otherwise takes the first run a minute or two.
 
     Do it once, after each installation, on a machine of the kind that runs are for. Kernels of GPUs are compiled by
     their first run, in seconds.

@@ -434,8 +434,14 @@ def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, twidd
 @inlined
 def panel_in(waves: Any, place: int, h: int, w: int, start: int, plane: Any) -> None:
     """Columns from `start` on of a complex wave at a place, to theirs in a plane."""
+    columns_of(waves, place, h, w, start, plane, TWO * h * start)
+
+
+@inlined
+def columns_of(waves: Any, place: int, h: int, w: int, start: int, plane: Any, at: int) -> None:
+    """Columns from `start` on of a complex wave at a place, to plane[at] on."""
     for r in range(h):
-        i, o = place + TWO * (w * r + start), TWO * h * start + PAIR * r
+        i, o = place + TWO * (w * r + start), at + PAIR * r
         if start + LANES <= w:
             p, q = load_complex(waves, i)
             store(plane, o, p)

@@ -37,7 +37,16 @@ from ptymesh.kernels.compiled_probes import halves
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import columns_through, rows_transformed
 from ptymesh.kernels.row_panels import BACK, ON, row_panels_of, through_rows, window_in, windows_out
-from ptymesh.kernels.shifts import add_columns, add_plane, add_power, columns_in, factors, ramps, waves_in
+from ptymesh.kernels.shifts import (
+    add_columns,
+    add_plane,
+    add_power,
+    columns_in,
+    factors,
+    ramps,
+    turn_columns,
+    waves_in,
+)
 from ptymesh.kernels.vectors import (
     LANES,
     load,
@@ -47,6 +56,7 @@ from ptymesh.kernels.vectors import (
     total,
     where_at_least,
 )
+from ptymesh.physics.kinds import OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 
 #: Patterns of these dtypes are read as they are, others as floats. One function reads them all: `detector` is large,
 #: and to compile it for each dtype would take a minute.
@@ -233,7 +243,7 @@ def _through_slices(
     ramps_of: Any,
 ) -> None:
     """View j's waves in planes from the probe's spectrum, or the probe, through all slices; their rows transformed."""
-    (obj, n, beams, a), (spectrum, fractions), (slices, between, _, ramped) = intermediates, shift, path
+    (obj, n, beams, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
     (constants, plan, twiddles), (down, across) = tables, ramps_of
     L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
     stride, minus = TWO * U(obj.shape[1]), spread(-one)
@@ -246,9 +256,9 @@ def _through_slices(
         for m in range(M):
             wave, plane, start = TWO * h * w * (j * M + m), plane_of(planes, m, size), l == ZERO
             if start and ramped:
-                columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
+                columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, plane)
             elif start:
-                waves_in(spectrum, m, a[j], h, plane)
+                waves_in(spectrum, m, M, shares[j], a[j], h, spare, plane)
             plain, kept = start and not ramped, keep and ramped and L == ONE
             through_rows(plane, ON, one, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, beams, wave)
             if l + ONE < L:
@@ -302,11 +312,13 @@ def _back_through_slices(
     into: Any,
 ) -> None:
     """Conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
-    (obj, n, _, a), (spectrum, fractions), (slices, between, _, ramped) = intermediates, shift, path
+    (obj, n, _, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
     (constants, plan, twiddles), (down, across) = tables, ramps_of
-    windows, light, sums, lights, shifts, reached, probes, asked = into
+    windows, light, sums, lights, opr_sums, opr_lights, shifts, reached, probes, asked = into
     L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
-    half, light_half = halves(sums, lights, out.shape[2] * out.shape[3])
+    half, light_half, opr_half, opr_light_half = halves(sums, lights, opr_sums, opr_lights, out.shape[2] * out.shape[3])
+    parts_of_beam = max(U(shares.shape[1]), ONE)
+    varies = shares.shape[1] > 0
     if ramped:
         ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
     for k in range(L):
@@ -318,19 +330,32 @@ def _back_through_slices(
             through_rows(plane, BACK, f, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, out, wave)
             if not end:
                 columns_through(plane, between, -one, False, down, across, h, w, spare, plan, twiddles)
-            elif ramped:
+            elif ramped and not varies:
                 add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums[band], half, reached[j])
             else:
-                add_plane(plane, m, shifts, sums[band], half, reached[j])
+                if ramped:
+                    turn_columns(plane, down, across, h, w, spare, plan, twiddles)
+                for i in range(parts_of_beam if m == ZERO else ONE):
+                    first, share = i == ZERO, shares[j, i] if varies else one
+                    kind, which, behind = (PROBE, m, half) if first else (OPR, i - ONE, opr_half)
+                    add_plane(
+                        plane, share, kind, which, shifts, (sums if first else opr_sums)[band], behind, reached[j]
+                    )
             if end and len(asked) > 0:
-                add_asked(plane, m, ramped, down, across, h, w, probes, asked[j])
+                for i in range(parts_of_beam if m == ZERO else ONE):
+                    which = m if i == ZERO else M + i - ONE
+                    add_asked(plane, which, ramped and not varies, down, across, h, w, probes, asked[j], THREE * i)
         pixel = h * w * (j * L + l)
         windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
-    add_power(obj, U(n[j, 0]), U(n[j, 1]), a[j], shifts, h, w, lights[band], light_half, reached[j])
+    for i in range(parts_of_beam):
+        first, share = i == ZERO, shares[j, i] if varies else a[j]
+        kind, which, behind = (PROBE_WEIGHT, ZERO, light_half) if first else (OPR_WEIGHT, i - ONE, opr_light_half)
+        into_light = (lights if first else opr_lights)[band]
+        add_power(obj, U(n[j, 0]), U(n[j, 1]), share, kind, which, shifts, h, w, into_light, behind, reached[j])
     if len(asked) > 0:
         for k in range(TWO):
             _, window, entered, _, _ = row_panels_of(room, (L - ONE) * U(k), L, M, h, w)
-            asked[j, THREE + U(k)] = power_behind(window, entered, M, h, w)
+            asked[j, THREE * parts_of_beam + U(k)] = power_behind(window, entered, M, h, w)
 
 
 @inlined
@@ -351,7 +376,7 @@ def _there_and_further(
     told: Any,
 ) -> None:
     """View j, by a band, from the probe to the detector and back to the sums, or to waves where there are none."""
-    (constants, plan, twiddles), (_, fractions), (_, _, near, ramped) = tables, shift, path
+    (constants, plan, twiddles), (_, fractions, _), (_, _, near, ramped) = tables, shift, path
     M, h, w, size = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), U(len(data[2]))
     rooms, row, spare, planes = _rooms(work, size, h, w)
     ramps_of, room, one, far = factors(h, w, constants.dtype), planes[TWO * M * size :], constants[1], len(near) == 0
@@ -405,6 +430,9 @@ def detector(
     shifted probes and a single slice) and `out` are written with `keep` alone; without, they may have no views. If
     `into` has no windows, what comes back is `out`. What views ask for is added to asked (B, 5), if that has rows: see
     compiled_moves.add_asked, with its probes, and last ||psi_1||^2 and ||psi||^2.
+    Where beams vary, shift has shares (B, 1 + K), spectrum (M + K, h, w), and amplitudes are 1; sums and lights of OPR
+    modes follow those of the probe, and asked (B, 3 (1 + K) + 2) has three numbers for each part of a beam, as if views
+    had it in full.
     path: slices L, whose objects lie one below the other in obj; kernels (see propagation.py) between them and to a
     near field, or of no numbers where there is none; and whether probes are shifted, or `spectrum` is the probe itself.
     told: sums to which is added what views ask of the background, see background.py; of no bands otherwise.
@@ -424,6 +452,6 @@ def detector(
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    detector: "r2 (c2 i2 c4 r1) (c3 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 "
-    "(c3 r3 d2 d2 d2 d2 r1 d2) (d2 d2 r1)",
+    detector: "r2 (c2 i2 c4 r1) (c3 r2 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 "
+    "(c3 r3 d2 d2 d2 d2 d2 d2 r1 d2) (d2 d2 r1)",
 }

@@ -58,12 +58,13 @@ def rows_that_count(h: int, dtype: Any) -> Any:
 
 @inlined
 def add_asked(
-    plane: Any, m: int, ramped: bool, down: Any, across: Any, h: int, w: int, probes: Any, asked: Any
+    plane: Any, m: int, ramped: bool, down: Any, across: Any, h: int, w: int, probes: Any, asked: Any, at: int
 ) -> None:
-    """asked (5,): += Re <d_y psi, chi>, Re <d_x psi, chi>, Re <psi, chi> of mode m, whose T, of shifted probes before
-    it is multiplied by factors down and across, stands in a plane.
+    """asked[at] and on: += Re <d_y psi, chi>, Re <d_x psi, chi>, Re <psi, chi> of mode m, whose T, of shifted probes
+    before it is multiplied by factors down and across, stands in a plane.
 
-    probes: F P or P, a plane for each mode; then 2 pi k_y (h,) and 2 pi k_x (w',), which is 0 beyond w.
+    probes: F P or P, a plane for each mode, and each OPR mode; then 2 pi k_y (h,) and 2 pi k_x (w',), which is 0 beyond
+    w.
     """
     place, across_at = U(len(plane)) * m, U(len(probes)) - U(across.shape[1])
     down_at, zero = across_at - h, spread(down[0, 0] - down[0, 0])
@@ -80,9 +81,9 @@ def add_asked(
             turned = v * p - u * q
             by_y, by_x = by_y + spread(probes[down_at + r]) * turned, by_x + turned
             along = along + (u * p + v * q)
-        asked[0] += total(by_y)
-        asked[1] += total(load(probes, across_at + start) * by_x)
-        asked[2] += total(along)
+        asked[at] += total(by_y)
+        asked[at + ONE] += total(load(probes, across_at + start) * by_x)
+        asked[at + TWO] += total(along)
 
 
 @inlined
@@ -107,44 +108,76 @@ def power_behind(window: Any, beams: Any, M: int, h: int, w: int) -> float:
 
 
 @inlined
-def _moved(j: int, work: Any, obj: Any, n: Any, shift: Any, tables: Any, out: Any) -> None:
-    (spectrum, fractions, a), (constants, plan, twiddles) = shift, tables
-    M, h, w = U(spectrum.shape[0]), U(spectrum.shape[1]), U(spectrum.shape[2])
-    (row, spare, at), (down, across) = rows_of(work, ZERO, h, w), factors(h, w, constants.dtype)
-    mask, minus, stride = rows_that_count(h, constants.dtype), spread(-constants[1]), TWO * U(obj.shape[1])
+def _seen(
+    m: int,
+    M: int,
+    shares: Any,
+    spectrum: Any,
+    down: Any,
+    across: Any,
+    light: Any,
+    mask: Any,
+    row: Any,
+    spare: Any,
+    plan: Any,
+    twiddles: Any,
+    plane: Any,
+) -> float:
+    """||O_1 P||^2 of a mode whose spectrum is multiplied by factors; light: |O_1|^2 in row panels."""
+    h, w, found, minus = U(spectrum.shape[1]), U(spectrum.shape[2]), 0.0, spread(-twiddles[0, 0])
     block = PAIR * U(across.shape[1])
-    plane, window = work[at : at + TWO * h * U(across.shape[1])], work[at + TWO * h * U(across.shape[1]) :]
-    window_in(obj, stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride, h, w, window)
+    columns_in(spectrum, m, M, shares, down, across, minus, h, spare, plan, twiddles, plane)
+    for i in range(counted(h)):
+        row_panel_from(plane, first_of(U(i), h), h, w, row, ZERO)
+        transform(row, ZERO, spare, w, plan[1], twiddles[1])
+        power = spread(twiddles[0, 0] - twiddles[0, 0])
+        for c in range(ZERO, PAIR * w, PAIR):
+            p, q = load(row, c), load(row, c + LANES)
+            power = power + load(light, block * U(i) + c) * (p * p + q * q)
+        found += total(load(mask, ZERO) * power if h % LANES > ZERO and i == 0 else power)
+    return found
+
+
+@inlined
+def _moved(j: int, work: Any, obj: Any, n: Any, shift: Any, tables: Any, moves: Any, parts: Any) -> None:
+    (spectrum, fractions, a, shares), (constants, plan, twiddles) = shift, tables
+    h, w, K = U(spectrum.shape[1]), U(spectrum.shape[2]), U(max(shares.shape[1] - 1, 0))
+    M = U(spectrum.shape[0]) - K
+    (row, spare, at), (down, across) = rows_of(work, ZERO, h, w), factors(h, w, constants.dtype)
+    mask, stride = rows_that_count(h, constants.dtype), TWO * U(obj.shape[1])
+    block = PAIR * U(across.shape[1])
+    plane, light = work[at : at + TWO * h * U(across.shape[1])], work[at + TWO * h * U(across.shape[1]) :]
+    window_in(obj, stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride, h, w, light)
     for i in range(ZERO, block * counted(h), PAIR):
-        s, t = load(window, i), load(window, i + LANES)
-        store(window, i, s * s + t * t)
-    for axis in range(2):
+        s, t = load(light, i), load(light, i + LANES)
+        store(light, i, s * s + t * t)
+    given = (spectrum, down, across, light, mask, row, spare, plan, twiddles, plane)
+    for axis in range(2 if len(moves) > 0 else 0):
         ramps(fractions[j], np.int64(w), axis, a[j] * constants[6], down, across)
-        found = 0.0
+        moves[j, axis] = 0.0
         for m in range(M):
-            columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
-            for i in range(counted(h)):
-                row_panel_from(plane, first_of(U(i), h), h, w, row, ZERO)
-                transform(row, ZERO, spare, w, plan[1], twiddles[1])
-                power = spread(constants[0])
-                for c in range(ZERO, PAIR * w, PAIR):
-                    p, q = load(row, c), load(row, c + LANES)
-                    power = power + load(window, block * U(i) + c) * (p * p + q * q)
-                found += total(load(mask, ZERO) * power if h % LANES > ZERO and i == 0 else power)
-        out[j, axis] = found
+            moves[j, axis] += _seen(m, M, shares[j], *given)
+    if len(parts) > 0:
+        ramps(fractions[j], np.int64(w), -1, constants[6], down, across)
+        parts[j] = 0.0
+        for m in range(M + K):
+            parts[j, ZERO if m < M else ONE + m - M] += _seen(m, M, shares[j, :0], *given)
 
 
 @parallel
-def moved_powers(work: Any, obj: Any, n: Any, shift: Any, tables: Any, out: Any) -> None:
-    """out_j: ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2, summed over modes, P_j shifted and of the view's amplitude.
+def moved_powers(work: Any, obj: Any, n: Any, shift: Any, tables: Any, moves: Any, parts: Any) -> None:
+    """moves_j: ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2, summed over modes, P_j shifted and of the view's amplitude.
+    parts_j: ||O_1 T P||^2 of the shifted probe, and of each OPR mode, as if views had it in full.
 
-    obj (H, W), of which the first slice is the top; n (B, 2); shift: spectrum (M, h, w), fractions (B, 2), amplitudes.
+    obj (H, W), of which the first slice is the top; n (B, 2); shift: spectrum (M, h, w), fractions (B, 2), amplitudes,
+    and shares (B, 0), or of beams that vary (M + K, h, w) and (B, 1 + K). moves (B, 2) and parts (B, 1 + K), of which
+    one may have no rows: it is not wanted.
     """
-    count, bands = len(out), len(work)
+    count, bands = len(n), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            _moved(U(j), work[band], obj, n, shift, tables, out)
+            _moved(U(j), work[band], obj, n, shift, tables, moves, parts)
 
 
 # --- where the image moves with the probe ---
@@ -263,6 +296,6 @@ def moves_of_images(work: Any, chi: Any, obj: Any, n: Any, beams: Any, a: Any, t
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    moved_powers: "r2 c2 i2 (c3 r2 r1) (r1 i2 r2) d2",
+    moved_powers: "r2 c2 i2 (c3 r2 r1 r2) (r1 i2 r2) d2 d2",
     moves_of_images: "r2 c4 c2 i2 c4 r1 (r1 i2 r2) d2",
 }

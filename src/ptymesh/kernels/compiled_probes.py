@@ -18,6 +18,7 @@ from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
 from ptymesh.kernels.vectors import LANES, load, second_part, store
+from ptymesh.physics.kinds import PROBE_WEIGHT
 
 
 @parallel
@@ -52,19 +53,26 @@ def to_spectrum(
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
         band = np.int64(i)
-        half, light_half = halves(sums, lights, h * w)
+        half, light_half, _, _ = halves(sums, lights, sums[:, :0], lights[:, :0], h * w)
         for j in range(B * band // bands, B * (band + 1) // bands):
             y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
             given, found = (a[j], fractions[j], tables, shifts), (sums[band], half, reached[j])
             add_shifted_back(work[band], chi, view, obj, y, x, *given, *found)
-            add_power(obj, y, x, a[j], shifts, U(h), U(w), lights[band], light_half, reached[j])
+            power = (PROBE_WEIGHT, ZERO, shifts, U(h), U(w), lights[band], light_half, reached[j])
+            add_power(obj, y, x, a[j], *power)
 
 
 @inlined
-def halves(sums: Any, lights: Any, pixels: int) -> Any:
-    """Numbers from the first to the second part of a band's sums and lights, of windows of so many pixels."""
+def halves(sums: Any, lights: Any, opr_sums: Any, opr_lights: Any, pixels: int) -> Any:
+    """Numbers from the first to the second part of a band's sums and lights, of windows of so many pixels; and of those
+    of OPR modes."""
     parts = lights.shape[1] // pixels
-    return second_part(sums.shape[1], parts), second_part(lights.shape[1], parts)
+    return (
+        second_part(sums.shape[1], parts),
+        second_part(lights.shape[1], parts),
+        second_part(opr_sums.shape[1], parts),
+        second_part(opr_lights.shape[1], parts),
+    )
 
 
 @inlined

@@ -150,7 +150,7 @@ def _rooms(work: Any, h: int, w: int) -> Any:
 def _system(
     j: int, work: Any, chi: Any, obj: Any, change: Any, n: Any, shift: Any, path: Any, tables: Any, mask: Any, out: Any
 ) -> None:
-    (spectrum, d_spectrum, fractions, a), (slices, between, _, ramped) = shift, path
+    (spectrum, d_spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
     constants, plan, twiddles = tables
     M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
     (spare, planes, rooms, windows), (down, across) = _rooms(work, h, w), factors(h, w, constants.dtype)
@@ -171,11 +171,11 @@ def _system(
     for m in range(M):
         wave, by_probe = plane_of(planes, ZERO, size), plane_of(planes, TWO, size)
         if ramped:
-            columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, wave)
-            columns_in(d_spectrum, m, down, across, minus, h, spare, plan, twiddles, by_probe)
+            columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, wave)
+            columns_in(d_spectrum, m, M, shares[j, :1], down, across, minus, h, spare, plan, twiddles, by_probe)
         else:
-            waves_in(spectrum, m, a[j], h, wave)
-            waves_in(d_spectrum, m, a[j], h, by_probe)
+            waves_in(spectrum, m, M, shares[j], a[j], h, spare, wave)
+            waves_in(d_spectrum, m, M, shares[j, :1], a[j], h, spare, by_probe)
         place = TWO * h * w * (j * M + m)
         for l in range(L):
             plain, given = l == ZERO and not ramped, (planes, size, l, L, h, w, rooms, spare, windows, plan, twiddles)
@@ -192,7 +192,8 @@ def sliced_systems(
     """out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> of waves behind the last slice, chi (B, M, h, w).
 
     obj, change (L H, W): slices one below the other, and their direction at the same pixels. shift: spectra of the
-    probe and of its direction (M, h, w), or they themselves if views do not shift them; fractions (B, 2), amplitudes.
+    probe, with OPR modes if the beam varies, and of its direction (M, h, w), or they themselves if views do not shift
+    them; fractions (B, 2), amplitudes, shares (B, 1 + K), or (B, 0).
     """
     count, bands = len(out), len(work)
     rest = chi.shape[2] % WIDTH
@@ -206,5 +207,5 @@ def sliced_systems(
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    sliced_systems: "r2 c4 c2 c2 i2 (c3 c3 r2 r1) (i r1 r1 b) (r1 i2 r2) d2",
+    sliced_systems: "r2 c4 c2 c2 i2 (c3 c3 r2 r1 r2) (i r1 r1 b) (r1 i2 r2) d2",
 }

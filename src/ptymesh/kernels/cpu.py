@@ -56,7 +56,8 @@ class CpuBackend(CpuPaths):
         self.constants = constants_of(self.real, 1.0)
         #: Of passes over waves that are there already.
         none = np.zeros(0, numpy_dtype(self.real))
-        self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype)), (1, none, none, False)
+        no_shares = np.zeros((0, 0), none.dtype)
+        self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype), no_shares), (1, none, none, False)
 
     prepare = staticmethod(share_threads)
 
@@ -67,7 +68,7 @@ class CpuBackend(CpuPaths):
         window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
         if wanted == "there_and_back":
             return self._far(model, window)
-        at_once, sliced = self.at_once(model, window) and not varies(chunk), model.slice_kernel is not None
+        at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
         if wanted in ("sweep", "steps"):
             return at_once
         if wanted == "systems":
@@ -138,7 +139,7 @@ class CpuBackend(CpuPaths):
         if not self.supports(model, chunk, "detector"):
             return super().detector(model, chunk, intermediates, task, lit)
         assert isinstance(intermediates, FusedIntermediates)
-        if deep(model):
+        if deep(model) or (varies(chunk) and self.at_once(model, intermediates.window)):
             return self.watched(model, chunk, intermediates, task, lit)
         far = self.transform(intermediates.beams.waves)
         return self._detector(model, chunk, (_parts(intermediates), True), task, far, lit)
@@ -155,14 +156,14 @@ class CpuBackend(CpuPaths):
     ) -> tuple[Tensor, Tensor]:
         """As `Backend.sweep`, strip by strip, so that what one pass writes the next finds in a cache.
 
-        Shifted probes, waves between slices and what comes of them stay in one core's cache view by view. Where all
-        views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum faster
-        what is summed over views.
+        Shifted and variable probes, waves between slices and what comes of them stay in one core's cache view by view.
+        Where all views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum
+        faster what is summed over views.
         """
         if not self.supports(model, chunk, "sweep"):
             return super().sweep(model, chunk, intermediates, task, into, keep, steps)
         assert isinstance(intermediates, FusedIntermediates)
-        if into.shifted or deep(model):
+        if into.shifted or deep(model) or varies(chunk):
             return self.further(model, chunk, intermediates, task, into, keep, steps)
         far = self.transform(into.probe_weight)
         return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
@@ -170,7 +171,7 @@ class CpuBackend(CpuPaths):
     def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
         """As `Backend.made_again`."""
         shifted = shifts_probe(model, chunk)
-        if not (self.supports(model, chunk, "sweep") and (shifted or deep(model))):
+        if not (self.supports(model, chunk, "sweep") and (shifted or deep(model) or varies(chunk))):
             return super().made_again(model, chunk, intermediates, task)
         assert isinstance(intermediates, FusedIntermediates)
         return self.once_more(model, chunk, intermediates, task, shifted)
@@ -192,7 +193,7 @@ class CpuBackend(CpuPaths):
         keep: bool,
         far: Transform,
     ) -> tuple[Tensor, Tensor]:
-        assert into.probe is not None and intermediates.probe is not None
+        assert into.probe is not None
         obj, beams = (
             self.arrays("object", intermediates.whole_object)[0],
             self.arrays("probe", intermediates.probe)[None],
@@ -214,9 +215,9 @@ class CpuBackend(CpuPaths):
             windows, light = sums.next(at, f)
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
-            made, nowhere = (obj, at, beams, f), (self._no_sums, lit)
+            made, into_sums = (obj, at, beams, f), (self._no_sums, lit)
             compiled_detector.detector(
-                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *nowhere
+                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
             )
             given = (chi, obj, at, f, beams, into.shifts.numpy())
             compiled.to_probe(*given, *by_probe, windows, light, reached)
@@ -320,7 +321,7 @@ class CpuBackend(CpuPaths):
         obj, corner, _, _ = _parts(intermediates)
         work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
-        into_bands = (into.shifts.numpy(), *self._bands_of(into), reached)
+        into_bands = (into.shifts.numpy(), *self._bands_of(into)[:2], reached)
         compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
         note(into, reached)
 

@@ -32,9 +32,11 @@ from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through, step_along
 from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
+from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.propagate import frequencies
+from ptymesh.physics.model import power as power_of
+from ptymesh.physics.propagate import fft, frequencies
 
 TASKS = {
     "evaluate": compiled_detector.EVALUATE,
@@ -50,7 +52,7 @@ class SlicedIntermediates(FusedIntermediates):
 
     @cached_property
     def _made(self) -> Intermediates:
-        return Backend.forward(self.backend, self.model, self.chunk, self.whole_object, *self._given)
+        return Backend.forward(self.backend, self.model, self.chunk, self.whole_object, self.probe, self.opr)
 
     @property
     def windows(self) -> Tensor:
@@ -101,9 +103,10 @@ class CpuPaths(CpuSums):
         self._planes, self._kernels = Planes(), Kernels()
         nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
         self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
-        self._no_sums = (*self._no_windows, none, none, none, none, np.zeros(0, numpy_dtype(self.real)), none)
+        no_numbers = np.zeros(0, numpy_dtype(self.real))
+        self._no_sums = (*self._no_windows, none, none, none, none, none, none, no_numbers, none)
         #: Nothing is told to a background.
-        self._untold = none, none, self._no_sums[-2]
+        self._untold = none, none, no_numbers
 
     # --- which there are ---
 
@@ -117,11 +120,11 @@ class CpuPaths(CpuSums):
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
         """As `Backend.forward`; of several slices, too, nothing is computed before it is asked for."""
-        if model.slice_kernel is None or varies(chunk) or not self.at_once(model, window_of(probe)):
+        if model.slice_kernel is None or not self.at_once(model, window_of(probe)):
             return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()
-        return SlicedIntermediates(self, model, chunk, obj.contiguous(), probe, None)
+        return SlicedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
 
     def kept(self, intermediates: Intermediates, halves: bool = False) -> Any:
         """As `FusedBackend.kept`; what goes through several slices is rather made again."""
@@ -144,7 +147,7 @@ class CpuPaths(CpuSums):
         """`sweep` from the probe, which views shift or do not, through all slices and back, strip by strip."""
         keep = keep or (steps and not self._tells_moves(model, chunk))
         probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
-        assert probe is not None and into.object is not None
+        assert into.object is not None
         sums = self.object_sums(into)
         size, wait = self._expected(model, sums, intermediates, task, keep)
         by_beams = keep and slices == 1 and into.shifted
@@ -153,13 +156,14 @@ class CpuPaths(CpuSums):
         placed = self._placed(model, chunk, slices, into.object.shape[1])
         work, tables = self._work(threads_for(count), probe.shape, slices), self.transform(probe).tables
         bands, reached, shifts = self._bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
-        asked = torch.zeros((count if steps else 0, 5), dtype=torch.float64)
+        asked = torch.zeros((count if steps else 0, 3 * (1 + len(intermediates.opr)) + 2), dtype=torch.float64)
         probes, told = self._in_panels(chunk, shift[0]) if steps else self._no_sums[-2], asked.numpy()
         (counts, at, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, out, lit = found.numpy(), waves.numpy(), self._told(into.background)
         for some in strips_of(count, size):
             each = slice(slices * some.start, slices * some.stop)
-            given = _some(inputs, some), (shift[0], shift[1][some]), path, (counts, at[some], *planes), how
+            of_some = shift[0], *(values[some] for values in shift[1:])
+            given = _some(inputs, some), of_some, path, (counts, at[some], *planes), how
             gathered = (
                 *sums.next(*(values[each] for values in placed)),
                 *bands,
@@ -184,13 +188,14 @@ class CpuPaths(CpuSums):
     ) -> Tensor:
         """The waves that `further` keeps, by the same kernel, whose sums go nowhere."""
         probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
-        assert probe is not None
         by_beams, (modes, h, w), threads = shifted and slices == 1, probe.shape, threads_for(count)
         waves, beams = [probe.new_empty((count if made else 0, *probe.shape)) for made in (True, by_beams)]
         windows = probe.new_empty((slices * count, h, w))
         data, how, found = self._comparison(model, chunk, task, True)
-        none, bands = self._no_sums[-1], np.zeros((threads, modes * column_panels.pixels(h, w) * 2))
-        gathered = (*arrays_of(windows, windows.real.contiguous()), bands, np.zeros((threads, h * w)))
+        none, more = self._no_sums[-1], len(intermediates.opr)
+        bands = [np.zeros((threads, each * column_panels.pixels(h, w) * 2)) for each in (modes, more)]
+        lights = [np.zeros((threads, each * h * w)) for each in (1, more)]
+        gathered = (*arrays_of(windows, windows.real.contiguous()), bands[0], lights[0], bands[1], lights[1])
         nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self._no_sums[-2], none)
         given = self._inputs(model, chunk, intermediates, beams, shifted)
         work, tables = self._work(threads, probe.shape, slices), self.transform(probe).tables
@@ -226,16 +231,26 @@ class CpuPaths(CpuSums):
         asked = asked_of(intermediates, chi)
         if asked is None or not self._tells_moves(model, chunk):
             return super().position_step(model, chunk, obj, intermediates, chi)
-        assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
-        window, count = intermediates.window, len(asked)
-        work = self.room("moved", threads_for(count), (compiled_moves.room(*window),), self.real)
-        powers = torch.empty((count, 2), dtype=torch.float64)
-        whole, n = self._tall(model, chunk, intermediates.whole_object, window)
-        shift = array_of(self.spectrum(chunk, intermediates.probe)), array_of(chunk.fractions), amplitudes_of(chunk)
-        compiled_moves.moved_powers(work, whole, n, shift, self.transform(intermediates.probe).tables, powers.numpy())
-        *along, _, behind, left = asked.unbind(1)
+        assert isinstance(intermediates, FusedIntermediates)
+        parts, (behind, left) = _parts_asked(asked), asked[:, -2:].unbind(1)
+        of_beam = (parts * chunk.weights[:, :, None]).sum(1) if varies(chunk) else parts[:, 0]
+        powers = torch.empty((len(asked), 2), dtype=torch.float64)
+        self._moved_powers(model, chunk, intermediates, powers, powers[:0])
         norms = (powers * let_through(behind, left)[:, None]).unbind(1)
+        along = of_beam[:, :2].unbind(1)
         return torch.stack([step_along(a, norm, left, chi) for a, norm in zip(along, norms, strict=True)], dim=1)
+
+    def _moved_powers(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, moves: Tensor, parts: Tensor
+    ) -> None:
+        """See `compiled_moves.moved_powers`."""
+        window, count = intermediates.window, len(chunk.views)
+        work = self.room("moved", threads_for(count), (compiled_moves.room(*window),), self.real)
+        whole, n = self._tall(model, chunk, intermediates.whole_object, window)
+        start, shares = self._beam(model, chunk, intermediates.probe, intermediates.opr, shifted=True)
+        shift = start, array_of(chunk.fractions), self._amplitudes(chunk), shares
+        tables = self.transform(intermediates.probe).tables
+        compiled_moves.moved_powers(work, whole, n, shift, tables, *arrays_of(moves, parts))
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
@@ -244,15 +259,28 @@ class CpuPaths(CpuSums):
         asked = asked_of(intermediates, chi)
         if asked is None:
             return super().weight_step(model, chunk, probe, opr, intermediates, chi)
-        power = asked[:, 4].clamp(min=torch.finfo(self.real).tiny)  # of w d psi/dw
-        return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.real)
+        tiny = torch.finfo(self.real).tiny
+        if not varies(chunk):
+            power = asked[:, 4].clamp(min=tiny)  # of w d psi/dw
+            return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.real)
+        assert isinstance(intermediates, FusedIntermediates)
+        powers = asked.new_empty(chunk.weights.shape)
+        if shifts_probe(model, chunk):
+            self._moved_powers(model, chunk, intermediates, powers[:0], powers)
+        else:
+            given = intermediates.whole_object[:1], chunk.anchors, chunk.fractions, intermediates.window
+            light = power_of(model.windows(*given))
+            for k, part in enumerate((probe, *opr)):
+                powers[:, k] = over_window(light * power_of(part.view(1, -1, *part.shape[-2:])))
+        if model.slice_kernel is not None:
+            powers *= let_through(*asked[:, -2:].unbind(1))[:, None]
+        return (_parts_asked(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.real)
 
     def _expected(
         self, model: Model, sums: ObjectSums, intermediates: FusedIntermediates, task: Task, keep: bool
     ) -> tuple[int, bool]:
         """Views of a strip, and whether windows wait that come of them."""
         probe, count, slices = intermediates.probe, len(intermediates.chunk.views), len(intermediates.whole_object)
-        assert probe is not None
         size, many = min(count, max(1, views_of_strip(probe[0]) // slices)), slices * count
         bilinear = model.subpixel == "bilinear"
         waits = may_wait(task, keep) and slices == 1 and not bilinear
@@ -264,15 +292,35 @@ class CpuPaths(CpuSums):
     def _inputs(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, beams: Tensor, shifted: bool
     ) -> tuple[Any, ...]:
-        """What the kernel begins with: objects, corners, room for beams, amplitudes; spectrum or probe, and fractions;
-        the path."""
-        probe, obj, slices = intermediates.probe, intermediates.whole_object, len(intermediates.whole_object)
-        assert probe is not None
+        """What the kernel begins with: objects, corners, room for beams, amplitudes; spectrum or probe, fractions and
+        shares; the path."""
+        obj, slices = intermediates.whole_object, len(intermediates.whole_object)
         whole, n = self._tall(model, chunk, obj, intermediates.window)
-        start = array_of(self.spectrum(chunk, probe)) if shifted else self.arrays("probe", probe)
+        start, shares = self._beam(model, chunk, intermediates.probe, intermediates.opr, shifted)
         between = self._kernels("between slices", model.slice_kernel, self.real)
         path = slices, between, self._kernels("near field", model.kernel, self.real), shifted
-        return (whole, n, beams.numpy(), amplitudes_of(chunk)), (start, array_of(chunk.fractions)), path
+        shift = start, array_of(chunk.fractions), shares
+        return (whole, n, beams.numpy(), self._amplitudes(chunk)), shift, path
+
+    def _beam(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, shifted: bool
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Spectrum of a probe, with OPR modes behind it where it varies, or itself; and what views have of them."""
+        if not varies(chunk):
+            start = array_of(self.spectrum(chunk, probe)) if shifted else self.arrays("probe", probe)
+            return start, np.empty((len(chunk.views), 0), start.real.dtype)
+        name = f"beam {id(probe)} {shifted}"  # of a tensor that is kept, so that no other takes its name
+        kept = chunk.sweep.get(name)
+        if kept is None:
+            both = torch.cat((probe, opr))
+            kept = chunk.sweep[name] = (probe, array_of(fft(both) if shifted else both))
+        return kept[1], array_of(chunk.weights)
+
+    def _amplitudes(self, chunk: Chunk) -> np.ndarray[Any, Any]:
+        """Of the views' beams; those that vary have them among their shares."""
+        if varies(chunk):
+            return np.ones(len(chunk.views), numpy_dtype(self.real))
+        return amplitudes_of(chunk)
 
     def _tall(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Any, Any]:
         """Slices one below the other (L H', W'), and pixels (B, 2) of the first where windows start."""
@@ -301,7 +349,6 @@ class CpuPaths(CpuSums):
     ) -> tuple[Tensor, Tensor]:
         """`detector`, from the probe."""
         probe, count = intermediates.probe, chunk.views.shape[0]
-        assert probe is not None
         shifted = shifts_probe(model, chunk)
         out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
         given = self._inputs(model, chunk, intermediates, nothing, shifted)
@@ -325,13 +372,14 @@ class CpuPaths(CpuSums):
         count, modes, window = len(chi), chi.shape[1], intermediates.window
         shifted = shifts_probe(model, chunk)
         given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
-        (obj, n, _, a), (start, fractions), path = given
+        (obj, n, _, a), (_, fractions, _), path = given
+        start, shares = self._beam(model, chunk, intermediates.probe[:modes], intermediates.opr, shifted)
         direction = array_of(self.spectrum(chunk, d_probe) if shifted else d_probe)
         change, _ = self._tall(model, chunk, d_object, window)
         numbers = compiled_slices.room(*window, len(d_object))
         work = self.room("systems", threads_for(count), (numbers,), self.real)
         out = torch.empty((count, 5), dtype=torch.float64)
-        shift = start[:modes], direction[:modes], fractions, a
+        shift = start, direction[:modes], fractions, a, shares
         compiled_slices.sliced_systems(
             work, array_of(chi), obj, change, n, shift, path, self.transform(chi).tables, out.numpy()
         )
@@ -370,12 +418,17 @@ class CpuPaths(CpuSums):
         return *lit.kept, lit.shifts.numpy(), lit.limits.to(self.real).numpy()
 
     def _bands_of(self, into: Adjoints) -> tuple[Any, ...]:
-        """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; 0 at first."""
+        """Sums of each thread's views of what the probe gathers, panel after panel, and their lights; the same of OPR
+        modes; 0 at first."""
         if not into.kept:
             assert into.probe is not None
-            (modes, h, w), bands = into.probe.shape, torch.get_num_threads()
-            shapes = (bands, modes * column_panels.pixels(h, w) * 2), (bands, into.parts * h * w)
-            into.kept = self.room.take("bands", shapes, torch.float64)
+            bands = torch.get_num_threads()
+            shapes = [
+                shape
+                for (modes, h, w), lights in ((into.probe.shape, into.parts), (into.opr.shape, len(into.opr)))
+                for shape in ((bands, modes * column_panels.pixels(h, w) * 2), (bands, lights * h * w))
+            ]
+            into.kept = self.room.take("bands", tuple(shapes), torch.float64)
             for array in into.kept:
                 array.fill(0)
         return into.kept
@@ -389,8 +442,13 @@ class CpuPaths(CpuSums):
             self.room.give_back("background", lit.kept)
             lit.kept = ()
         if into.kept and into.probe is not None:
-            weight = array_of(into.probe_weight).reshape(-1)
-            compiled_probes.gather(torch.get_num_threads(), *into.kept, array_of(into.probe), weight)
+            of_probe, of_opr = into.kept[:2], into.kept[2:]
+            gathered = [(of_probe, into.probe, into.probe_weight)]
+            if len(into.opr):
+                gathered.append((of_opr, into.opr, into.opr_weight))
+            for sums, out, weight in gathered:
+                given = array_of(out), array_of(weight).reshape(-1)
+                compiled_probes.gather(torch.get_num_threads(), *sums, *given)
             self.room.give_back("bands", into.kept)
             into.kept = ()
         super().finish(into)
@@ -404,6 +462,11 @@ class CpuPaths(CpuSums):
 def deep(model: Model) -> bool:
     """Whether waves are carried on between object and detector: they have several slices, or a near field."""
     return model.slice_kernel is not None or model.kernel is not None
+
+
+def _parts_asked(asked: Tensor) -> Tensor:
+    """What views ask of each part of their beams, (B, parts, 3): see `compiled_moves.add_asked`."""
+    return asked[:, :-2].unflatten(1, (-1, 3))
 
 
 def asked_of(intermediates: Intermediates, chi: Tensor) -> Tensor | None:

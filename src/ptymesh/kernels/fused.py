@@ -48,27 +48,26 @@ class FusedIntermediates(Intermediates):
         self, backend: FusedBackend, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None
     ) -> None:
         set_ = object.__setattr__  # the base class is frozen
-        variable = opr is not None and len(opr) > 0
         set_(self, "backend", backend)
         set_(self, "model", model)
         set_(self, "chunk", chunk)
         set_(self, "whole_object", obj)
-        set_(self, "probe", None if variable else probe)
-        set_(self, "_given", (probe, opr))
+        set_(self, "probe", probe)
+        set_(self, "opr", probe[:0] if opr is None else opr)
         set_(self, "window", window_of(probe))
 
     backend: FusedBackend
     model: Model
     chunk: Chunk
     whole_object: Tensor
-    probe: Tensor | None  # what beams are made of, if that is all
+    probe: Tensor  # what beams are made of
+    opr: Tensor  # and what else, of no modes if that is all
     window: tuple[int, int]
-    _given: tuple[Tensor, Tensor | None]
 
     @cached_property
     def beams(self) -> Beams:
         """P_jm of the views, or what they share."""
-        return self.backend.beams(self.model, self.chunk, *self._given)
+        return self.backend.beams(self.model, self.chunk, self.probe, self.opr)
 
     @cached_property
     def windows(self) -> Tensor:
@@ -273,7 +272,7 @@ class FusedBackend(Backend, ABC):
         """As `Backend.position_step`."""
         if not self.supports(model, chunk, "position_step"):
             return super().position_step(model, chunk, obj, intermediates, chi)
-        assert isinstance(intermediates, FusedIntermediates) and intermediates.probe is not None
+        assert isinstance(intermediates, FusedIntermediates)
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, intermediates.probe, amplitudes, axis) for axis in (0, 1))
         return steps_of(self.along_positions(intermediates, chi, by_y, by_x), chi)
@@ -307,8 +306,8 @@ def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
 
 
 def shifts_probe(model: Model, chunk: Chunk) -> bool:
-    """Whether each view has the probe shifted by a fraction of its own."""
-    return model.subpixel == "fourier" and not chunk.whole
+    """Whether each view has the probe shifted by a fraction of its own, which may be none where beams vary."""
+    return model.subpixel == "fourier" and (varies(chunk) or not chunk.whole)
 
 
 def varies(chunk: Chunk) -> bool:

@@ -23,7 +23,7 @@ import torch
 
 from ptymesh.kernels import compiling
 
-MESSAGE = "Compiling kernels for this processor; that takes up to a minute, and only the first time."
+MESSAGE = "Compiling kernels for this processor; that takes a minute or two, and only the first time."
 
 #: Parameters of glibc's mallopt, by their numbers in malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

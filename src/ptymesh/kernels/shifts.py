@@ -1,7 +1,10 @@
 """Shifts of waves by fractions of a pixel in Fourier space: what kernels that shift are made of.
 
-M, h, w      modes, window pixels;  h, w >= 8
-spectrum     (M, h, w) complex, probes in Fourier space;  f  (2,) fraction, y x
+M, h, w      modes, window pixels;  h, w >= 8;  K  OPR modes
+spectrum     (M, h, w) complex, probes in Fourier space;  f  (2,) fraction, y x;  where the beam varies from view to
+             view, (M + K, h, w), with those of OPR modes behind
+shares       (1 + K,) of a view, w_j0 of all modes and w_jk of the OPR modes, which are part of the first one; of no
+             numbers where the beam does not vary
 constants, plan, twiddles   what transforms are told by (arguments.Transform); together they are `tables`
 panel, plane, row, work  see column_panels.py
 """
@@ -13,7 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ptymesh.kernels.column_panels import ONE, PAIR, TWO, ZERO, U, panel_in, rows_back, rows_in, rows_of, transform
+from ptymesh.kernels.column_panels import (
+    ONE,
+    PAIR,
+    TWO,
+    ZERO,
+    U,
+    columns_of,
+    panel_in,
+    rows_back,
+    rows_in,
+    rows_of,
+    transform,
+)
 from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.vectors import (
     LANES,
@@ -27,7 +42,7 @@ from ptymesh.kernels.vectors import (
     spread,
     store,
 )
-from ptymesh.physics.kinds import PROBE, PROBE_WEIGHT
+from ptymesh.physics.kinds import PROBE
 
 
 @inlined
@@ -93,13 +108,41 @@ def turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
 
 
 @inlined
+def beam_in(waves: Any, m: int, M: int, shares: Any, h: int, start: int, spare: Any, plane: Any) -> None:
+    """Columns from `start` on of mode m of a view's beam, made of waves (M + K, h, w), to a plane; see `shares`."""
+    w, at = U(waves.shape[2]), TWO * h * start
+    panel_in(waves, TWO * h * w * m, h, w, start, plane)
+    if len(shares) == 0:
+        return
+    f = spread(shares[0])
+    for i in range(ZERO, PAIR * h, LANES):
+        store(plane, at + i, f * load(plane, at + i))
+    for k in range(ONE, U(len(shares)) if m == ZERO else ZERO):
+        columns_of(waves, TWO * h * w * (M + k - ONE), h, w, start, spare, ZERO)
+        f = spread(shares[k])
+        for i in range(ZERO, PAIR * h, LANES):
+            store(plane, at + i, load(plane, at + i) + f * load(spare, i))
+
+
+@inlined
 def columns_in(
-    spectrum: Any, m: int, down: Any, across: Any, minus: Any, h: int, spare: Any, plan: Any, twiddles: Any, plane: Any
+    spectrum: Any,
+    m: int,
+    M: int,
+    shares: Any,
+    down: Any,
+    across: Any,
+    minus: Any,
+    h: int,
+    spare: Any,
+    plan: Any,
+    twiddles: Any,
+    plane: Any,
 ) -> None:
-    """Columns of F^H of spectrum_m times its factors, to a plane; conjugate."""
+    """Columns of F^H of mode m times its factors, to a plane; conjugate."""
     w = U(spectrum.shape[2])
     for start in range(ZERO, w, LANES):
-        panel_in(spectrum, TWO * h * w * m, h, w, start, plane)
+        beam_in(spectrum, m, M, shares, h, start, spare, plane)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
@@ -110,25 +153,38 @@ def columns_in(
 
 
 @inlined
-def waves_in(probe: Any, m: int, f: float, h: int, plane: Any) -> None:
-    """f conj(probe_m), as it is, to a plane."""
+def waves_in(probe: Any, m: int, M: int, shares: Any, f: float, h: int, spare: Any, plane: Any) -> None:
+    """f conj of mode m, as it is, to a plane."""
     w, by, back = U(probe.shape[2]), spread(f), spread(-f)
     for start in range(ZERO, w, LANES):
-        panel_in(probe, TWO * h * w * m, h, w, start, plane)
+        beam_in(probe, m, M, shares, h, start, spare, plane)
         for i in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
             store(plane, i, by * load(plane, i))
             store(plane, i + LANES, back * load(plane, i + LANES))
 
 
 @inlined
-def add_plane(plane: Any, m: int, shifts: Any, sums: Any, half: int, reached: Any) -> None:
-    """sums (parts M 2 h w') of mode m += the wave in a plane, rounded; see `add_columns`."""
-    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(plane[0] - plane[0])
+def add_plane(plane: Any, f: float, kind: int, m: int, shifts: Any, sums: Any, half: int, reached: Any) -> None:
+    """sums (parts M 2 h w') of mode m += f times the wave in a plane, rounded; see `add_columns`. kind: of sum."""
+    shift, fine, top, by = spread(shifts[kind, 0]), spread(shifts[kind, 1]), spread(plane[0] - plane[0]), spread(f)
     for i in range(ZERO, U(len(plane)), LANES):
-        p = load(plane, i)
+        p = by * load(plane, i)
         top = larger(magnitude(p), top)
         add_rounded(sums, U(len(plane)) * m + i, half, p, shift, fine)
-    reached[PROBE] = max(reached[PROBE], highest(top))
+    reached[kind] = max(reached[kind], highest(top))
+
+
+@inlined
+def turn_columns(plane: Any, down: Any, across: Any, h: int, w: int, spare: Any, plan: Any, twiddles: Any) -> None:
+    """A wave in a plane, whose rows are transformed and columns not, becomes factors times its transform."""
+    for start in range(ZERO, w, LANES):
+        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
+        c, d = load(across[0], start), load(across[1], start)
+        for r in range(h):
+            i = TWO * h * start + PAIR * r
+            p, q = turned_by(plane, i, c, d, down, r)
+            store(plane, i, p)
+            store(plane, i + LANES, q)
 
 
 @inlined
@@ -171,7 +227,7 @@ def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, 
     ramps(f, np.int64(w), axis, a * constants[6], down, across)
     minus = spread(-constants[1])
     for m in range(M):
-        columns_in(spectrum, m, down, across, minus, h, spare, plan, twiddles, plane)
+        columns_in(spectrum, m, M, constants[:0], down, across, minus, h, spare, plan, twiddles, plane)
         rows_back(plane, h, w, row, spare, plan, twiddles, out, TWO * h * w * (view * M + m))
 
 
@@ -206,21 +262,32 @@ def add_shifted_back(
 
 @inlined
 def add_power(
-    obj: Any, y: int, x: int, a: float, shifts: Any, h: int, w: int, out: Any, half: int, reached: Any
+    obj: Any,
+    y: int,
+    x: int,
+    a: float,
+    kind: int,
+    m: int,
+    shifts: Any,
+    h: int,
+    w: int,
+    out: Any,
+    half: int,
+    reached: Any,
 ) -> None:
-    """out (parts h w) += |a O|^2, O the object's window at y x; rounded."""
-    W, by2, full = U(obj.shape[1]), spread(a * a), w // LANES * LANES
-    shift, fine, top = spread(shifts[PROBE_WEIGHT, 0]), spread(shifts[PROBE_WEIGHT, 1]), spread(a - a)
+    """out (parts n h w) of the m-th += |a O|^2, O the object's window at y x; rounded. kind: of sum."""
+    W, by2, full, at = U(obj.shape[1]), spread(a * a), w // LANES * LANES, h * w * m
+    shift, fine, top = spread(shifts[kind, 0]), spread(shifts[kind, 1]), spread(a - a)
     for r in range(h):
         o = TWO * (W * (y + r) + x)
         for c in range(ZERO, full, LANES):
             u, v = load_complex(obj, o + TWO * c)
             power = by2 * (u * u + v * v)
             top = larger(power, top)
-            add_rounded(out, w * r + c, half, power, shift, fine)
+            add_rounded(out, at + w * r + c, half, power, shift, fine)
         for c in range(full, w):
             O = obj[y + r, x + c]
             power = a * a * (O.real * O.real + O.imag * O.imag)
-            add_number(out, w * r + c, half, power, shifts[PROBE_WEIGHT, 0], shifts[PROBE_WEIGHT, 1])
-            reached[PROBE_WEIGHT] = max(reached[PROBE_WEIGHT], power)
-    reached[PROBE_WEIGHT] = max(reached[PROBE_WEIGHT], highest(top))
+            add_number(out, at + w * r + c, half, power, shifts[kind, 0], shifts[kind, 1])
+            reached[kind] = max(reached[kind], power)
+    reached[kind] = max(reached[kind], highest(top))

@@ -189,7 +189,7 @@ class Backend(BlockOperations):
         steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
-        mean nothing. into: complete sums, of object and probe, without OPR modes. With `steps`, `position_step` and
+        mean nothing. into: complete sums, of object and probe. With `steps`, `position_step` and
         `weight_step` may be asked of these intermediates and the waves that are returned."""
         waves, found = self.detector(model, chunk, intermediates, task, into.background)
         self.adjoint(model, chunk, intermediates, waves, into)
@@ -257,12 +257,23 @@ class Backend(BlockOperations):
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
+        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K).
+
+        Where OPR modes go through several slices, product and norm are those of `position_step`.
+        """
         ones, steps = torch.ones_like(chunk.weights[:, :1]), []
-        for modes in (probe, *opr[:, None]):
-            moved = model.exit_change(intermediates, model.probes(modes, chunk.fractions, ones), None)
-            along = inner(moved, chi[:, : len(modes)])
-            steps.append(along / inner(moved, moved).clamp(min=torch.finfo(ones.dtype).tiny))
+        parts = [model.probes(modes, chunk.fractions, ones) for modes in (probe, *opr[:, None])]
+        if model.slice_kernel is not None and len(opr):
+            to_probes, seen = model.forward_adjoint(intermediates, chi)[1], intermediates.windows[:, :1]
+            behind = times(intermediates.incoming[0], seen)
+            share: Any = let_through(inner(behind, behind), inner(intermediates.exit, intermediates.exit))
+            moved = [(part, times(part, seen)) for part in parts]
+        else:
+            to_probes, share = chi, 1.0
+            moved = [(wave, wave) for wave in (model.exit_change(intermediates, part, None) for part in parts)]
+        for part, wave in moved:
+            along, norm = inner(part, to_probes[:, : part.shape[1]]), inner(wave, wave) * share
+            steps.append(along / norm.clamp(min=torch.finfo(ones.dtype).tiny))
         return torch.stack(steps, dim=1).to(ones.dtype)
 
     def systems(

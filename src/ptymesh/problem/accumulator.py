@@ -129,13 +129,13 @@ class Accumulator:
             self.setup.model,
             self.estimate.probe,
             self.task,
-            self._shifted,
+            self._own_beams,
             len(views),
             len(self.blocks.covered[0]),
         )
         if not self.setup.backend.hands_over(*given):
             return None
-        return self.setup.layout.windows(views, self.estimate.window, self.setup.dtype, self._shifted)
+        return self.setup.layout.windows(views, self.estimate.window, self.setup.dtype, self._own_beams)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Room for sums of arrays like this (C, h, w), in parts."""
@@ -146,6 +146,11 @@ class Accumulator:
         """Whether the probe's sums are made in Fourier space."""
         whole = self.loader.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
         return self.setup.model.subpixel == "fourier" and not whole
+
+    @property
+    def _own_beams(self) -> bool:
+        """Whether each view has a beam of its own."""
+        return self._shifted or len(self.estimate.opr) > 0
 
     def _begun(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Shifts by kind of sum and part, limits of terms by kind, and how large these were so far: 0, as the sums."""
@@ -170,7 +175,7 @@ class Accumulator:
     @property
     def _complete(self) -> bool:
         """Whether a sweep adds up all that is wanted of waves."""
-        return self.with_object and self.with_probe and not len(self.estimate.opr)
+        return self.with_object and self.with_probe
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
