@@ -44,6 +44,10 @@ WAYS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
     ("rpie", {"batch": 64, **POSITIONS}, 4, 0),
     ("rpie", {"batch": 64, **INTENSITY}, 1, 0),
     ("rpie", {"batch": 64}, 1, 2),
+    ("rpie", {"batch": 64}, 4, 2),
+    ("rpie", {"batch": 64}, 1, 4),
+    ("lsqml", {"batch": 64}, 1, 2),
+    ("adam", {"batch": 64}, 1, 2),
     ("adam", {"batch": 16}, 1, 0),
     ("adam", {"batch": 64}, 1, 0),
     ("adam", {"batch": 64}, 4, 0),
@@ -123,7 +127,8 @@ def rows(name: str, scan: Measurement, slices: int) -> Iterator[dict[str, Any]]:
             "engine": way.engine,
             "near": scan.geometry.propagation != "far_field",
             "slices": slices,
-            "waves": way.modes + way.opr,
+            "waves": way.modes,
+            "opr": way.opr,
             "own": sorted(way.own),
             "lit": "unknowns" in way.options,
             "views": scan.views,
@@ -163,20 +168,21 @@ def main() -> None:
         made = simulate(kind="electron", views=100, window=64, seed=3, slices=slices).measurement
         scans[f"electrons, {slices} slice" + "s" * (slices > 1)] = made, slices
     here, found = about(), []
-    print("| scan | engine | waves | own | batches | epoch, ms | declared |\n|---|---|---|---|---|---|---|")
+    print("| scan | engine | modes | OPR modes | own | batches | epoch, ms | declared |\n|---|---|---|---|---|---|---|---|")
     for name, (scan, slices) in scans.items():
         for row in rows(name, scan, slices):
             found.append(row)
             own = ", ".join([*row["own"], *["background"] * row["lit"]])
             took, declared = row["epoch_s"], seconds(row)
-            of = (name, row["engine"], row["waves"], own, row["batches"], f"{1e3 * took:.1f}", f"{declared / took:.2f}")
+            of = (name, row["engine"], row["waves"], row["opr"], own, row["batches"], f"{1e3 * took:.1f}", f"{declared / took:.2f}")
             print(f"| {' | '.join(map(str, of))} |", flush=True)
             write(given.out, {**here, "rows": found})
 
 
 def seconds(row: dict[str, Any]) -> float:
     """Of an epoch, as declared."""
-    price = Price(row["engine"], row["near"], row["slices"], row["waves"], frozenset(row["own"]), row["lit"])
+    model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
+    price = Price(row["engine"], *model)
     stepped = row["object"] if price.takes.whole else row["stepped"]
     size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
     return Pace(row["rate"], row["batch_s"]).seconds(price, size)

@@ -16,7 +16,7 @@ from ptymesh.run.pace import Pace, measured_pace
 from ptymesh.run.price import Price, Size, batch_for, price_of, sweep, work
 from ptymesh.simulate import simulate
 
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-25-prices.json"
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-26-prices.json"
 SIZE = Size(views=200, window=64 * 64, batches=4, stepped=192 * 192, object=192 * 192)
 
 
@@ -24,7 +24,8 @@ def test_prices_are_those_that_were_measured() -> None:
     """At the pace that was measured beside them."""
     off = []
     for row in json.loads(MEASURED.read_text())["rows"]:
-        price = Price(row["engine"], row["near"], row["slices"], row["waves"], frozenset(row["own"]), row["lit"])
+        model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
+        price = Price(row["engine"], *model)
         stepped = row["object"] if price.takes.whole else row["stepped"]
         size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
         off.append(abs(math.log(Pace(row["rate"], row["batch_s"]).seconds(price, size) / row["epoch_s"])))
@@ -38,7 +39,8 @@ def test_judging_costs_what_was_measured() -> None:
     """Fits to held-out views, one slice or several; a pass costs next to nothing, and may cost twice that."""
     fits, passes = [], []
     for row in json.loads(MEASURED.read_text())["rows"]:
-        price, own = Price(row["engine"], row["near"], row["slices"], row["waves"]), frozenset(row["own"])
+        model = row["near"], row["slices"], row["waves"], row["opr"]
+        price, own = Price(row["engine"], *model), frozenset(row["own"])
         declared = judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
         measured = row["judgement_s"] * row["rate"] * math.prod(row["window"])
         (fits if own else passes).append(abs(math.log(declared / measured)))
@@ -53,7 +55,7 @@ def test_judging_costs_what_was_measured() -> None:
 @pytest.mark.parametrize("engine", ["rpie", "adam", "lsqml"])
 def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
     def priced(*own: str, waves: int = 1, lit: bool = False) -> Price:
-        return Price(engine, near, slices, waves, frozenset(own), lit)
+        return Price(engine, near, slices, waves, 2 * ("opr" in own), frozenset(own), lit)
 
     def pixels(*own: str, waves: int = 1, lit: bool = False) -> float:
         return priced(*own, waves=waves, lit=lit).pixels(SIZE)
@@ -64,6 +66,7 @@ def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
         assert judging(priced(own), frozenset({own}), 1e5) > judging(priced(own), frozenset(), 1e5) > 0
         assert judging(priced(own, waves=2), frozenset({own}), 1e5) > judging(priced(own), frozenset({own}), 1e5)
     assert pixels(lit=True) > plain and pixels(waves=2) > plain
+    assert Price(engine, near, slices, 1, 4, frozenset({"opr"})).pixels(SIZE) > pixels("opr")
     assert plain >= Price(engine).pixels(SIZE) >= Price().pixels(SIZE)
     larger = Size(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)
     assert Price(engine, near, slices).pixels(larger) > plain
@@ -71,7 +74,7 @@ def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
 
 def test_stages_have_the_price_of_what_they_do() -> None:
     rpie = ENGINES["rpie"](positions=True, probe={"intensity": True})
-    assert price_of(rpie, True, 2, 3, 2) == Price("rpie", True, 2, 5, frozenset({"positions", "intensity", "opr"}))
+    assert price_of(rpie, True, 2, 3, 2) == Price("rpie", True, 2, 3, 2, frozenset({"positions", "intensity", "opr"}))
     assert price_of(ENGINES["rpie"](), False, 1, 1, 0) == Price()
     lit = ENGINES["adam"](unknowns={"background": True})
     assert price_of(lit, False, 1, 1, 0) == Price("adam", lit=True)

@@ -53,25 +53,29 @@ NEAR, SLICE = 0.3, 0.75
 #: What each view has for itself, with the kernels: a position, by wave, in the far and in the near field, and an
 #: intensity; and a background that moves. Each makes batches longer.
 POSITIONS, NEAR_POSITIONS, INTENSITY, BACKGROUND, ASKED = 0.6, 1.0, 0.25, 0.2, 0.8
-#: What goes without the kernels: a position in the near field behind several slices, by wave; OPR modes, a view, for
-#: each wave, and for each further slice as a share of that.
-PLAIN_POSITIONS, PLAIN, PLAIN_WAVE, PLAIN_SLICE = 6.3, 9.0, 1.0, 0.6
+#: A beam that varies: for each OPR mode, and for each wave that comes to have a share of its own.
+OPR, VARIED = 0.5, 0.4
+#: What goes without the kernels: a position in the near field behind several slices, by wave.
+PLAIN_POSITIONS = 6.3
 
 
 @dataclass(frozen=True)
 class Fits:
     """A step of the fits of what a held-out view has for itself (judging.py), of a pixel of it: whatever is fitted, and
-    for each wave; for each wave of a position, an intensity, OPR modes."""
+    for each wave; for each wave of a position and an intensity. Of a beam that varies, instead: whatever else is fitted,
+    for each wave, for each OPR mode."""
 
     alone: float
     wave: float
     positions: float
     intensity: float
-    opr: float
+    varied: tuple[float, float, float]
 
 
-#: With the kernels, and for each of several slices; in the near field so many times as much. A pass that fits nothing.
-FITS, SLICE_FITS, NEAR_FITS = Fits(0.4, 0.8, 0.8, 0.4, 1.8), Fits(2.0, 1.5, 1.8, 0.5, 0.5), 1.45
+#: Of one slice, and for each of several, but for what OPR modes take; in the near field, where no beam varies, so many
+#: times as much. A pass that fits nothing.
+FITS, SLICE_FITS = Fits(0.4, 0.8, 0.7, 0.4, (1.8, 3.2, 2.0)), Fits(2.0, 1.5, 1.8, 0.5, (2.0, 2.8, 2.0))
+NEAR_FITS = 1.45
 PASS, PASS_WAVE, PASS_SLICE = 0.4, 0.6, 0.3
 
 
@@ -91,7 +95,7 @@ class Price:
     """Of epochs of an engine with this model.
 
     Fields: engine: as in ENGINES. near: whether the detector is in the near field. slices: of the object. waves: probe
-    modes and OPR modes. own: of positions, intensity and opr, what each view has for itself. lit: with a background
+    modes; opr: OPR modes. own: of positions, intensity and opr, what each view has for itself. lit: with a background
     that moves.
     """
 
@@ -99,6 +103,7 @@ class Price:
     near: bool = False
     slices: int = 1
     waves: int = 1
+    opr: int = 0
     own: frozenset[str] = frozenset()
     lit: bool = False
 
@@ -115,19 +120,22 @@ class Price:
             view += INTENSITY
         if self.lit:
             view += BACKGROUND
-        if "opr" in self.own:
-            view += (PLAIN + PLAIN_WAVE * self.waves) * (1 + PLAIN_SLICE * (self.slices - 1))
-        batch = plainly.batch + ASKED * (len(self.own & {"positions", "intensity"}) + self.lit)
+        if self.opr:
+            view += OPR * self.opr + VARIED * self.waves
+        batch = plainly.batch + ASKED * (len(self.own) + self.lit)
         step, epoch = plainly.step * self.slices, plainly.epoch * self.slices
         return replace(plainly, view=view, batch=batch, step=step, epoch=epoch)
 
     def judged(self, own: frozenset[str], steps: int) -> float:
         """Of a pixel of a view that is judged: so many steps of fits of what it has for itself, or a pass."""
         if not own:
-            return (PASS + PASS_WAVE * self.waves) * (1 + PASS_SLICE * (self.slices - 1))
+            return (PASS + PASS_WAVE * (self.waves + self.opr)) * (1 + PASS_SLICE * (self.slices - 1))
         fits = SLICE_FITS if self.slices > 1 else FITS
-        wave = fits.wave + fits.positions * ("positions" in own)
-        wave += fits.opr if "opr" in own else fits.intensity if "intensity" in own else 0.0
+        moved = fits.positions * ("positions" in own)
+        if "opr" in own:
+            alone, wave, mode = fits.varied
+            return steps * ((alone + (wave + moved) * self.waves) * self.slices + mode * self.opr)
+        wave = fits.wave + moved + fits.intensity * ("intensity" in own)
         return steps * (fits.alone + wave * self.waves) * self.slices * (NEAR_FITS if self.near else 1)
 
     def pixels(self, size: Size, threads: int = 1, batch: float = BATCH) -> float:
@@ -146,7 +154,7 @@ def price_of(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int
     like_adam = isinstance(engine, Elementwise)
     lit = isinstance(engine, Elementwise) and engine.unknowns.background is not None
     name = "adam" if like_adam else engine.name
-    return Price(name, near, slices, modes + opr_modes, frozenset(own), lit)
+    return Price(name, near, slices, modes, opr_modes, frozenset(own), lit)
 
 
 def batch_for(views: int) -> int:
