@@ -247,7 +247,7 @@ class CpuPaths(CpuSums):
         window, count = intermediates.window, len(chunk.views)
         work = self.room("moved", threads_for(count), (compiled_moves.room(*window),), self.real)
         whole, n = self._tall(model, chunk, intermediates.whole_object, window)
-        start, shares = self._beam(model, chunk, intermediates.probe, intermediates.opr, shifted=True)
+        start, shares = self._beam(chunk, intermediates, shifted=True)
         shift = start, array_of(chunk.fractions), self._amplitudes(chunk), shares
         tables = self.transform(intermediates.probe).tables
         compiled_moves.moved_powers(work, whole, n, shift, tables, *arrays_of(moves, parts))
@@ -296,23 +296,25 @@ class CpuPaths(CpuSums):
         shares; the path."""
         obj, slices = intermediates.whole_object, len(intermediates.whole_object)
         whole, n = self._tall(model, chunk, obj, intermediates.window)
-        start, shares = self._beam(model, chunk, intermediates.probe, intermediates.opr, shifted)
+        start, shares = self._beam(chunk, intermediates, shifted)
         between = self._kernels("between slices", model.slice_kernel, self.real)
         path = slices, between, self._kernels("near field", model.kernel, self.real), shifted
         shift = start, array_of(chunk.fractions), shares
         return (whole, n, beams.numpy(), self._amplitudes(chunk)), shift, path
 
     def _beam(
-        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, shifted: bool
+        self, chunk: Chunk, intermediates: FusedIntermediates, shifted: bool, modes: int | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Spectrum of a probe, with OPR modes behind it where it varies, or itself; and what views have of them."""
+        """Spectrum of the probe, or of so many of its modes, with OPR modes behind it where beams vary, or themselves;
+        and what views have of them."""
+        probe = intermediates.probe
         if not varies(chunk):
             start = array_of(self.spectrum(chunk, probe)) if shifted else self.arrays("probe", probe)
-            return start, np.empty((len(chunk.views), 0), start.real.dtype)
-        name = f"beam {id(probe)} {shifted}"  # of a tensor that is kept, so that no other takes its name
+            return start[:modes], np.empty((len(chunk.views), 0), start.real.dtype)
+        name = f"beam {id(probe)} {shifted} {modes}"  # of a tensor that is kept, so that no other takes its name
         kept = chunk.sweep.get(name)
         if kept is None:
-            both = torch.cat((probe, opr))
+            both = torch.cat((probe[:modes], intermediates.opr))
             kept = chunk.sweep[name] = (probe, array_of(fft(both) if shifted else both))
         return kept[1], array_of(chunk.weights)
 
@@ -373,7 +375,7 @@ class CpuPaths(CpuSums):
         shifted = shifts_probe(model, chunk)
         given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
         (obj, n, _, a), (_, fractions, _), path = given
-        start, shares = self._beam(model, chunk, intermediates.probe[:modes], intermediates.opr, shifted)
+        start, shares = self._beam(chunk, intermediates, shifted, modes)
         direction = array_of(self.spectrum(chunk, d_probe) if shifted else d_probe)
         change, _ = self._tall(model, chunk, d_object, window)
         numbers = compiled_slices.room(*window, len(d_object))
@@ -446,9 +448,9 @@ class CpuPaths(CpuSums):
             gathered = [(of_probe, into.probe, into.probe_weight)]
             if len(into.opr):
                 gathered.append((of_opr, into.opr, into.opr_weight))
-            for sums, out, weight in gathered:
+            for of_bands, out, weight in gathered:
                 given = array_of(out), array_of(weight).reshape(-1)
-                compiled_probes.gather(torch.get_num_threads(), *sums, *given)
+                compiled_probes.gather(torch.get_num_threads(), *of_bands, *given)
             self.room.give_back("bands", into.kept)
             into.kept = ()
         super().finish(into)

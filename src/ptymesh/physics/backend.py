@@ -189,8 +189,8 @@ class Backend(BlockOperations):
         steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
-        mean nothing. into: complete sums, of object and probe. With `steps`, `position_step` and
-        `weight_step` may be asked of these intermediates and the waves that are returned."""
+        mean nothing. into: complete sums, of object and probe. With `steps`, `position_step` and `weight_step` may be
+        asked of these intermediates and the waves that are returned."""
         waves, found = self.detector(model, chunk, intermediates, task, into.background)
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found

@@ -61,9 +61,11 @@ PLAIN_POSITIONS = 6.3
 
 @dataclass(frozen=True)
 class Fits:
-    """A step of the fits of what a held-out view has for itself (judging.py), of a pixel of it: whatever is fitted, and
-    for each wave; for each wave of a position and an intensity. Of a beam that varies, instead: whatever else is fitted,
-    for each wave, for each OPR mode."""
+    """A step of the fits of what a held-out view has for itself (judging.py), of a pixel of it.
+
+    Fields: alone, wave: whatever is fitted, and for each wave. positions, intensity: for each wave. varied: where beams
+    vary, in the place of all but `positions`: whatever is fitted, for each wave, for each OPR mode.
+    """
 
     alone: float
     wave: float
