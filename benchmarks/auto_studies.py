@@ -145,7 +145,8 @@ def said(plain: dict[str, Any]) -> dict[str, Any]:
     short = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"stages", "auto", "output"})
     short["data"].pop("path")
     short["stages"] = [
-        {"engine": stage.name, **stage.model_dump(mode="json", exclude_defaults=True)} for stage in recipe.stages
+        {"engine": stage.name, "epochs": stage.epochs, **stage.model_dump(mode="json", exclude_defaults=True)}
+        for stage in recipe.stages
     ]
     return short
 
@@ -209,7 +210,7 @@ def line(row: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """In markdown; ratios above the bar in bold."""
     lines = [
-        "| scan | found | held out | best of the study | its held out | ratio | command, recipe (CPU s) |",
+        "| scan | found | held out | best of the study | its held out | ratio | command, its CPU time, recipe (s) |",
         "|---" * 7 + "|",
     ]
     for row in rows:
@@ -230,7 +231,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             cells += ["", ""]
         ratio = row.get("ratio")
         cells.append("" if ratio is None else f"**{ratio:.3f}**" if ratio > BAR else f"{ratio:.3f}")
-        cells.append(f"{ours['command_cpu_s']:.0f}, {ours['run_cpu_s']:.1f}" if ours else "")
+        times = "{command_s:.0f}, {command_cpu_s:.0f}, {run_s:.1f}"
+        cells.append(times.format(**ours) if ours else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

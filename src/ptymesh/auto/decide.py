@@ -44,8 +44,9 @@ OPENING, ANSWER = 12, 8
 SETTLED = 0.15
 #: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
 STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
-#: Engines that go on nearly as well, to this share, are held against each other from the start, for so many epochs.
-CLOSE, RACE = 0.01, 40
+#: Engines that go on nearly as well, to this share, are held against each other from the start, for so many epochs; the
+#: second one is taken where it is ahead by so much then.
+CLOSE, RACE, AHEAD = 0.01, 40, 0.02
 #: What raises the residual by more than this share has done harm.
 HARM = 0.005
 #: What is asked before all else.
@@ -468,7 +469,7 @@ class _Interview:
         return stages
 
     def _course(self, arena: Arena, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
-        """The track that comes further from the start, and how it goes on from there, every STRIDE epochs.
+        """Which track comes further from the start, the first one if not clearly so; how it goes on, every STRIDE epochs.
 
         What goes on best from an estimate that several engines have made is not always what comes there by itself.
         """
@@ -477,10 +478,10 @@ class _Interview:
         if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways), LENGTH):
             return ways[0], courses[0]
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
-        first = min(range(len(run)), key=lambda one: run[one][-1].value)
+        one = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
         said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
         self.note("stages", f"{RACE} epochs from the start: {said}.")
-        return ways[first], chain(run[first], courses[first])
+        return ways[one], chain(run[one], courses[one])
 
 
 def _gain(new: Track, old: Track) -> float:
