@@ -469,7 +469,7 @@ class _Interview:
         return stages
 
     def _course(self, arena: Arena, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
-        """Which track comes further from the start, the first one if not clearly so; how it goes on, every STRIDE epochs.
+        """Which track comes clearly further from the start, or else the first; how it goes on, every STRIDE epochs.
 
         What goes on best from an estimate that several engines have made is not always what comes there by itself.
         """
@@ -478,10 +478,10 @@ class _Interview:
         if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways), LENGTH):
             return ways[0], courses[0]
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
-        one = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
+        taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
         said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
         self.note("stages", f"{RACE} epochs from the start: {said}.")
-        return ways[one], chain(run[one], courses[one])
+        return ways[taken], chain(run[taken], courses[taken])
 
 
 def _gain(new: Track, old: Track) -> float:
