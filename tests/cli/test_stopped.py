@@ -244,8 +244,8 @@ def test_asked_twice_it_stops_at_once(folder: Path, undisturbed: Mapping[int, Re
 #: Of `SLOW`: what its first batch does instead of sleeping, and how often it is asked to stop then; what it says.
 HANGS = {
     "in C, where no signal is looked at": (
-        "import ctypes; lock = ctypes.CDLL(None).pthread_mutex_lock; m = bytearray(64); "
-        "m = (ctypes.c_char * 64).from_buffer(m); lock(m); lock(m)",
+        "import ctypes; lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64); "
+        "lock(mutex); lock(mutex)",
         2,
         "ptymesh: Stopped; `ptymesh resume out` goes on from the last checkpoint, if there is one.\n",
     ),

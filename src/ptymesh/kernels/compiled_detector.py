@@ -38,7 +38,6 @@ from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import columns_through, rows_transformed
 from ptymesh.kernels.row_panels import BACK, ON, row_panels_of, through_rows, window_in, windows_out
 from ptymesh.kernels.shifts import (
-    add_columns,
     add_plane,
     add_power,
     columns_in,
@@ -316,8 +315,8 @@ def _back_through_slices(
     (constants, plan, twiddles), (down, across) = tables, ramps_of
     windows, light, sums, lights, opr_sums, opr_lights, shifts, reached, probes, asked = into
     L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
-    half, light_half, opr_half, opr_light_half = halves(sums, lights, opr_sums, opr_lights, out.shape[2] * out.shape[3])
-    parts_of_beam = max(U(shares.shape[1]), ONE)
+    parts, parts_of_beam = lights.shape[1] // (out.shape[2] * out.shape[3]), max(U(shares.shape[1]), ONE)
+    (half, light_half), (opr_half, opr_light_half) = halves(sums, lights, parts), halves(opr_sums, opr_lights, parts)
     varies = shares.shape[1] > 0
     if ramped:
         ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
@@ -330,21 +329,15 @@ def _back_through_slices(
             through_rows(plane, BACK, f, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, out, wave)
             if not end:
                 columns_through(plane, between, -one, False, down, across, h, w, spare, plan, twiddles)
-            elif ramped and not varies:
-                add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums[band], half, reached[j])
-            else:
-                if ramped:
-                    turn_columns(plane, down, across, h, w, spare, plan, twiddles)
-                for i in range(parts_of_beam if m == ZERO else ONE):
-                    first, share = i == ZERO, shares[j, i] if varies else one
-                    kind, which, behind = (PROBE, m, half) if first else (OPR, i - ONE, opr_half)
-                    add_plane(
-                        plane, share, kind, which, shifts, (sums if first else opr_sums)[band], behind, reached[j]
-                    )
-            if end and len(asked) > 0:
-                for i in range(parts_of_beam if m == ZERO else ONE):
-                    which = m if i == ZERO else M + i - ONE
-                    add_asked(plane, which, ramped and not varies, down, across, h, w, probes, asked[j], THREE * i)
+                continue
+            if ramped:
+                turn_columns(plane, down, across, h, w, spare, plan, twiddles)
+            for i in range(parts_of_beam if m == ZERO else ONE):
+                first, share = i == ZERO, shares[j, i] if varies else one
+                kind, which, behind = (PROBE, m, half) if first else (OPR, i - ONE, opr_half)
+                add_plane(plane, share, kind, which, shifts, (sums if first else opr_sums)[band], behind, reached[j])
+                if len(asked) > 0:
+                    add_asked(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
         pixel = h * w * (j * L + l)
         windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
     for i in range(parts_of_beam):

@@ -38,7 +38,7 @@ from ptymesh.kernels.column_panels import (
 )
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.row_panels import counted, first_of, window_in
-from ptymesh.kernels.shifts import columns_in, factors, frequency, ramps, turned_by
+from ptymesh.kernels.shifts import columns_in, factors, frequency, ramps
 from ptymesh.kernels.vectors import LANES, load, load_complex, spread, store, total
 
 
@@ -57,27 +57,20 @@ def rows_that_count(h: int, dtype: Any) -> Any:
 
 
 @inlined
-def add_asked(
-    plane: Any, m: int, ramped: bool, down: Any, across: Any, h: int, w: int, probes: Any, asked: Any, at: int
-) -> None:
-    """asked[at] and on: += Re <d_y psi, chi>, Re <d_x psi, chi>, Re <psi, chi> of mode m, whose T, of shifted probes
-    before it is multiplied by factors down and across, stands in a plane.
+def add_asked(plane: Any, m: int, h: int, w: int, probes: Any, asked: Any, at: int) -> None:
+    """asked[at] and on: += Re <d_y psi, chi>, Re <d_x psi, chi>, Re <psi, chi> of mode m, whose T stands in a plane.
 
     probes: F P or P, a plane for each mode, and each OPR mode; then 2 pi k_y (h,) and 2 pi k_x (w',), which is 0 beyond
     w.
     """
-    place, across_at = U(len(plane)) * m, U(len(probes)) - U(across.shape[1])
-    down_at, zero = across_at - h, spread(down[0, 0] - down[0, 0])
+    place, across_at = U(len(plane)) * m, U(len(probes)) - (w + LANES - ONE) // LANES * LANES
+    down_at, zero = across_at - h, spread(plane[0] - plane[0])
     for start in range(ZERO, w, LANES):
         by_y = by_x = along = zero
-        c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             u, v = load(probes, place + i), load(probes, place + i + LANES)
-            if ramped:
-                p, q = turned_by(plane, i, c, d, down, r)
-            else:
-                p, q = load(plane, i), load(plane, i + LANES)
+            p, q = load(plane, i), load(plane, i + LANES)
             turned = v * p - u * q
             by_y, by_x = by_y + spread(probes[down_at + r]) * turned, by_x + turned
             along = along + (u * p + v * q)

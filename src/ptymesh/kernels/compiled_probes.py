@@ -53,7 +53,7 @@ def to_spectrum(
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
         band = np.int64(i)
-        half, light_half, _, _ = halves(sums, lights, sums[:, :0], lights[:, :0], h * w)
+        half, light_half = halves(sums, lights, lights.shape[1] // (h * w))
         for j in range(B * band // bands, B * (band + 1) // bands):
             y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
             given, found = (a[j], fractions[j], tables, shifts), (sums[band], half, reached[j])
@@ -63,16 +63,9 @@ def to_spectrum(
 
 
 @inlined
-def halves(sums: Any, lights: Any, opr_sums: Any, opr_lights: Any, pixels: int) -> Any:
-    """Numbers from the first to the second part of a band's sums and lights, of windows of so many pixels; and of those
-    of OPR modes."""
-    parts = lights.shape[1] // pixels
-    return (
-        second_part(sums.shape[1], parts),
-        second_part(lights.shape[1], parts),
-        second_part(opr_sums.shape[1], parts),
-        second_part(opr_lights.shape[1], parts),
-    )
+def halves(sums: Any, lights: Any, parts: int) -> Any:
+    """Numbers from the first to the second part of a band's sums and lights, where they have so many."""
+    return second_part(sums.shape[1], parts), second_part(lights.shape[1], parts)
 
 
 @inlined

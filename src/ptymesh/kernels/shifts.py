@@ -165,7 +165,8 @@ def waves_in(probe: Any, m: int, M: int, shares: Any, f: float, h: int, spare: A
 
 @inlined
 def add_plane(plane: Any, f: float, kind: int, m: int, shifts: Any, sums: Any, half: int, reached: Any) -> None:
-    """sums (parts M 2 h w') of mode m += f times the wave in a plane, rounded; see `add_columns`. kind: of sum."""
+    """sums (parts M 2 h w') of mode m += f times the wave in a plane, rounded. kind: of sum; half: numbers to the
+    second part; reached: see `compiled.to_windows`."""
     shift, fine, top, by = spread(shifts[kind, 0]), spread(shifts[kind, 1]), spread(plane[0] - plane[0]), spread(f)
     for i in range(ZERO, U(len(plane)), LANES):
         p = by * load(plane, i)
@@ -185,37 +186,6 @@ def turn_columns(plane: Any, down: Any, across: Any, h: int, w: int, spare: Any,
             p, q = turned_by(plane, i, c, d, down, r)
             store(plane, i, p)
             store(plane, i + LANES, q)
-
-
-@inlined
-def add_columns(
-    plane: Any,
-    down: Any,
-    across: Any,
-    h: int,
-    w: int,
-    m: int,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
-    shifts: Any,
-    sums: Any,
-    half: int,
-    reached: Any,
-) -> None:
-    """sums (parts M 2 h w') of mode m += factors times the wave in a plane, whose rows are transformed and columns not;
-    rounded. half: numbers to the second part; reached: see `compiled.to_windows`."""
-    shift, fine, top = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1]), spread(twiddles[0, 0] - twiddles[0, 0])
-    for start in range(ZERO, w, LANES):
-        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
-        c, d = load(across[0], start), load(across[1], start)
-        for r in range(h):
-            i = TWO * h * start + PAIR * r
-            p, q = turned_by(plane, i, c, d, down, r)
-            top = larger(magnitude(p), larger(magnitude(q), top))
-            add_rounded(sums, U(len(plane)) * m + i, half, p, shift, fine)
-            add_rounded(sums, U(len(plane)) * m + i + LANES, half, q, shift, fine)
-    reached[PROBE] = max(reached[PROBE], highest(top))
 
 
 @inlined
@@ -257,7 +227,8 @@ def add_shifted_back(
     for m in range(M):
         wave = TWO * h * w * (view * M + m)
         rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, twiddles, plane)
-        add_columns(plane, down, across, h, w, m, spare, plan, twiddles, shifts, sums, half, reached)
+        turn_columns(plane, down, across, h, w, spare, plan, twiddles)
+        add_plane(plane, constants[1], PROBE, m, shifts, sums, half, reached)
 
 
 @inlined
