@@ -214,7 +214,9 @@ def compare_steps(case: Case, **changes: object) -> None:
     """Steps of positions."""
     chi = case.many()
     all_intermediates = case.forwards(**changes)  # type: ignore[arg-type]
-    reference, fused = (p.position_step(case.model, c, case.object, s, chi) for p, c, s in all_intermediates)
+    reference, fused = (
+        p.position_step(case.model, c, case.object, case.probe, case.opr, s, chi) for p, c, s in all_intermediates
+    )
     assert fused.dtype == torch.float64
     case.close(fused, reference)
 
@@ -238,7 +240,7 @@ def asked_in_a_sweep(case: Case, backend: Backend, chunk: Chunk, keep: bool = Fa
     weights = backend.weight_step(case.model, chunk, case.probe, case.opr, made, chi)
     if case.model.subpixel == "none" or chunk.whole:
         return (weights,)
-    return weights, backend.position_step(case.model, chunk, case.object, made, chi)
+    return weights, backend.position_step(case.model, chunk, case.object, case.probe, case.opr, made, chi)
 
 
 def compare_asked(case: Case, **changes: object) -> None:

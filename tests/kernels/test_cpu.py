@@ -114,9 +114,12 @@ def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
     case = Case(torch.complex64, (16, 16), modes=3)
     waves = case.probe.numel() * case.probe.element_size()
     for subpixel, found in (("none", 0), ("fourier", 0), ("bilinear", waves)):
-        assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe) == found
+        for steps in (False, True):
+            assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe, steps) == found
     sliced = Case(torch.complex64, (16, 16), modes=3, subpixel="bilinear", slices=2)
-    assert sliced.fused.sweep_bytes(sliced.model, sliced.probe) == 0
+    assert sliced.fused.sweep_bytes(sliced.model, sliced.probe, False) == 0
+    near = Case(torch.complex64, (16, 16), modes=3, propagation="angular_spectrum")  # waves are what moves are made of
+    assert [near.fused.sweep_bytes(near.model, near.probe, steps) for steps in (False, True)] == [0, waves]
 
 
 #: What a case has that kernels may not know; 17 has no transform.
@@ -150,7 +153,7 @@ def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch:
         "detector": (made, "evaluate"),
         "adjoint": (made, chi, sums),
         "sweep": (made, "exit_wave_update", sums),
-        "position_step": (case.object, made, chi),
+        "position_step": (case.object, case.probe, case.opr, made, chi),
         "systems": (made, case.object, case.probe, chi),
     }
     if case.model.subpixel == "none":  # positions have no derivative
@@ -398,7 +401,9 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
                 back = backend.sweep(case.model, some, made, "exit_wave_update", sums, keep=True, steps=True)[0]
                 weights[views] = backend.weight_step(case.model, some, case.probe, case.opr, made, back)
                 if case.model.subpixel == "fourier":
-                    positions[views] = backend.position_step(case.model, some, case.object, made, back)
+                    positions[views] = backend.position_step(
+                        case.model, some, case.object, case.probe, case.opr, made, back
+                    )
                 chi[views] = back
                 again = backend.detector(case.model, some, made, "exit_wave_update")[0]
                 assert torch.equal(again, chi[views]), "without sums it is the same"

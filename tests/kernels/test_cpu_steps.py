@@ -90,9 +90,40 @@ def test_steps_are_those_of_waves_that_a_sweep_brought_back(slices: int, monkeyp
     chunk, sums = replace(case.chunk, sweep={}), nothing(case)
     made = case.fused.forward(case.model, chunk, case.object, case.probe)
     chi, _ = case.fused.sweep(case.model, chunk, made, "exit_wave_update", sums, keep=True, steps=True)
-    found = [case.fused.position_step(case.model, chunk, case.object, made, waves) for waves in (chi, chi.clone())]
+    found = [
+        case.fused.position_step(case.model, chunk, case.object, case.probe, case.opr, made, waves)
+        for waves in (chi, chi.clone())
+    ]
     assert asked and set(asked) == {"position_step"}
     case.close(*found)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("opr", [0, 2])
+def test_steps_where_the_transform_is_not_known(slices: int, opr: int) -> None:
+    case = Case(torch.complex64, (22, 26), 2, slices=slices, opr=opr)
+    compare_steps(case)
+    compare_weight_steps(case)
+
+
+def test_norms_are_exact_on_whole_pixels_and_close_beside_them() -> None:
+    """Of beams before they are shifted; the derivative is that of the shifted one."""
+    case = Case(modes=2, window=(16, 20), opr=2)
+    case.chunk.weights[:, 1:] *= 0.2
+    for by, most in ((0.0, 1e-12), (1.0, 0.5)):
+        chunk = replace(case.chunk, fractions=by * case.chunk.fractions, sweep={})
+        made = Backend().forward(case.model, chunk, case.object, case.probe, case.opr)
+        norms = Backend().powers_of_moves(chunk, made, case.probe, case.opr)
+        for axis in (0, 1):
+            moved = case.model.position_derivative(case.object, chunk.anchors, chunk.fractions, made, axis)
+            off = (norms[:, axis] / inner(moved, moved) - 1).abs()
+            assert float(off.max()) < most and (by == 0 or float(off.max()) > 1e-6)
+        parts = Backend().powers_of_parts(chunk, made, case.probe, case.opr)
+        for k, part in enumerate((case.probe, *case.opr[:, None])):
+            wave = case.model.exit_change(
+                made, case.model.probes(part, chunk.fractions, torch.ones(len(norms), 1)), None
+            )
+            assert float((parts[:, k] / inner(wave, wave) - 1).abs().max()) < most
 
 
 def test_whole_positions_need_no_shift() -> None:
@@ -129,7 +160,7 @@ def test_position_steps_in_the_near_field_are_those_of_what_the_detector_sees() 
     case = Case(window=(24, 20), modes=2, propagation="angular_spectrum")
     chi, h = case.many(), 1e-6
     _, (fused, chunk, made) = case.forwards()
-    steps = fused.position_step(case.model, chunk, case.object, made, chi)
+    steps = fused.position_step(case.model, chunk, case.object, case.probe, case.opr, made, chi)
 
     def detected(axis: int, by: float) -> torch.Tensor:
         f = chunk.fractions.clone()
@@ -151,7 +182,10 @@ def test_a_near_field_image_of_nothing_says_nothing_of_its_position() -> None:
     case = Case(torch.complex64, (16, 20), 1, propagation="angular_spectrum")
     case.object[:] = 1
     _, (fused, chunk, made) = case.forwards()
-    assert float(fused.position_step(case.model, chunk, case.object, made, made.exit).abs().max()) < 0.3
+    assert (
+        float(fused.position_step(case.model, chunk, case.object, case.probe, case.opr, made, made.exit).abs().max())
+        < 0.3
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -241,7 +241,7 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
         backend.finish(sums)
         assert sums.object is not None and sums.object_weight is not None and sums.probe is not None
         steps = (
-            backend.position_step(case.model, chunk, obj, intermediates, chi)
+            backend.position_step(case.model, chunk, obj, case.probe, case.opr, intermediates, chi)
             if subpixel == "fourier"
             else intermediates.exit
         )

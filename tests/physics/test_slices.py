@@ -50,7 +50,7 @@ def test_steps_of_positions(absorbing: bool, accuracy: float) -> None:
     made, none = scene_of(toy, toy.model), torch.zeros(0)
     chi = torch.randn(made.exit.shape, dtype=made.exit.dtype, generator=torch.Generator().manual_seed(1))
     chunk = Chunk(EVERY, EVERY, e.anchors, f, e.weights, none, none, none)
-    steps = Backend().position_step(toy.model, chunk, e.object, made, chi)
+    steps = Backend().position_step(toy.model, chunk, e.object, e.probe, e.opr, made, chi)
     let_through = inner(made.exit, made.exit) / e.probe.abs().square().sum()
     assert float(let_through.max()) < 0.6 if absorbing else float(let_through.min()) > 0.9999
     for axis in (0, 1):

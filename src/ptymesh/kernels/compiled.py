@@ -276,34 +276,30 @@ def _along_positions(
     shared = beams.shape[0] == 1
     zero = constants[0]
     y, x = n[j, 0], n[j, 1]
-    s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    s0, s1, s2 = 0.0, 0.0, 0.0
     for m in range(M):
         for r in range(h):
             o, q, p = obj[y + r, x : x + w], chi[j, m, r], beams[0 if shared else j, m, r]
             dy, dx = by_y[j, m, r], by_x[j, m, r]
-            t0, t1, t2, t3, t4 = zero, zero, zero, zero, zero
+            t0, t1, t2 = zero, zero, zero
             for c in range(w):
                 light = o[c].real * o[c].real + o[c].imag * o[c].imag
                 re = o[c].real * q[c].real + o[c].imag * q[c].imag
                 im = o[c].real * q[c].imag - o[c].imag * q[c].real
                 t0 += dy[c].real * re + dy[c].imag * im
-                t1 += light * (dy[c].real * dy[c].real + dy[c].imag * dy[c].imag)
-                t2 += dx[c].real * re + dx[c].imag * im
-                t3 += light * (dx[c].real * dx[c].real + dx[c].imag * dx[c].imag)
-                t4 += light * (p[c].real * p[c].real + p[c].imag * p[c].imag)
+                t1 += dx[c].real * re + dx[c].imag * im
+                t2 += light * (p[c].real * p[c].real + p[c].imag * p[c].imag)
             s0 -= t0
-            s1 += t1
-            s2 -= t2
-            s3 += t3
-            s4 += t4
-    out[j, 0], out[j, 1], out[j, 2], out[j, 3], out[j, 4] = s0, s1, s2, s3, s4 * a[j] * a[j]
+            s1 -= t1
+            s2 += t2
+    out[j, 0], out[j, 1], out[j, 2] = s0, s1, s2 * a[j] * a[j]
 
 
 @parallel
 def along_positions(
     chi: Any, obj: Any, n: Any, beams: Any, a: Any, by_y: Any, by_x: Any, constants: Any, out: Any
 ) -> None:
-    """out_j: Re <d_y, chi>, ||d_y||^2, Re <d_x, chi>, ||d_x||^2, ||psi||^2 with d_a = -O by_a, psi = a O beams."""
+    """out_j: Re <d_y, chi>, Re <d_x, chi>, ||psi||^2 with d_a = -O by_a, psi = a O beams."""
     for i in prange(len(out)):
         _along_positions(np.int64(i), chi, obj, n, beams, a, by_y, by_x, constants, out)
 

@@ -340,15 +340,16 @@ def _back_through_slices(
                     add_asked(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
         pixel = h * w * (j * L + l)
         windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
+        if len(asked) > 0 and (l == ZERO or k == ZERO):
+            behind = power_behind(row_panels[1], row_panels[4], h, w)
+            for i in range(TWO):
+                if l == (L - ONE) * U(i):
+                    asked[j, THREE * parts_of_beam + U(i)] = behind
     for i in range(parts_of_beam):
         first, share = i == ZERO, shares[j, i] if varies else a[j]
         kind, which, behind = (PROBE_WEIGHT, ZERO, light_half) if first else (OPR_WEIGHT, i - ONE, opr_light_half)
         into_light = (lights if first else opr_lights)[band]
         add_power(obj, U(n[j, 0]), U(n[j, 1]), share, kind, which, shifts, h, w, into_light, behind, reached[j])
-    if len(asked) > 0:
-        for k in range(TWO):
-            _, window, entered, _, _ = row_panels_of(room, (L - ONE) * U(k), L, M, h, w)
-            asked[j, THREE * parts_of_beam + U(k)] = power_behind(window, entered, M, h, w)
 
 
 @inlined

@@ -30,22 +30,13 @@ from ptymesh.kernels.column_panels import (
     WIDTH,
     ZERO,
     U,
-    pixels,
-    row_panel_from,
     row_panel_in,
-    rows_of,
     transform,
 )
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.row_panels import counted, first_of, window_in
-from ptymesh.kernels.shifts import columns_in, factors, frequency, ramps
+from ptymesh.kernels.row_panels import counted, first_of
+from ptymesh.kernels.shifts import frequency
 from ptymesh.kernels.vectors import LANES, load, load_complex, spread, store, total
-
-
-def room(h: int, w: int) -> int:
-    """Numbers that a band of `moved_powers` works in: a row and two spare ones, a plane, a window."""
-    rows = 2 * pixels(WIDTH, w) + 4 * WIDTH * max(h, w)
-    return rows + 2 * pixels(h, w) + 2 * pixels(h + -h % WIDTH, w)
 
 
 @inlined
@@ -80,97 +71,44 @@ def add_asked(plane: Any, m: int, h: int, w: int, probes: Any, asked: Any, at: i
 
 
 @inlined
-def power_behind(window: Any, beams: Any, M: int, h: int, w: int) -> float:
-    """sum_m ||O phi_m||^2 of a slice's window and the M waves that enter it, in row panels."""
+def power_behind(window: Any, light: Any, h: int, w: int) -> float:
+    """sum_m ||O phi_m||^2 of a slice's window and its light, sum_m |phi_m|^2, in row panels."""
     block, mask, found = PAIR * ((w + LANES - ONE) // LANES * LANES), rows_that_count(h, window.dtype), 0.0
-    size = block * counted(h)
     for i in range(counted(h)):
-        at = block * U(i)
-        for m in range(M):
-            power = spread(window[0] - window[0])
-            for o in range(at, at + PAIR * w, PAIR):
-                s, t, p, q = (
-                    load(window, o),
-                    load(window, o + LANES),
-                    load(beams, size * m + o),
-                    load(beams, size * m + o + LANES),
-                )
-                power = power + (s * s + t * t) * (p * p + q * q)
-            found += total(load(mask, ZERO) * power if h % LANES > ZERO and i == 0 else power)
-    return found
-
-
-@inlined
-def _seen(
-    m: int,
-    M: int,
-    shares: Any,
-    spectrum: Any,
-    down: Any,
-    across: Any,
-    light: Any,
-    mask: Any,
-    row: Any,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
-    plane: Any,
-) -> float:
-    """||O_1 P||^2 of a mode whose spectrum is multiplied by factors; light: |O_1|^2 in row panels."""
-    h, w, found, minus = U(spectrum.shape[1]), U(spectrum.shape[2]), 0.0, spread(-twiddles[0, 0])
-    block = PAIR * U(across.shape[1])
-    columns_in(spectrum, m, M, shares, down, across, minus, h, spare, plan, twiddles, plane)
-    for i in range(counted(h)):
-        row_panel_from(plane, first_of(U(i), h), h, w, row, ZERO)
-        transform(row, ZERO, spare, w, plan[1], twiddles[1])
-        power = spread(twiddles[0, 0] - twiddles[0, 0])
-        for c in range(ZERO, PAIR * w, PAIR):
-            p, q = load(row, c), load(row, c + LANES)
-            power = power + load(light, block * U(i) + c) * (p * p + q * q)
+        at, power = block * U(i), spread(window[0] - window[0])
+        for c in range(ZERO, LANES * w, LANES):
+            s, t = load(window, at + TWO * c), load(window, at + TWO * c + LANES)
+            power = power + (s * s + t * t) * load(light, at // TWO + c)
         found += total(load(mask, ZERO) * power if h % LANES > ZERO and i == 0 else power)
     return found
 
 
 @inlined
-def _moved(j: int, work: Any, obj: Any, n: Any, shift: Any, tables: Any, moves: Any, parts: Any) -> None:
-    (spectrum, fractions, a, shares), (constants, plan, twiddles) = shift, tables
-    h, w, K = U(spectrum.shape[1]), U(spectrum.shape[2]), U(max(shares.shape[1] - 1, 0))
-    M = U(spectrum.shape[0]) - K
-    (row, spare, at), (down, across) = rows_of(work, ZERO, h, w), factors(h, w, constants.dtype)
-    mask, stride = rows_that_count(h, constants.dtype), TWO * U(obj.shape[1])
-    block = PAIR * U(across.shape[1])
-    plane, light = work[at : at + TWO * h * U(across.shape[1])], work[at + TWO * h * U(across.shape[1]) :]
-    window_in(obj, stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride, h, w, light)
-    for i in range(ZERO, block * counted(h), PAIR):
-        s, t = load(light, i), load(light, i + LANES)
-        store(light, i, s * s + t * t)
-    given = (spectrum, down, across, light, mask, row, spare, plan, twiddles, plane)
-    for axis in range(2 if len(moves) > 0 else 0):
-        ramps(fractions[j], np.int64(w), axis, a[j] * constants[6], down, across)
-        moves[j, axis] = 0.0
-        for m in range(M):
-            moves[j, axis] += _seen(m, M, shares[j], *given)
-    if len(parts) > 0:
-        ramps(fractions[j], np.int64(w), -1, constants[6], down, across)
-        parts[j] = 0.0
-        for m in range(M + K):
-            parts[j, ZERO if m < M else ONE + m - M] += _seen(m, M, shares[j, :0], *given)
+def _lit(j: int, light: Any, obj: Any, n: Any, maps: Any, out: Any) -> None:
+    h, w, y, x = U(maps.shape[1]), U(maps.shape[2]), U(n[j, 0]), U(n[j, 1])
+    for r in range(h):
+        for c in range(w):
+            O = obj[y + r, x + c]
+            light[r, c] = O.real * O.real + O.imag * O.imag
+    for k in range(U(len(maps))):
+        found = 0.0
+        for r in range(h):
+            row, by = light[r], maps[k, r]
+            along = row[0] - row[0]
+            for c in range(w):
+                along += row[c] * by[c]
+            found += along
+        out[j, k] = found
 
 
 @parallel
-def moved_powers(work: Any, obj: Any, n: Any, shift: Any, tables: Any, moves: Any, parts: Any) -> None:
-    """moves_j: ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2, summed over modes, P_j shifted and of the view's amplitude.
-    parts_j: ||O_1 T P||^2 of the shifted probe, and of each OPR mode, as if views had it in full.
-
-    obj (H, W), of which the first slice is the top; n (B, 2); shift: spectrum (M, h, w), fractions (B, 2), amplitudes,
-    and shares (B, 0), or of beams that vary (M + K, h, w) and (B, 1 + K). moves (B, 2) and parts (B, 1 + K), of which
-    one may have no rows: it is not wanted.
-    """
+def lit(work: Any, obj: Any, n: Any, maps: Any, out: Any) -> None:
+    """out_jk: sum |S_j O|^2 maps_k; work (bands, h, w), obj (H, W), n (B, 2), maps (K, h, w), out (B, K)."""
     count, bands = len(n), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            _moved(U(j), work[band], obj, n, shift, tables, moves, parts)
+            _lit(np.int64(j), work[band], obj, n, maps, out)
 
 
 # --- where the image moves with the probe ---
@@ -289,6 +227,6 @@ def moves_of_images(work: Any, chi: Any, obj: Any, n: Any, beams: Any, a: Any, t
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    moved_powers: "r2 c2 i2 (c3 r2 r1 r2) (r1 i2 r2) d2 d2",
+    lit: "r3 c2 i2 r3 d2",
     moves_of_images: "r2 c4 c2 i2 c4 r1 (r1 i2 r2) d2",
 }

@@ -228,9 +228,10 @@ class CpuBackend(CpuPaths):
         note(into, reached)
         return waves, found
 
-    def sweep_bytes(self, model: Model, probe: Tensor) -> int:
+    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool) -> int:
         """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done."""
-        return 0 if self.at_once(model, window_of(probe)) else super().sweep_bytes(model, probe)
+        by_panels = self.at_once(model, window_of(probe)) and not (steps and model.kernel is not None)
+        return 0 if by_panels else super().sweep_bytes(model, probe, steps)
 
     def _far(self, model: Model, window: tuple[int, int]) -> bool:
         """Whether the kernels know the transform to the detector."""
@@ -333,18 +334,25 @@ class CpuBackend(CpuPaths):
         return near and model.subpixel == "fourier" and self.at_once(model, window)
 
     def position_step(
-        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+        self,
+        model: Model,
+        chunk: Chunk,
+        obj: Tensor,
+        probe: Tensor,
+        opr: Tensor,
+        intermediates: Intermediates,
+        chi: Tensor,
     ) -> Tensor:
         """As `Backend.position_step`; in the near field by transforms of eight lines of pixels at a time."""
         window = window_of(chi)
         if not self._moves_image(model, window):
-            return super().position_step(model, chunk, obj, intermediates, chi)
+            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         found = torch.empty((len(chi), 5), dtype=torch.float64)
         work = self.room("images", threads_for(len(chi)), (compiled_moves.room_beside(*window),), self.real)
         given = (array_of(chi), *_parts(intermediates), self.transform(chi).tables)
         compiled_moves.moves_of_images(work, *given, found.numpy())
-        return steps_of(found, chi)
+        return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
@@ -361,7 +369,7 @@ class CpuBackend(CpuPaths):
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""
-        found = torch.empty((len(chi), 5), dtype=torch.float64)
+        found = torch.empty((len(chi), 3), dtype=torch.float64)
         arrays = (array_of(chi), *_parts(intermediates), *arrays_of(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found

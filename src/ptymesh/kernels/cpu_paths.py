@@ -27,15 +27,13 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, varies, window_of
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.kept import Planes
 from ptymesh.kernels.object_sums import ObjectSums
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through, step_along
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through
 from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
-from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.model import power as power_of
 from ptymesh.physics.propagate import fft, frequencies
 
 TASKS = {
@@ -225,32 +223,33 @@ class CpuPaths(CpuSums):
     # --- what views ask for ---
 
     def position_step(
-        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+        self,
+        model: Model,
+        chunk: Chunk,
+        obj: Tensor,
+        probe: Tensor,
+        opr: Tensor,
+        intermediates: Intermediates,
+        chi: Tensor,
     ) -> Tensor:
         """As `Backend.position_step`; of waves that a sweep brought back, with what it has found on the way."""
         asked = asked_of(intermediates, chi)
         if asked is None or not self._tells_moves(model, chunk):
-            return super().position_step(model, chunk, obj, intermediates, chi)
-        assert isinstance(intermediates, FusedIntermediates)
+            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         parts, (behind, left) = _parts_asked(asked), asked[:, -2:].unbind(1)
         of_beam = (parts * chunk.weights[:, :, None]).sum(1) if varies(chunk) else parts[:, 0]
-        powers = torch.empty((len(asked), 2), dtype=torch.float64)
-        self._moved_powers(model, chunk, intermediates, powers, powers[:0])
-        norms = (powers * let_through(behind, left)[:, None]).unbind(1)
-        along = of_beam[:, :2].unbind(1)
-        return torch.stack([step_along(a, norm, left, chi) for a, norm in zip(along, norms, strict=True)], dim=1)
+        norms = self.powers_of_moves(chunk, intermediates, probe, opr) * let_through(behind, left)[:, None]
+        return steps_of(of_beam[:, :2], norms, left, chi)
 
-    def _moved_powers(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, moves: Tensor, parts: Tensor
-    ) -> None:
-        """See `compiled_moves.moved_powers`."""
-        window, count = intermediates.window, len(chunk.views)
-        work = self.room("moved", threads_for(count), (compiled_moves.room(*window),), self.real)
-        whole, n = self._tall(model, chunk, intermediates.whole_object, window)
-        start, shares = self._beam(chunk, intermediates, shifted=True)
-        shift = start, array_of(chunk.fractions), self._amplitudes(chunk), shares
-        tables = self.transform(intermediates.probe).tables
-        compiled_moves.moved_powers(work, whole, n, shift, tables, *arrays_of(moves, parts))
+    def lit(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
+        """As `Backend.lit`, view by view in the cache."""
+        if not isinstance(intermediates, FusedIntermediates):
+            return super().lit(chunk, intermediates, maps)
+        whole, n = self._tall(intermediates.model, chunk, intermediates.whole_object, intermediates.window)
+        found = torch.empty((len(n), len(maps)), dtype=torch.float64)
+        light = np.empty((threads_for(len(n)), *maps.shape[1:]), numpy_dtype(self.real))
+        compiled_moves.lit(light, whole, n, *arrays_of(maps, found))
+        return found
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
@@ -263,15 +262,7 @@ class CpuPaths(CpuSums):
         if not varies(chunk):
             power = asked[:, 4].clamp(min=tiny)  # of w d psi/dw
             return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.real)
-        assert isinstance(intermediates, FusedIntermediates)
-        powers = asked.new_empty(chunk.weights.shape)
-        if shifts_probe(model, chunk):
-            self._moved_powers(model, chunk, intermediates, powers[:0], powers)
-        else:
-            given = intermediates.whole_object[:1], chunk.anchors, chunk.fractions, intermediates.window
-            light = power_of(model.windows(*given))
-            for k, part in enumerate((probe, *opr)):
-                powers[:, k] = over_window(light * power_of(part.view(1, -1, *part.shape[-2:])))
+        powers = self.powers_of_parts(chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
             powers *= let_through(*asked[:, -2:].unbind(1))[:, None]
         return (_parts_asked(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.real)

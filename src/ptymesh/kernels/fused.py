@@ -167,7 +167,7 @@ class FusedBackend(Backend, ABC):
 
     @abstractmethod
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
-        """<d_y, chi>, ||d_y||^2, <d_x, chi>, ||d_x||^2, ||psi||^2 of each view, (B, 5) float64; d_a = -O by_a."""
+        """<d_y, chi>, <d_x, chi>, ||psi||^2 of each view, (B, 3) float64; d_a = -O by_a."""
 
     @abstractmethod
     def step_systems(
@@ -267,15 +267,23 @@ class FusedBackend(Backend, ABC):
     # --- sums of single views ---
 
     def position_step(
-        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+        self,
+        model: Model,
+        chunk: Chunk,
+        obj: Tensor,
+        probe: Tensor,
+        opr: Tensor,
+        intermediates: Intermediates,
+        chi: Tensor,
     ) -> Tensor:
         """As `Backend.position_step`."""
         if not self.supports(model, chunk, "position_step"):
-            return super().position_step(model, chunk, obj, intermediates, chi)
+            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         amplitudes = chunk.weights[:, 0].contiguous()
-        by_y, by_x = (self._shifted(chunk, intermediates.probe, amplitudes, axis) for axis in (0, 1))
-        return steps_of(self.along_positions(intermediates, chi, by_y, by_x), chi)
+        by_y, by_x = (self._shifted(chunk, probe, amplitudes, axis) for axis in (0, 1))
+        found = self.along_positions(intermediates, chi, by_y, by_x)
+        return steps_of(found[:, :2], self.powers_of_moves(chunk, intermediates, probe, opr), found[:, 2], chi)
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
@@ -292,11 +300,10 @@ class FusedBackend(Backend, ABC):
         )
 
 
-def steps_of(found: Tensor, chi: Tensor) -> Tensor:
-    """Steps of positions (B, 2) of what `along_positions` returns, (B, 5)."""
-    along_y, norm_y, along_x, norm_x, exit_norm = found.unbind(1)
-    pairs = (along_y, norm_y), (along_x, norm_x)
-    return torch.stack([step_along(along, norm, exit_norm, chi) for along, norm in pairs], dim=1)
+def steps_of(along: Tensor, norms: Tensor, exit_norm: Tensor, like: Tensor) -> Tensor:
+    """Steps of positions (B, 2): of products and norms (B, 2), and powers of exit waves (B,)."""
+    pairs = zip(along.unbind(1), norms.unbind(1), strict=True)
+    return torch.stack([step_along(one, norm, exit_norm, like) for one, norm in pairs], dim=1)
 
 
 def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:

@@ -313,7 +313,7 @@ class GpuBackend(FusedBackend):
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """See the base."""
-        parts = _parts(chi, 5)
+        parts = _parts(chi, 3)
         given = (
             chi.contiguous(),
             intermediates.object,

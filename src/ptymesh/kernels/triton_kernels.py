@@ -295,32 +295,25 @@ def to_probes(chi, obj, n, out, M, area, w, W, SCALED: tl.constexpr, TILE: tl.co
 
 @triton.jit
 def along_positions(chi, obj, n, beams, a, by_y, by_x, parts, M, area, w, W, SHARED: tl.constexpr, TILE: tl.constexpr):
-    """parts (B, tiles, 5): Re <d_y, chi>, ||d_y||^2, Re <d_x, chi>, ||d_x||^2, ||psi||^2.
-
-    d_a = -O by_a, psi = a O beams.
-    """
+    """parts (B, tiles, 3): Re <d_y, chi>, Re <d_x, chi>, ||psi||^2; d_a = -O by_a, psi = a O beams."""
     j, tile, pixels, inside = _place(area, TILE)
     o_re, o_im = _load(obj, _under(n, j, pixels, w, W), inside)
     f = tl.load(a + j)
     light = o_re * o_re + o_im * o_im
-    along_y, norm_y, along_x, norm_x, exit_norm = light * 0, light * 0, light * 0, light * 0, light * 0
+    along_y, along_x, exit_norm = light * 0, light * 0, light * 0
     for m in range(M):
         at = (j * M + m) * area + pixels
         q_re, q_im = _load(chi, at, inside)
         re, im = o_re * q_re + o_im * q_im, o_re * q_im - o_im * q_re
         d_re, d_im = _load(by_y, at, inside)
         along_y -= d_re * re + d_im * im
-        norm_y += light * (d_re * d_re + d_im * d_im)
         d_re, d_im = _load(by_x, at, inside)
         along_x -= d_re * re + d_im * im
-        norm_x += light * (d_re * d_re + d_im * d_im)
         p_re, p_im = _load(beams, ((0 if SHARED else j * M) + m) * area + pixels, inside)
         exit_norm += f * f * light * (p_re * p_re + p_im * p_im)
-    _part(parts, j, tile, area, 0, 5, along_y, TILE)
-    _part(parts, j, tile, area, 1, 5, norm_y, TILE)
-    _part(parts, j, tile, area, 2, 5, along_x, TILE)
-    _part(parts, j, tile, area, 3, 5, norm_x, TILE)
-    _part(parts, j, tile, area, 4, 5, exit_norm, TILE)
+    _part(parts, j, tile, area, 0, 3, along_y, TILE)
+    _part(parts, j, tile, area, 1, 3, along_x, TILE)
+    _part(parts, j, tile, area, 2, 3, exit_norm, TILE)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ and `exit`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.operators import Values
+from ptymesh.physics.propagate import fft, frequencies, ifft
 from ptymesh.physics.rounding import rounded
 from ptymesh.physics.sums import Adjoints, BlockOperations
 
@@ -202,8 +204,9 @@ class Backend(BlockOperations):
         """
         return self.detector(model, chunk, intermediates, task)[0]
 
-    def sweep_bytes(self, model: Model, probe: Tensor) -> int:
-        """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view."""
+    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool) -> int:
+        """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view; steps:
+        with what views ask of their positions and weights."""
         return probe.numel() * probe.element_size()
 
     def repeat(
@@ -230,23 +233,30 @@ class Backend(BlockOperations):
         return False
 
     def position_step(
-        self, model: Model, chunk: Chunk, obj: Tensor, intermediates: Intermediates, chi: Tensor
+        self,
+        model: Model,
+        chunk: Chunk,
+        obj: Tensor,
+        probe: Tensor,
+        opr: Tensor,
+        intermediates: Intermediates,
+        chi: Tensor,
     ) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64.
 
-        Where a moved probe goes through several slices to a far field, the product is taken where the probe is, and the
-        norm behind the first slice, times the share of the wave's power that the others let through: exact if none
-        absorbs. To carry both derivatives through all slices would double what a sweep costs.
+        Where a moved probe goes to a far field, the product is taken where the probe is, and the norm is
+        ||O_1 d_a P_j|| behind the first slice, of the beam before it is shifted, times the share of the wave's power
+        that other slices let through: exact for views on whole pixels if no slice absorbs. To shift both derivatives
+        for each view, or to carry them through all slices, would double what a sweep costs.
         """
         power_of_exit = inner(intermediates.exit, intermediates.exit)
-        if model.slice_kernel is not None and model.subpixel == "fourier" and model.kernel is None:
+        if model.subpixel == "fourier" and model.kernel is None and not model.operators:
             to_probes = model.forward_adjoint(intermediates, chi)[1]
-            behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
-            share = let_through(inner(behind, behind), power_of_exit)
-            pairs = [
-                (inner(moved, to_probes), inner(seen, seen) * share)
-                for moved, seen in (model.moved_beam(intermediates, axis) for axis in (0, 1))
-            ]
+            moved = [-views.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
+            norms = self.powers_of_moves(chunk, intermediates, probe, opr)
+            if model.slice_kernel is not None:
+                norms = norms * self.let_through(intermediates, power_of_exit)[:, None]
+            pairs = [(inner(d, to_probes), norm) for d, norm in zip(moved, norms.unbind(1), strict=True)]
         else:
             derivatives = [
                 model.position_derivative(obj, chunk.anchors, chunk.fractions, intermediates, axis) for axis in (0, 1)
@@ -254,27 +264,50 @@ class Backend(BlockOperations):
             pairs = [(inner(moved, chi), inner(moved, moved)) for moved in derivatives]
         return torch.stack([step_along(along, norm, power_of_exit, chi) for along, norm in pairs], dim=1)
 
+    def powers_of_moves(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
+        """||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2 of views' beams before they are shifted, (B, 2) float64."""
+        maps, size = once(chunk, "maps of moves", probe, lambda: maps_of_moves(probe, opr)), 1 + len(opr)
+        shares = chunk.weights.to(torch.float64)
+        shares = torch.stack([shares[:, k] * shares[:, i] for k in range(size) for i in range(k, size)], dim=1)
+        return (self.lit(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
+
+    def powers_of_parts(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
+        """||O_1 P||^2 of the probe and of each OPR mode before they are shifted, as if views had them in full,
+        (B, 1 + K) float64."""
+        maps = once(chunk, "maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None]))))
+        return self.lit(chunk, intermediates, maps)
+
+    def lit(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
+        """sum |O_1|^2 map over each view's window, of maps (n, h, w), (B, n) float64."""
+        light = power(intermediates.windows[:, :1])
+        return torch.stack([over_window(light * each) for each in maps], dim=1)
+
+    @staticmethod
+    def let_through(intermediates: Intermediates, power_of_exit: Tensor) -> Tensor:
+        """Share of the power behind the first slice that is left at the exit, (B,)."""
+        behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
+        return let_through(inner(behind, behind), power_of_exit)
+
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K).
 
-        Where OPR modes go through several slices, product and norm are those of `position_step`.
+        Where there are OPR modes and no operators, product and norms are taken where `position_step` takes them.
         """
-        ones, steps = torch.ones_like(chunk.weights[:, :1]), []
+        ones = torch.ones_like(chunk.weights[:, :1])
         parts = [model.probes(modes, chunk.fractions, ones) for modes in (probe, *opr[:, None])]
-        if model.slice_kernel is not None and len(opr):
-            to_probes, seen = model.forward_adjoint(intermediates, chi)[1], intermediates.windows[:, :1]
-            behind = times(intermediates.incoming[0], seen)
-            share: Any = let_through(inner(behind, behind), inner(intermediates.exit, intermediates.exit))
-            moved = [(part, times(part, seen)) for part in parts]
-        else:
-            to_probes, share = chi, 1.0
-            moved = [(wave, wave) for wave in (model.exit_change(intermediates, part, None) for part in parts)]
-        for part, wave in moved:
-            along, norm = inner(part, to_probes[:, : part.shape[1]]), inner(wave, wave) * share
-            steps.append(along / norm.clamp(min=torch.finfo(ones.dtype).tiny))
-        return torch.stack(steps, dim=1).to(ones.dtype)
+        tiny = torch.finfo(ones.dtype).tiny
+        if not len(opr) or model.operators:
+            waves = [model.exit_change(intermediates, part, None) for part in parts]
+            pairs = [(inner(wave, chi[:, : wave.shape[1]]), inner(wave, wave)) for wave in waves]
+            return torch.stack([along / norm.clamp(min=tiny) for along, norm in pairs], dim=1).to(ones.dtype)
+        to_probes = model.forward_adjoint(intermediates, chi)[1]
+        along = torch.stack([inner(part, to_probes[:, : part.shape[1]]) for part in parts], dim=1)
+        norms = self.powers_of_parts(chunk, intermediates, probe, opr)
+        if model.slice_kernel is not None:
+            norms = norms * self.let_through(intermediates, inner(intermediates.exit, intermediates.exit))[:, None]
+        return (along / norms.clamp(min=tiny)).to(ones.dtype)
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
@@ -299,6 +332,29 @@ def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)
     squares = over_window(chunk.data.y.square())
     return torch.cat((loss[:, None], residual, squares[:, None]), dim=1)
+
+
+def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
+    """What |d_y|^2 and then |d_x|^2 of beams is made of, by products of a view's shares, (2 n, h, w): the probe's
+    power over modes (M, h, w), and of its first mode and OPR modes (K, h, w), each with itself and with each later one,
+    twice, the real part of their product."""
+    maps, spectrum = [], fft(torch.cat((probe, opr)))
+    for k in frequencies((spectrum.shape[-2], spectrum.shape[-1]), (1.0, 1.0), probe.device):
+        waves = ifft(times(spectrum, 2j * math.pi * k.to(probe.real.dtype)))
+        parts = [waves[0], *waves[len(probe) :]]
+        for i, one in enumerate(parts):
+            maps.append(power((waves[: len(probe)] if i == 0 else one[None])[None])[0])
+            maps += [2 * (one.real * other.real + one.imag * other.imag) for other in parts[i + 1 :]]
+    return torch.stack(maps)
+
+
+def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:
+    """What is made of a probe, and of OPR modes beside it, once while a batch is swept."""
+    kept = chunk.sweep.get(name)
+    if kept is None or kept[0] is not probe:
+        kept = chunk.sweep[name] = (probe, made())
+    found: Tensor = kept[1]
+    return found
 
 
 def let_through(behind: Tensor, exit_norm: Tensor) -> Tensor:

@@ -298,14 +298,6 @@ class Model:
         derivative = self.exit_change(intermediates, -views.derivative(probes, axis), None)
         return derivative if self.kernel is None else derivative + views.derivative(intermediates.exit, axis)
 
-    def moved_beam(self, intermediates: Intermediates, axis: int) -> tuple[Tensor, Tensor]:
-        """d P_j / d p_a of shifted probes, and what it is behind the first slice, (B, M, h, w)."""
-        probes = intermediates.probes if self.operators else intermediates.incoming[0]
-        assert probes is not None, "made by a model with operators"
-        moved = -views.derivative(probes, axis)
-        entered = through(self.operators, "probe", moved, intermediates.values) if self.operators else moved
-        return moved, times(entered, intermediates.windows[:, :1])
-
     def exit_change(self, intermediates: Intermediates, probes: Tensor | None, windows: Tensor | None) -> Tensor:
         """First-order change (B, M, h, w) of exit waves for changes of probes (B, M, h, w) and windows (B, L, h, w)."""
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes

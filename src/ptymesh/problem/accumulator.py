@@ -121,7 +121,7 @@ class Accumulator:
     def _windows(self) -> SharedWindows | None:
         """Where windows of all views go, if ranks are to hand over these."""
         views = self.batch.views
-        whole = self.with_object and self.with_probe and self.task and not self._waves_wanted and not self.keep
+        whole = self.with_object and self.with_probe and self.task and not self._asks and not self.keep
         if not whole or self.alone:
             return None
         assert self.task
@@ -164,13 +164,13 @@ class Accumulator:
 
     def chunks(self) -> Iterator[Chunk]:
         """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
-        waves: WaveUse = "used" if self._waves_wanted else "kept" if self.keep else "dropped"
-        return self.loader.chunks(self.estimate, self.batch.views, waves=waves)
+        waves: WaveUse = "used" if not self._complete else "kept" if self.keep else "dropped"
+        return self.loader.chunks(self.estimate, self.batch.views, waves=waves, steps=self._asks)
 
     @property
-    def _waves_wanted(self) -> bool:
-        """Whether waves go further than into sums of object and probe, or these are made of them in other ways."""
-        return self.batch.refine or self.batch.vary or not self._complete
+    def _asks(self) -> bool:
+        """Whether views ask for steps of their positions or weights."""
+        return self.batch.refine or self.batch.vary
 
     @property
     def _complete(self) -> bool:
@@ -211,12 +211,7 @@ class Accumulator:
         return waves, loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
-        backend, model, task, asks = (
-            self.setup.backend,
-            self.setup.model,
-            self.task,
-            self.batch.refine or self.batch.vary,
-        )
+        backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._asks
         assert task
         if not self._complete or (asks and not backend.supports(model, chunk, "steps")):
             waves, found = backend.detector(model, chunk, intermediates, task, self.sums.background)

@@ -98,8 +98,8 @@ class Evaluator:
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
-        obj = self.cut_from(estimate, chunk)
-        return self.setup.backend.position_step(self.setup.model, chunk, obj, intermediates, chi)
+        given = self.cut_from(estimate, chunk), estimate.probe, estimate.opr, intermediates, chi
+        return self.setup.backend.position_step(self.setup.model, chunk, *given)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
