@@ -9,7 +9,9 @@ and judged on the other half). Seeds below 100 were used to choose what `ptymesh
 and --cryo, are two more kinds.
 
 A command that is stopped loses nothing: with the same --work, studies go on where they were, and those that are in
---out with as many trials are not made again. `--what study` and `--what found` do one half alone.
+--out with as many trials are not made again. `--what study` and `--what found` do one half alone. `--what found
+borrowed` makes no study: it runs the best recipe of one that is in --out, of the same kind and seed or else of another
+seed, and judges it as today's code does.
 """
 
 from __future__ import annotations
@@ -151,21 +153,44 @@ def said(plain: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def studied(scan: Case, trials: int) -> dict[str, Any]:
-    """The best recipe of a study, how good it is, and what it took. Raises Interrupted; the same call goes on."""
+def searched(scan: Case) -> dict[str, Any]:
+    """The recipe that a study starts from: what the file says, without stages that were found."""
     raw = described(scan.path, scan.settings, scan.folder / "study")[0]
     data = {**raw["data"]}
-    space = {**SPACE, **ALSO.get(scan.kind, {})}
+    if scan.kind == "turned":
+        data = {key: value for key, value in data.items() if key not in ("transpose", "flip_y", "flip_x")}
+    recipe = {**{key: raw[key] for key in ("positions", "probe") if key in raw}, "data": data}
+    return recipe | {"stages": [{"engine": "rpie", "epochs": 50}], "output": {"dir": str(scan.folder)}}
+
+
+def borrowed(scan: Case, study: dict[str, Any]) -> dict[str, Any]:
+    """How good the best recipe of a study of the same kind is for this scan."""
+    recipe = searched(scan)
+    for key, value in {**study["settings"], "stages.0.epochs": study["epochs"]}.items():
+        if key == "probe.start.defocus_m":
+            recipe = settled(recipe, "probe.start.kind", "data")
+        recipe = settled(recipe, key, value)
+    return score(recipe)
+
+
+def settled(plain: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A recipe with one setting more, at a dotted key; `stages.0` is the only stage."""
+    name, _, rest = key.partition(".")
+    if name == "stages":
+        (stage,) = plain["stages"]
+        return {**plain, "stages": [settled(stage, rest.removeprefix("0."), value)]}
+    return {**plain, name: settled(plain.get(name) or {}, rest, value) if rest else value}
+
+
+def studied(scan: Case, trials: int) -> dict[str, Any]:
+    """The best recipe of a study, how good it is, and what it took. Raises Interrupted; the same call goes on."""
+    recipe, space = searched(scan), {**SPACE, **ALSO.get(scan.kind, {})}
     if scan.kind == "near_distance":  # factors of what the file says
-        told = load_measurement(DataOptions.parse(data, "data"), PositionOptions()).geometry.distance_m
+        told = load_measurement(DataOptions.parse(recipe["data"], "data"), PositionOptions()).geometry.distance_m
         low_high = space.pop("distance")
         space["data.distance_m"] = {**low_high, "low": low_high["low"] * told, "high": low_high["high"] * told}
     if scan.kind in ("no_probe", "turned"):
         space["probe.start.kind"] = ["data"]
-    if scan.kind == "turned":
-        data = {key: value for key, value in data.items() if key not in ("transpose", "flip_y", "flip_x")}
-    recipe = {**{key: raw[key] for key in ("positions", "probe") if key in raw}, "data": data}
-    recipe |= {"stages": [{"engine": "rpie", "epochs": 50}], "output": {"dir": str(scan.folder)}}
     tuning = Tuning.parse(
         {
             "recipe": recipe,
@@ -204,7 +229,14 @@ def line(row: dict[str, Any]) -> str:
         text += f"  found {ours['residual']:.5f} ({ours['command_s']:.1f} s, the recipe {ours['run_s']:.1f} s)"
     if best:
         text += f"  study {best['residual']:.5f} ({best['run_s']:.1f} s; {best['trials']} in {best['study_s']:.0f} s)"
+    if "borrowed" in row:
+        text += f"  borrowed of {row['borrowed']['seed']} {row['borrowed']['residual']:.5f}"
     return text + (f"  ratio {row['ratio']:.3f}" if "ratio" in row else "")
+
+
+def reference(row: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe that was found is held against."""
+    return row.get("borrowed") or row.get("study") or {}
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -226,7 +258,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             said = {key.rsplit(".", 1)[-1]: value for key, value in best["settings"].items()}
             refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
             count = f"{said['modes']} mode{'s' * (said['modes'] > 1)}"
-            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{best['residual']:.3g}"]
+            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{reference(row)['residual']:.3g}"]
         else:
             cells += ["", ""]
         ratio = row.get("ratio")
@@ -252,7 +284,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[101])
     parser.add_argument("--only", nargs="*", metavar="KIND")
     parser.add_argument("--trials", type=int, default=100, help="of each study")
-    parser.add_argument("--what", nargs="+", choices=("found", "study"), default=["found", "study"])
+    parser.add_argument("--what", nargs="+", choices=("found", "study", "borrowed"), default=["found", "study"])
     parser.add_argument("--star", type=Path, help="siemens-star-small.npz.bz2")
     parser.add_argument("--cryo", type=Path, help="cryo-4dstem-40x40.h5")
     parser.add_argument("--work", type=Path, help="folder for scans and studies, which stay there")
@@ -265,8 +297,8 @@ def main() -> None:
 
     def keep() -> None:
         for row in rows:
-            if "found" in row and "study" in row:
-                row["ratio"] = row["found"]["residual"] / row["study"]["residual"]
+            if "found" in row and reference(row):
+                row["ratio"] = row["found"]["residual"] / reference(row)["residual"]
         write(given.out, {**here, **search, "rows": rows})
 
     named = given.only or [*(kind for kind in MEASURED if getattr(given, kind)), *kinds.KINDS]
@@ -286,6 +318,10 @@ def main() -> None:
                         row["study"] = studied(scan, given.trials)
                     except Interrupted:
                         sys.exit(f"{kind} {seed}: stopped; the same command goes on with the study.")
+                lenders = [one for one in rows if one["kind"] == kind and "study" in one]
+                lenders.sort(key=lambda one: one["seed"] != seed)
+                for lender in lenders[:1] if "borrowed" in given.what else []:
+                    row["borrowed"] = {**borrowed(scan, lender["study"]), "seed": lender["seed"]}
             keep()
             print(line(row), flush=True)
     print("\n".join(table(rows)))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.auto.judging import Judged, judge
+from ptymesh.auto import judging
+from ptymesh.auto.judging import Gains, Judged, judge
 from ptymesh.distributed.world import World
 from ptymesh.estimate import Estimate
 from toy import Toy, make, share
@@ -47,6 +48,30 @@ def test_positions_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
     assert torch.equal(wrong.positions, before), "the estimate stays"
     # what is fitted to the noise of one half is no gain on the other
     assert true < fitted < 1.05 * true
+
+
+def test_fits_have_come_to_their_end(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where positions are off by up to 1.2 px; steps of one length would still be on their way."""
+    problem, own, wrong = toy.problem(), frozenset({"positions", "intensity"}), moved(toy, 1.2)
+    found = judge(problem, wrong, HELD, own).residual
+    with monkeypatch.context() as change:
+        change.setattr(judging, "STEPS", 10 * judging.STEPS)
+        last = judge(problem, wrong, HELD, own).residual
+    assert found == pytest.approx(last, rel=0.03)
+    monkeypatch.setattr(judging, "POSITION_GAINS", (4.0, 4.0, 4.0))
+    assert judge(problem, wrong, HELD, own).residual > 1.1 * last
+
+
+def test_gains_find_the_curvature() -> None:
+    """Of parabolas of different widths, one of which is a hill; and of a view that asks for nothing."""
+    curvature = torch.tensor([[0.02, 0.02], [0.1, 0.1], [-0.1, -0.1], [0.0, 0.0]], dtype=torch.float64)
+    x, gains = torch.ones(4, 2, dtype=torch.float64), Gains(8.0, 4.0, 100.0)
+    first = gains(x, -curvature * x)
+    assert torch.equal(first, -8 * curvature * x)
+    x = x + first
+    second = gains(x, -curvature * x)
+    assert torch.allclose((x + second)[:2], torch.zeros(2, 2, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(second[2], 100 * 0.1 * x[2]) and not second[3].any()
 
 
 def test_intensities_are_fitted_where_they_are_not_judged(toy: Toy) -> None:

@@ -106,7 +106,7 @@ def test_slopes(name: str) -> None:
 
 
 def test_slopes_of_positions_and_weights_are_normalised() -> None:
-    """Each is the derivative over twice the view's own ||d psi||^2."""
+    """Each is the derivative over twice the view's own ||d psi||^2, of beams before they are shifted."""
     toy = make(views=12, window=(16, 18), modes=2, varying=True, counts=3e3)
     engine, problem, e = Adam(), toy.problem(), disturbed(toy)
     problem.begin_epoch(e)
@@ -115,21 +115,13 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     (chunk,) = problem.loader.chunks(e, batch.views)
     intermediates = problem.evaluator.forward(e, chunk)
     counts = chunk.data.y.sum()
-    ones = torch.ones_like(chunk.weights[:, :1])
-    for unknown, column, moved in [
-        ("positions", 1, problem.model.position_derivative(e.object, chunk.anchors, chunk.fractions, intermediates, 1)),
-        (
-            "weights",
-            0,
-            problem.model.exit_change(intermediates, problem.model.probes(e.probe, chunk.fractions, ones), None),
-        ),
-        (
-            "weights",
-            2,
-            problem.model.exit_change(intermediates, problem.model.probes(e.opr[1:], chunk.fractions, ones), None),
-        ),
+    given = chunk, intermediates, e.probe, e.opr
+    moves, parts_of_beam = problem.backend.powers_of_moves(*given), problem.backend.powers_of_parts(*given)
+    for unknown, column, norms in [
+        ("positions", 1, moves[:, 1]),
+        ("weights", 0, parts_of_beam[:, 0]),
+        ("weights", 2, parts_of_beam[:, 2]),
     ]:
-        norms = moved.abs().square().sum((1, 2, 3))
         for row, view in enumerate(batch.views):
             values = []
             for sign in (1, -1):

@@ -236,7 +236,7 @@ def test_auto_gain_grows_while_moves_agree_and_shrinks_when_they_turn() -> None:
         positions.after_batch(engine, Batch(np.arange(20), asked=Asked(steps)), e, start)
         positions.after_epoch(engine, problem, e, start)
         gains.append(float(engine.state["position_gain"]))
-    assert gains == [1, 1.5, 2.25, 1.125, 0.5625, 0.28125]
+    assert gains == [1, 2, 4, 2, 1, 0.5]
 
 
 def test_drift_is_removed() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
@@ -25,9 +26,11 @@ from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
-#: Fits of a view's own unknowns: so many steps. Half of the pixels ask for half a step, and a wave whose phase is free
-#: for half of that; an intensity has no phase. A position moves so many pixels at most in a step.
-STEPS, GAIN, LIMIT_PX = 12, 4.0, 0.5
+#: Fits of a view's own unknowns: so many are looked at, a position moves so many pixels at most in a step.
+STEPS, LIMIT_PX = 8, 0.5
+#: How much of a step is taken: at first, at least, at most. Half of the pixels ask for half a step, and a wave whose
+#: phase is free for half of that; a view that moves changes its wave's phase far more than its power.
+POSITION_GAINS, WEIGHT_GAINS = (32.0, 4.0, 128.0), (1.0, 0.5, 8.0)
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
 
@@ -96,14 +99,14 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
     return Judged(first.misfit + second.misfit, first.counts + second.counts)
 
 
-def _seeing(problem: Problem, mask: torch.Tensor) -> ViewLoader:
+def _seeing(problem: Problem, mask: Tensor) -> ViewLoader:
     """The problem's views with other pixels masked."""
     made = copy(problem.loader)
     made.mask = mask
     return made
 
 
-def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor) -> Judged:
+def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor) -> Judged:
     seeing, model = _seeing(problem, mask), problem.model
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
@@ -113,27 +116,72 @@ def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torc
     return Judged(rows[:, 0], rows[:, 1])
 
 
-def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: torch.Tensor, own: frozenset[str]) -> Estimate:
-    """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own."""
-    seeing, evaluator = _seeing(problem, mask), problem.evaluator
+def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, own: frozenset[str]) -> Estimate:
+    """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own.
+
+    Of all steps, each view keeps the one that explains these pixels best: steps of such lengths do not go down only.
+    """
+    seeing = _seeing(problem, mask)
     fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone(), moving=True)
+    best = replace(fitted, positions=fitted.positions.clone(), weights=fitted.weights.clone())
+    least = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
+    gains = {"positions": Gains(*POSITION_GAINS), "weights": Gains(*WEIGHT_GAINS)}
     for _ in range(STEPS):
-        asked = []
-        for chunk in seeing.chunks(fitted, views):
-            intermediates = evaluator.forward(fitted, chunk)
-            chi = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")[0]
-            move = evaluator.position_step(fitted, chunk, intermediates, chi) if "positions" in own else None
-            weigh = evaluator.weight_step(fitted, chunk, intermediates, chi) if own & {"intensity", "opr"} else None
-            asked.append((chunk.views, move, weigh))
-        for some, move, weigh in asked:
-            if move is not None:
-                moved = fitted.positions[some] + (GAIN * move).clamp(-LIMIT_PX, LIMIT_PX)
-                anchors = fitted.anchors[some]
-                fitted.positions[some] = torch.minimum(torch.maximum(moved, anchors - reach), anchors + reach)
-            if weigh is not None and "intensity" in own:
-                weight = fitted.weights[some, 0] + 0.25 * GAIN * weigh[:, 0]
-                fitted.weights[some, 0] = weight.clamp(min=LEAST_WEIGHT)
-            if weigh is not None and "opr" in own:
-                fitted.weights[some, 1:] += 0.25 * GAIN * weigh[:, 1:]
-    return fitted
+        misfit, moves, weighs = _asked(problem, seeing, fitted, views, own)
+        better, least = (misfit < least)[:, None], torch.minimum(misfit, least)
+        best.positions.copy_(torch.where(better, fitted.positions, best.positions))
+        best.weights.copy_(torch.where(better, fitted.weights, best.weights))
+        if "positions" in own:
+            step = gains["positions"](fitted.positions, moves)
+            step *= LIMIT_PX / step.norm(dim=1, keepdim=True).clamp(min=LIMIT_PX)
+            low, high = fitted.anchors - reach, fitted.anchors + reach
+            fitted.positions.copy_(torch.minimum(torch.maximum(fitted.positions + step, low), high))
+        if own & {"intensity", "opr"}:
+            fitted.weights += gains["weights"](fitted.weights, weighs).to(fitted.weights.dtype)
+            fitted.weights[:, 0].clamp_(min=LEAST_WEIGHT)
+    return best
+
+
+def _asked(
+    problem: Problem, seeing: ViewLoader, fitted: Estimate, views: np.ndarray, own: frozenset[str]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Misfit (N,) of these views, infinite of all others; steps that they ask for, of positions (N, 2) and weights
+    (N, 1 + K), 0 where nobody asks."""
+    evaluator = problem.evaluator
+    moves, weighs = torch.zeros_like(fitted.positions), torch.zeros_like(fitted.weights, dtype=torch.float64)
+    misfit = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
+    for chunk in seeing.chunks(fitted, views):
+        intermediates = evaluator.forward(fitted, chunk)
+        chi, found = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")
+        misfit[chunk.views] = found[:, MISFIT]
+        if "positions" in own:
+            moves[chunk.views] = evaluator.position_step(fitted, chunk, intermediates, chi)
+        if own & {"intensity", "opr"}:
+            asked = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
+            weighs[chunk.views, 0] = asked[:, 0] * ("intensity" in own)
+            weighs[chunk.views, 1:] = asked[:, 1:] * ("opr" in own)
+    return misfit, moves, weighs
+
+
+class Gains:
+    """How much of its step each view takes: what its last two steps say of the curvature, between bounds.
+
+    Barzilai and Borwein, IMA J. Numer. Anal. 8, 141 (1988), the longer of their two lengths; where the curvature is not
+    positive, the upper bound. A view that asks for nothing stays.
+    """
+
+    def __init__(self, first: float, low: float, high: float) -> None:
+        self.first, self.low, self.high = first, low, high
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor, step: Tensor) -> Tensor:
+        """Moves (N, n) of x (N, n), of whom `step` is asked for there; the next call has x moved."""
+        gain: Tensor | float = self.first
+        if self._last is not None:
+            moved, less = x.to(step.dtype) - self._last[0], self._last[1] - step
+            curvature = (moved * less).sum(1, keepdim=True)
+            length = (moved * moved).sum(1, keepdim=True) / curvature
+            gain = torch.where(curvature > 0, length.clamp(self.low, self.high), self.high)
+        self._last = x.to(step.dtype, copy=True), step
+        return gain * step

@@ -56,10 +56,10 @@ Order = Literal["random", "uniform", "compact"]
 class Positions(Schedule):
     """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2.
 
-    gain: of the step, or `auto`: it starts at 1, grows while the moves of successive epochs agree (neighbours share an
-    object that moves along, which makes single steps too short) and shrinks when they turn; limit_px: a position moves
-    at most so far per epoch and axis; drift: keep the mean displacement from nominal at zero; affine: keep only the
-    affine part of the displacements (scale, shear, rotation).
+    gain: of the step, or `auto`: it starts at 1, doubles while the moves of successive epochs agree (neighbours share
+    an object that moves along, which makes single steps too short), up to 16, and halves when they turn; limit_px: a
+    position moves at most so far per epoch and axis; drift: keep the mean displacement from nominal at zero; affine:
+    keep only the affine part of the displacements (scale, shear, rotation).
     """
 
     gain: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"

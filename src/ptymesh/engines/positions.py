@@ -25,7 +25,7 @@ HYSTERESIS = 1.0
 
 
 #: `auto` gain: factors when moves of successive epochs agree or turn, the cosine that is agreement, and its bounds.
-FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 1.5, 0.5, 0.3, 0.25, 8.0
+FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 2.0, 0.5, 0.3, 0.25, 16.0
 
 
 def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor) -> None:
