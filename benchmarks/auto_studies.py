@@ -167,7 +167,7 @@ def borrowed(scan: Case, study: dict[str, Any]) -> dict[str, Any]:
     """How good the best recipe of a study of the same kind is for this scan."""
     recipe = searched(scan)
     for key, value in {**study["settings"], "stages.0.epochs": study["epochs"]}.items():
-        if key == "probe.start.defocus_m":
+        if key == "probe.start.defocus_m" and "start" not in (recipe.get("probe") or {}):
             recipe = settled(recipe, "probe.start.kind", "data")
         recipe = settled(recipe, key, value)
     return score(recipe)

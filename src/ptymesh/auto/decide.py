@@ -32,8 +32,8 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.price import Price, batch_for, sweep, work
 from ptymesh.run.recipe import Recipe, engine_of
 
-#: Work (price.py) where nobody says, some 45 s on two cores; between so many sweeps.
-WORK, FEWEST, MOST = 8.4e9, 400, 2000
+#: Work (price.py) where nobody says, some 45 s on two cores of a slow machine; between so many sweeps.
+WORK, FEWEST, MOST = 5e9, 400, 2000
 #: Shares of the sweeps.
 OPTICS, ROUNDS, QUESTIONS, ENGINE, LENGTH = 0.2, 0.35, 0.4, 0.47, 0.9
 #: Scans with more views are asked on a part with so many, in the middle.
