@@ -21,7 +21,7 @@ from torch import Tensor
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
 from ptymesh.problem import Problem, ViewLoader
-from ptymesh.run.price import Price
+from ptymesh.run.price import FIT_STEP, Price
 from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
@@ -79,7 +79,7 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
 def judging(price: Price, own: frozenset[str], pixels: float) -> float:
     """What it costs to judge views with so many pixels in all, in pixels of price.py: a pass, or fits of what a view
     has for itself on either half of them."""
-    return pixels * price.judged(own, 2 * STEPS)
+    return pixels * price.judged(own, 2 * STEPS) + (2 * STEPS * FIT_STEP if own else 0)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:

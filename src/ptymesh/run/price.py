@@ -6,7 +6,7 @@ views     take their pixels, so many times each
 batches   take so much whatever their size, and the engine's step on the object, pixel by pixel
 epochs    take what is done between them
 
-The numbers describe CPU times on one thread of an AMD EPYC (25 November 2026), which `benchmarks/prices.py` measures
+The numbers describe CPU times on one thread of an AMD EPYC (26 November 2026), which `benchmarks/prices.py` measures
 beside those of rPIE (pace.py). Questions that are asked of a scan (auto) cost what is declared here, and what a plan
 says of time (plan.py) is that at this machine's pace.
 """
@@ -52,9 +52,9 @@ BATCH, EPOCH = 120_000, 3.4
 NEAR, SLICE = 0.3, 0.75
 #: What each view has for itself, with the kernels: a position, by wave, in the far and in the near field, and an
 #: intensity; and a background that moves. Each makes batches longer.
-POSITIONS, NEAR_POSITIONS, INTENSITY, BACKGROUND, ASKED = 0.6, 1.0, 0.25, 0.2, 0.8
+POSITIONS, NEAR_POSITIONS, INTENSITY, BACKGROUND, ASKED = 0.18, 1.9, 0.22, 0.2, 1.5
 #: A beam that varies: for each OPR mode, and for each wave that comes to have a share of its own.
-OPR, VARIED = 0.5, 0.4
+OPR, VARIED = 0.31, 0.15
 #: What goes without the kernels: a position in the near field behind several slices, by wave.
 PLAIN_POSITIONS = 6.3
 
@@ -76,8 +76,10 @@ class Fits:
 
 #: Of one slice, and for each of several, but for what OPR modes take; in the near field, where no beam varies, so many
 #: times as much. A pass that fits nothing.
-FITS, SLICE_FITS = Fits(0.4, 0.8, 0.7, 0.4, (1.8, 3.2, 2.0)), Fits(2.0, 1.5, 1.8, 0.5, (2.0, 2.8, 2.0))
-NEAR_FITS = 1.45
+FITS, SLICE_FITS = Fits(0.0, 0.73, 1.05, 0.3, (1.5, 3.2, 1.6)), Fits(2.2, 1.3, 1.9, 0.05, (1.9, 2.7, 1.7))
+NEAR_FITS = 1.42
+#: Such a step, however few pixels there are.
+FIT_STEP = 150_000
 PASS, PASS_WAVE, PASS_SLICE = 0.4, 0.6, 0.3
 
 
