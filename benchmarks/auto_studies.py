@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import os
@@ -41,7 +42,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.run.recipe import Recipe
+from ptymesh.run.recipe import Recipe, put
 from ptymesh.tune import objectives
 from ptymesh.tune.options import HeldOut, Tuning
 from ptymesh.tune.session import run_study
@@ -165,21 +166,12 @@ def searched(scan: Case) -> dict[str, Any]:
 
 def borrowed(scan: Case, study: dict[str, Any]) -> dict[str, Any]:
     """How good the best recipe of a study of the same kind is for this scan."""
-    recipe = searched(scan)
+    recipe = copy.deepcopy(searched(scan))
     for key, value in {**study["settings"], "stages.0.epochs": study["epochs"]}.items():
         if key == "probe.start.defocus_m" and "start" not in (recipe.get("probe") or {}):
-            recipe = settled(recipe, "probe.start.kind", "data")
-        recipe = settled(recipe, key, value)
+            put(recipe, "probe.start.kind", "data", "study")
+        put(recipe, key, value, "study")
     return score(recipe)
-
-
-def settled(plain: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A recipe with one setting more, at a dotted key; `stages.0` is the only stage."""
-    name, _, rest = key.partition(".")
-    if name == "stages":
-        (stage,) = plain["stages"]
-        return {**plain, "stages": [settled(stage, rest.removeprefix("0."), value)]}
-    return {**plain, name: settled(plain.get(name) or {}, rest, value) if rest else value}
 
 
 def studied(scan: Case, trials: int) -> dict[str, Any]:

@@ -114,12 +114,24 @@ def test_waves_of_a_chunk_count_where_it_is_not_swept_strip_by_strip() -> None:
     case = Case(torch.complex64, (16, 16), modes=3)
     waves = case.probe.numel() * case.probe.element_size()
     for subpixel, found in (("none", 0), ("fourier", 0), ("bilinear", waves)):
-        for steps in (False, True):
-            assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe, steps) == found
+        assert case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe, False, False) == found
     sliced = Case(torch.complex64, (16, 16), modes=3, subpixel="bilinear", slices=2)
-    assert sliced.fused.sweep_bytes(sliced.model, sliced.probe, False) == 0
-    near = Case(torch.complex64, (16, 16), modes=3, propagation="angular_spectrum")  # waves are what moves are made of
-    assert [near.fused.sweep_bytes(near.model, near.probe, steps) for steps in (False, True)] == [0, waves]
+    assert sliced.fused.sweep_bytes(sliced.model, sliced.probe, False, False) == 0
+
+
+def test_waves_of_a_chunk_count_where_steps_are_made_of_them() -> None:
+    """In the near field, and where nothing is shifted, or interpolated."""
+    far, near = (
+        Case(torch.complex64, (16, 16), modes=3, propagation=name) for name in ("far_field", "angular_spectrum")
+    )
+    waves = far.probe.numel() * far.probe.element_size()
+
+    def found(case: Case, subpixel: str, steps: bool, whole: bool) -> int:
+        return case.fused.sweep_bytes(replace(case.model, subpixel=subpixel), case.probe, steps, whole)  # type: ignore[arg-type]
+
+    assert found(far, "fourier", True, False) == 0
+    assert found(far, "fourier", True, True) == found(far, "none", True, True) == waves
+    assert found(near, "fourier", False, False) == 0 and found(near, "fourier", True, False) == waves
 
 
 #: What a case has that kernels may not know; 17 has no transform.

@@ -340,11 +340,10 @@ def _back_through_slices(
                     add_asked(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
         pixel = h * w * (j * L + l)
         windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
-        if len(asked) > 0 and (l == ZERO or k == ZERO):
-            behind = power_behind(row_panels[1], row_panels[4], h, w)
-            for i in range(TWO):
-                if l == (L - ONE) * U(i):
-                    asked[j, THREE * parts_of_beam + U(i)] = behind
+        if len(asked) > 0 and l == ZERO:
+            asked[j, THREE * parts_of_beam] = power_behind(row_panels[1], row_panels[4], h, w)
+        if len(asked) > 0 and k == ZERO:
+            asked[j, THREE * parts_of_beam + ONE] = power_behind(row_panels[1], row_panels[4], h, w)
     for i in range(parts_of_beam):
         first, share = i == ZERO, shares[j, i] if varies else a[j]
         kind, which, behind = (PROBE_WEIGHT, ZERO, light_half) if first else (OPR_WEIGHT, i - ONE, opr_light_half)

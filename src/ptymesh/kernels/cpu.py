@@ -228,10 +228,12 @@ class CpuBackend(CpuPaths):
         note(into, reached)
         return waves, found
 
-    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool) -> int:
-        """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done."""
-        by_panels = self.at_once(model, window_of(probe)) and not (steps and model.kernel is not None)
-        return 0 if by_panels else super().sweep_bytes(model, probe, steps)
+    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
+        """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done and no waves
+        are kept for steps of positions (`further`)."""
+        told = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
+        by_panels = told and self.at_once(model, window_of(probe))
+        return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
 
     def _far(self, model: Model, window: tuple[int, int]) -> bool:
         """Whether the kernels know the transform to the detector."""

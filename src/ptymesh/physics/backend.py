@@ -204,9 +204,9 @@ class Backend(BlockOperations):
         """
         return self.detector(model, chunk, intermediates, task)[0]
 
-    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool) -> int:
+    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
         """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view; steps:
-        with what views ask of their positions and weights."""
+        with what views ask of their positions and weights; whole: as of `Chunk`."""
         return probe.numel() * probe.element_size()
 
     def repeat(

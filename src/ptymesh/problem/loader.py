@@ -68,7 +68,7 @@ class ViewLoader:
         #: This rank's views of a batch.
         self.local_views = LocalViewIndex(setup.layout, setup.real)
         #: Views of a chunk at most, by what becomes of its waves, in this epoch.
-        self._sizes_of: dict[tuple[WaveUse, bool, torch.Size], int] = {}
+        self._sizes_of: dict[tuple[WaveUse, bool, bool, torch.Size], int] = {}
         #: Called when the last border view of a sweep has been handed out, as other ranks wait for their sums.
         self.border_swept: Callable[[], None] | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
@@ -119,15 +119,15 @@ class ViewLoader:
     ) -> Iterator[Chunk]:
         """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
         sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
-        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped; steps: and finds
-        what views ask of their positions and weights. seen: what
-        `Layout.seen` returned of the estimate's object, if that was asked already. Collective."""
+        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped; steps: and finds what
+        views ask of their positions and weights. seen: what `Layout.seen` returned of the estimate's object, if that
+        was asked already. Collective."""
         self.setup.follow_slices(estimate)
         seen = self.setup.layout.seen(estimate.object) if seen is None else seen
         other = None if seen is estimate.object else seen
         own = self.local_views.of(estimate, views)
         whole = self.whole(estimate, views)
-        size = self._size(estimate, waves, steps)
+        size = self._size(estimate, waves, steps, whole)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self.largest = max(sizes, default=1)
         sweep: dict[str, tuple[Any, ...]] = {}
@@ -162,7 +162,7 @@ class ViewLoader:
         rank whose own views have not moved yet must round as the others do."""
         return not estimate.moving and self.local_views.of(estimate, views).whole
 
-    def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool) -> int:
+    def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
         """What counts of a view against CHUNK_BYTES."""
         used = estimate.probe.numel() * estimate.probe.element_size()
         if waves == "used":
@@ -170,15 +170,16 @@ class ViewLoader:
         # patterns that are fetched come chunk by chunk, which are to be on their way in good time
         read = used // len(estimate.probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
         written = used // KEPT_CHUNKS if waves == "kept" else 0
-        return max(self.setup.backend.sweep_bytes(self.setup.model, estimate.probe, steps), read, written)
+        swept = self.setup.backend.sweep_bytes(self.setup.model, estimate.probe, steps, whole)
+        return max(swept, read, written)
 
-    def _size(self, estimate: Estimate, waves: WaveUse, steps: bool) -> int:
+    def _size(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
         """Views of a chunk, at most."""
-        case = waves, steps, estimate.probe.shape
+        case = waves, steps, whole, estimate.probe.shape
         size = self._sizes_of.get(case)
         if size is None:
             memory = CHUNK_BYTES.get(self.setup.device.type, CHUNK_BYTES["cuda"])
-            size = self._sizes_of[case] = max(1, memory // self._view_bytes(estimate, waves, steps))
+            size = self._sizes_of[case] = max(1, memory // self._view_bytes(estimate, waves, steps, whole))
         return min(size, self.chunk_limit or size)
 
     @staticmethod
