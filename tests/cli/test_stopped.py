@@ -320,13 +320,13 @@ stopping.watch()
 from ptymesh.cli.main import main
 from ptymesh.run import drawing
 
-def start(*_, **__):
-    slow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+def started(waited_for):
+    program = "import sys, time; sys.stdin.read(); open('marker', 'w').close(); time.sleep(600)"
+    slow = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     Path("number").write_text(str(slow.pid))
-    Path("marker").touch()
     return slow
 
-drawing.start = start
+drawing._started = started
 sys.argv = ["ptymesh", "run", "recipe.yaml", "--device", "cpu", "--set", "output.figures=true"]
 main()
 """

@@ -14,6 +14,8 @@ import pytest
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.run import drawing, figures
+from ptymesh.run.drawing import Job, hand_over, standing_by
+from ptymesh.run.pairs import Patterns
 from ptymesh.run.writers import WRITERS
 
 FOLLOW_S = 120.0
@@ -78,17 +80,68 @@ def test_an_unknown_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figures_follow(result: Path) -> None:
-    process = drawing.start(result, writers=["tiff"], waited_for=False)
-    assert process.stdout is None, "nobody would read it"
+    with standing_by(waited_for=False) as process:
+        assert process is not None and process.stdout is None, "nobody would read it"
+        hand_over(process, Job(str(result), writers=("tiff",)))
     assert process.wait(FOLLOW_S) == 0
     made = {path.name for path in result.parent.iterdir()} - {"result.h5"}
     assert {"overview.png", "object.png", "probe.png", "object_phase.tiff"} <= made
 
 
-@pytest.mark.long
 def test_what_waits_is_told_the_names(result: Path) -> None:
-    drawn = drawing.wait(drawing.start(result, waited_for=True), result)
-    assert drawn and all(Path(name).is_file() for name in drawn)
+    pair = np.ones((16, 16)), np.full((16, 16), 2.0)
+    patterns = Patterns({"typical": pair, "worst": pair}, np.ones((16, 16), bool), True)
+    with standing_by(waited_for=True) as process:
+        assert process is not None
+        hand_over(process, Job(str(result)), patterns)
+        drawn = drawing.wait(process, result)
+    assert "patterns.png" in [Path(name).name for name in drawn] and all(Path(name).is_file() for name in drawn)
+
+
+def test_patterns_are_handed_over_as_they_are() -> None:
+    pair = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
+    given = Patterns({"typical: view 1": pair, "worst, résidu 3": pair}, np.array([[True, False, True]] * 2), False)
+    found = Patterns.unpacked(given.packed())
+    assert list(found.pairs) == list(given.pairs) and not found.far_field and (found.mask == given.mask).all()
+    assert all((np.array(found.pairs[name]) == given.pairs[name]).all() for name in given.pairs)
+
+
+def test_who_stands_by_leaves_with_a_run_that_has_nothing_to_draw(result: Path) -> None:
+    with standing_by(waited_for=True) as process:
+        assert process is not None
+    assert process.returncode is not None and list(result.parent.iterdir()) == [result]
+
+
+def test_one_that_has_ended_is_told(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with standing_by(waited_for=True) as process:
+        assert process is not None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        hand_over(process, Job(str(result)))
+        assert drawing.wait(process, result) == []
+    assert "their process was ended by SIGKILL" in capsys.readouterr().err
+
+
+def test_drawing_needs_no_torch() -> None:
+    """It takes seconds to import."""
+    program = "import sys; from ptymesh.run import drawing, figures, writers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_processes_share_the_figures(result: Path, tmp_path: Path) -> None:
+    found = Result.load(result)
+    alone = figures.write_figures(found, tmp_path / "alone")
+    shared = figures.write_figures(found, tmp_path / "shared", processes=2)
+    assert [path.name for path in alone] == [path.name for path in shared]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(alone, shared, strict=True))
+
+
+def test_what_fails_in_one_of_several_processes_is_raised(result: Path, tmp_path: Path) -> None:
+    def replaced() -> None:
+        raise PtymeshError("The result has been replaced.")
+
+    with pytest.raises(PtymeshError, match="has been replaced"):
+        figures.write_figures(Result.load(result), tmp_path / "shared", before_each=replaced, processes=2)
 
 
 def test_a_figure_that_fails_is_told_and_logged(
@@ -99,7 +152,7 @@ def test_a_figure_that_fails_is_told_and_logged(
 
     monkeypatch.setattr(figures, "write_figures", fails)
     (result.parent / "log.txt").write_text("before\n")
-    assert drawing.attempt(result) == 1
+    assert drawing.attempt(Job(str(result))) == 1
     sentence = f"No figures were drawn: The disk is full. The result is complete; `ptymesh view {result}` draws them.\n"
     assert capsys.readouterr().err.endswith(f"ptymesh: {sentence}")
     before, line = (result.parent / "log.txt").read_text().splitlines(keepends=True)
@@ -119,7 +172,7 @@ def test_a_writer_that_fails_is_told_and_the_others_write(
 
     before = result.read_bytes()
     monkeypatch.setattr(WRITERS, "_own", WRITERS._own | {"fails": fails, "writes": writes})
-    assert drawing.attempt(result, False, ["fails", "writes"]) == 1
+    assert drawing.attempt(Job(str(result), False, ("fails", "writes"))) == 1
     said, err = capsys.readouterr()
     sentence = "The writer fails failed: RuntimeError: no licence."
     again = f"The result is complete; `ptymesh view {result} --write fails` tries again."
@@ -128,19 +181,11 @@ def test_a_writer_that_fails_is_told_and_the_others_write(
     assert result.read_bytes() == before and not list(result.parent.glob("*.png"))
 
 
-def test_a_process_that_is_killed_is_told(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True
-    )
-    process.kill()
-    assert drawing.wait(process, result) == []
-    assert "their process was ended by SIGKILL" in capsys.readouterr().err
-
-
 def test_figures_of_a_result_that_is_replaced_are_left(
     result: Path, truth: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save = figures.plot.save_figure
+    monkeypatch.setattr(figures, "processes_here", lambda: 1)
 
     def then_replaced(figure: object, path: Path) -> Path:
         saved = save(figure, path)
@@ -148,7 +193,7 @@ def test_figures_of_a_result_that_is_replaced_are_left(
         return saved
 
     monkeypatch.setattr(figures.plot, "save_figure", then_replaced)
-    assert drawing.attempt(result) == 0
+    assert drawing.attempt(Job(str(result))) == 0
     assert [path.name for path in result.parent.glob("*.png")] == ["overview.png"]
     assert "No figures" not in capsys.readouterr().err
 
@@ -157,9 +202,11 @@ def test_figures_of_a_result_that_is_replaced_are_left(
 def test_a_killed_run_leaves_nobody_drawing(result: Path, tmp_path: Path) -> None:
     """Whoever waits for figures and is killed takes them along."""
     program = (
-        "from pathlib import Path; from ptymesh.run import drawing; "
-        f"process = drawing.start(Path({str(result)!r}), waited_for=True); "
-        "print(process.pid, flush=True); process.communicate()"
+        "from ptymesh.run.drawing import Job, hand_over, standing_by\n"
+        "with standing_by(waited_for=True) as process:\n"
+        f"    hand_over(process, Job({str(result)!r}))\n"
+        "    print(process.pid, flush=True)\n"
+        "    process.communicate()\n"
     )
     waiting = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert waiting.stdout is not None

@@ -138,3 +138,22 @@ def test_arrays_of_files_may_lie_column_by_column(tmp_path: Path) -> None:
             pass
         found.append(recon.object)
     assert np.array_equal(*found)
+
+
+def frozen(world: World | None = None, layout: str = "replicated") -> tuple[np.ndarray, float]:
+    """Final residuals of each view and of all."""
+    recon = pm.Reconstruction(scan(), device=world or "cpu", layout=layout, seed=1)
+    for _ in recon.run(pm.RPIE(epochs=2, batch=10)):
+        pass
+    result = recon.result()
+    assert result.residuals is not None
+    return result.residuals, float(result.attrs["final_residual"])
+
+
+@pytest.mark.parametrize("layout", ["replicated", "tiled"])
+def test_the_residual_of_each_view_is_the_same_on_any_ranks(ranks, layout: str) -> None:  # type: ignore[no-untyped-def]
+    each, of_all = frozen()
+    counts = scan().patterns.read(np.arange(40)).sum(axis=(1, 2), dtype=float)
+    assert each.shape == (40,) and (each * counts).sum() / counts.sum() == pytest.approx(of_all, rel=1e-9)
+    for other, _ in ranks(3, frozen, layout):
+        assert (other == each).all()

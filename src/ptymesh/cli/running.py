@@ -18,7 +18,10 @@ from ptymesh.cli.launching import Launching, environment_of
 from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from ptymesh.distributed.world import World
+    from ptymesh.run.drawing import Job
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
@@ -217,11 +220,16 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
 
 def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> None:
     from ptymesh.errors import Interrupted
-    from ptymesh.run.callbacks import watchers
-    from ptymesh.run.session import run_recipe
+    from ptymesh.run import drawing
 
-    watching = watchers()
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
+        drawer = None
+        if world().rank == 0 and (recipe.output.figures or recipe.output.all_writers):  # before long imports
+            drawer = held.enter_context(drawing.standing_by(waited_for=drawing.waits()))
+        from ptymesh.run.callbacks import watchers
+        from ptymesh.run.session import run_recipe
+
+        watching = watchers()
         with ExitStack() as stack:
 
             def finish() -> None:
@@ -247,10 +255,10 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                 goes_on = f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on."
                 raise Interrupted(goes_on) from stopped
         if world().rank == 0:
-            _conclude(outcome.recipe, outcome)
+            _conclude(outcome.recipe, outcome, drawer)
 
 
-def _conclude(recipe: Recipe, outcome: Outcome) -> None:
+def _conclude(recipe: Recipe, outcome: Outcome, drawer: Popen[bytes] | None) -> None:
     """Say what came of it, and draw."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
@@ -267,6 +275,8 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     tiled = attributes["layout"] == "tiled"
     if not tiled:
         _diagnose(outcome)
+    from ptymesh.run.drawing import Job
+
     figures, writers = recipe.output.figures, recipe.output.all_writers
     view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
     if not (figures or writers):
@@ -276,28 +286,27 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     else:
         # what is written is safe, and figures can be drawn again
         stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
-        _draw(outcome.path, figures, writers)
+        _draw(outcome, Job(str(outcome.path), figures, tuple(writers)), drawer)
 
 
 def _doing(writers: Sequence[str]) -> str:
     return "draws and writes" if writers else "draws"
 
 
-def _draw(result: Path, figures: bool, writers: Sequence[str]) -> None:
+def _draw(outcome: Outcome, job: Job, drawer: Popen[bytes] | None) -> None:
     """Figures and what writers write, by a process of their own; no failure of theirs is one of the run."""
     from ptymesh.run import drawing
 
-    waited_for = drawing.waits()
-    try:
-        process = drawing.start(result, figures=figures, writers=writers, waited_for=waited_for)
-    except OSError as error:
-        drawing.tell(f"no process could be started for them ({error.strerror}).", result)
+    result = outcome.path
+    if drawer is None:
+        drawing.tell("no process could be started for them.", result)
         return
-    what = "Figures" if figures else "Files"
-    if not waited_for:
-        first = result.parent / "overview.png" if figures else f"what {' and '.join(writers)} writes"
-        typer.echo(f"{what} follow within seconds: {first}{' and others' if figures else ''}")
-    elif drawn := drawing.wait(process, result):
+    drawing.hand_over(drawer, job, outcome.patterns)
+    what = "Figures" if job.figures else "Files"
+    if not drawing.waits():
+        first = result.parent / "overview.png" if job.figures else f"what {' and '.join(job.writers)} writes"
+        typer.echo(f"{what} follow within seconds: {first}{' and others' if job.figures else ''}")
+    elif drawn := drawing.wait(drawer, result):
         typer.echo(f"{what}: {' '.join(drawn)}")
 
 

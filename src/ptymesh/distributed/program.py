@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import torch.distributed as dist
-
 from ptymesh import stopping
 from ptymesh.distributed.child import launched
 from ptymesh.distributed.rank_info import RankInfo, world
@@ -93,7 +91,8 @@ def account_for(error: BaseException) -> Lost | None:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error only says that another rank has gone, or the store through which ranks tell each other so."""
-    if isinstance(error, dist.DistError):
+    dist = sys.modules.get("torch.distributed")  # nobody is lost where it was not imported
+    if dist and isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
 

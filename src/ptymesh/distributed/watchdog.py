@@ -24,9 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
-
-from torch.distributed import Store
+from typing import TYPE_CHECKING, Any
 
 from ptymesh import stopping
 from ptymesh.distributed.child import launched
@@ -34,6 +32,9 @@ from ptymesh.distributed.heartbeat import Heartbeat
 from ptymesh.distributed.processes import fate_of
 from ptymesh.errors import Interrupted
 from ptymesh.files import pid_space
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 #: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a heartbeat may be late;
 #: after which a rank that stands still looks at the others; that rank 0 waits for the others at the end.

@@ -17,6 +17,7 @@ h, w    window pixels
     /unknowns/*             real or complex      arrays of the model's operators (`optics`), in their units
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
+    /residuals              (N,) float64         final residual of each view
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, and change_* of each
                                                  unknown that was moved, per epoch (run/changes.py)
     /recipe                 string               the YAML that reproduces the run
@@ -54,6 +55,7 @@ _ARRAYS = {
     "weights": "opr/weights",
     "opr": "opr/modes",
     "background": "background",
+    "residuals": "residuals",
 }
 #: numpy's letters for what each dataset may hold; those that are not named hold real numbers.
 _KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
@@ -93,6 +95,7 @@ class Result(Displayed):
         background: (h, w) counts in every pattern (DC where the patterns have it), or None.
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
         opr: (K, h, w) complex, variable-probe modes, or None where there were none.
+        residuals: (N,) final residual of each view, sum (sqrt I - sqrt y)^2 / sum y over its good pixels, or None.
         parameters: numbers that make up probe or positions (ptymesh.models), by parametrisation and name.
         unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
 
@@ -115,6 +118,7 @@ class Result(Displayed):
     background: np.ndarray | None = None
     weights: np.ndarray | None = None
     opr: np.ndarray | None = None
+    residuals: np.ndarray | None = None
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -289,7 +293,7 @@ class Result(Displayed):
         """Raises BadInput where what was read from `path` does not fit together, or is not finite."""
         views, modes = len(self.positions_px), 0 if self.opr is None else len(np.atleast_1d(self.opr))
         window = self.probe.shape[-2:]
-        shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window}
+        shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window, "residuals": (views,)}
         if modes and self.weights is None:
             raise BadInput(f"/opr/modes of {path} has {modes} modes, of which no /opr/weights say the shares.")
         for name, wanted in shapes.items():

@@ -155,16 +155,19 @@ class Evaluator:
 
     # --- all views ---
 
-    def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
+    def residual(
+        self, estimate: Estimate, views: np.ndarray | None = None, each: Tensor | None = None
+    ) -> tuple[float, float]:
         """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
 
         Over all views, or over these: one pass in which nothing moves. Where memory runs out this rank goes on with
-        smaller chunks; the others wait for its sum.
+        smaller chunks; the others wait for its sum. each: (N, 2) float64, in which both sums of the residual are noted
+        of each of these views that this rank has.
         """
         views, seen = np.arange(self.loader.views) if views is None else views, self.setup.layout.seen(estimate.object)
         while True:
             try:
-                total = self._misfit(estimate, views, seen)
+                total = self._misfit(estimate, views, seen, each)
                 break
             except (MemoryError, RuntimeError) as error:
                 if not ran_out_of_memory(error):
@@ -175,13 +178,15 @@ class Evaluator:
                 raise PtymeshError(f"Rank {self.setup.world.rank} ran out of memory with a single view at a time.")
         return _residuals(*self.fields.totals(total))
 
-    def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor) -> Reduction:
+    def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor, each: Tensor | None) -> Reduction:
         """The sums of the residual over these views, of this rank."""
         total = self.fields.reduction(4)
         for chunk in self.loader.chunks(estimate, views, seen=seen):
             waves = self.forward(estimate, chunk)
             found = self.setup.backend.detector(self.setup.model, chunk, waves, "evaluate")[1]
             total.add(found[:, MISFIT : ROOTS + 1])
+            if each is not None:
+                each[chunk.views] = found[:, MISFIT : COUNTS + 1]
         return total
 
     def running(self) -> tuple[float, float, float]:

@@ -133,9 +133,11 @@ class Problem:
             sums.exit_wave_update(chunk, self.evaluator.forward(estimate, chunk))
         return sums.total()
 
-    def residual(self, estimate: Estimate, views: np.ndarray | None = None) -> tuple[float, float]:
+    def residual(
+        self, estimate: Estimate, views: np.ndarray | None = None, each: torch.Tensor | None = None
+    ) -> tuple[float, float]:
         """Residual and R of all views, or of these (`Evaluator.residual`)."""
-        return self.evaluator.residual(estimate, views)
+        return self.evaluator.residual(estimate, views, each)
 
     def hand_over(self, move: Migration) -> None:
         """Patterns and what was noted of views go to the ranks that own these now. Collective."""

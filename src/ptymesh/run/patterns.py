@@ -6,8 +6,6 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -17,26 +15,12 @@ from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
 from ptymesh.physics.operators import WaveOperator
+from ptymesh.run.pairs import Patterns
 from ptymesh.run.yaml_text import parsed
 
 #: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
 LOOKED_AT = 1024
 CHUNK = 32
-
-
-@dataclass(frozen=True)
-class Patterns:
-    """Measured patterns against the model.
-
-    Fields:
-        pairs: title of each -> measured and modelled counts, both (h, w).
-        mask: (h, w) bool, True where the detector is good.
-        far_field: whether DC is at the corner.
-    """
-
-    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
-    mask: np.ndarray
-    far_field: bool
 
 
 def patterns_of(result: Result) -> Patterns:
@@ -56,10 +40,10 @@ def patterns_of(result: Result) -> Patterns:
 def compared_patterns(result: Result, scan: Measurement) -> Patterns:
     """The pattern of typical (median) and of largest residual, sum (sqrt I - sqrt y)^2 / sum y, with its model.
 
-    Raises BadInput where the scan is not the one that the result was made from.
+    Where the result does not hold the residuals of all views, up to LOOKED_AT views are looked at. Raises BadInput
+    where the scan is not the one that the result was made from.
     """
     check_same(result, scan)
-    views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
     model = Model.for_geometry(
         scan.geometry,
         subpixel=result.attrs.get("subpixel", "fourier"),
@@ -68,8 +52,11 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
         optics=optics_of(result),
         dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
     )
-    chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
-    residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk)) for chunk in chunks])
+    views, residuals = np.arange(scan.views), result.residuals
+    if residuals is None:
+        views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
+        chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
+        residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk)) for chunk in chunks])
     order = np.argsort(residuals, kind="stable")
     few = "" if len(views) == scan.views else f" of {len(views)}"
     pairs = {}

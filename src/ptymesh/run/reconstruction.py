@@ -320,9 +320,16 @@ class Reconstruction(Displayed):
         self.world.all_well(failure, "saving the result")
         return found
 
+    def _frozen(self) -> tuple[float, float, np.ndarray]:
+        """Residual and R of all views, and the residual of each, (N,): one pass in which nothing moves. Collective."""
+        each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
+        residual, r = self.problem.residual(self.state.estimate, each=each)
+        misfit, counts = self.world.sum(each)[0].cpu().numpy().T
+        return residual, r, misfit / np.maximum(counts, 1.0)
+
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r = self.problem.residual(estimate)
+        residual, r, residuals = self._frozen()
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         history = self._history()
@@ -334,6 +341,7 @@ class Reconstruction(Displayed):
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
             tilt_rad=estimate.tilt_rad,
+            residuals=residuals,
             parameters=estimate.parameters,
             unknowns={name: values.cpu().numpy() for name, values in estimate.others.items()},
             history=history,

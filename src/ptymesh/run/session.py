@@ -27,6 +27,8 @@ from ptymesh.run.batches import balance, draw, hold_out
 from ptymesh.run.counters import counters_of
 from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
+from ptymesh.run.pairs import Patterns
+from ptymesh.run.patterns import compared_patterns
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
@@ -36,12 +38,19 @@ from ptymesh.types import complex_dtype
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: the result (its object as far as this rank holds it), where it was written, and the recipe
-    that was run."""
+    """What came of a run.
+
+    Fields:
+        result: its object as far as this rank holds it.
+        path: where it was written.
+        recipe: that was run.
+        patterns: to be drawn beside their model; None where this rank does not hold the whole object.
+    """
 
     result: Result
     path: Path
     recipe: Recipe
+    patterns: Patterns | None = None
 
 
 #: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
@@ -165,7 +174,18 @@ def _carry_out(
         for callback in callbacks:
             callback.saved(path)
             callback.finish("done")
-    return Outcome(result, path, recipe)
+    return Outcome(result, path, recipe, _patterns(recipe, recon, result))
+
+
+def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns | None:
+    """Those that a figure shows: who draws it has neither data nor model at hand, and may still make them."""
+    whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
+    if not recipe.output.figures or not whole or recon.world.rank:
+        return None
+    try:
+        return compared_patterns(result, recon.scan)
+    except Exception:  # no figure fails a run, and who draws it says what is wrong
+        return None
 
 
 def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
