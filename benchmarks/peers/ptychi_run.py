@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from turns import Saved, arguments, load, mend_torchvision, serve, synchronise
+from turns import Saved, arguments, load, mend_torchvision, serve, synchronise, wavelength
 
 mend_torchvision()
 
@@ -27,7 +27,10 @@ star = load(given.star).without(given.held_out)
 probe = star.modes(given.modes) / np.float32(np.sqrt(star.probe.size))  # its transform is not normalised
 options = OPTIONS[given.engine]()
 options.data_options.fft_shift = False  # DC is at the corner already
-options.object_options.pixel_size_m = 1.0
+options.object_options.pixel_size_m = 1e-10 * given.pixel if given.slices > 1 else 1.0
+if given.slices > 1:
+    options.data_options.wavelength_m = 1e-10 * wavelength(given.kilovolts)
+    options.object_options.slice_spacings_m = np.full(given.slices - 1, 1e-10 * given.spacing)
 options.probe_position_options.optimizable = False
 options.reconstructor_options.batch_size = given.batch
 options.reconstructor_options.num_epochs = given.epochs
@@ -52,7 +55,7 @@ centred = star.positions - (star.positions.max(0) + star.positions.min(0)) / 2
 task = PtychographyTask(
     options,
     diffraction_data=star.patterns,
-    object_data=np.ones((1, *size), dtype=np.complex64),
+    object_data=np.ones((given.slices, *size), dtype=np.complex64),
     probe_data=probe[None],
     probe_position_y_px=centred[:, 0].astype(np.float32),
     probe_position_x_px=centred[:, 1].astype(np.float32),

@@ -12,7 +12,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 # isort: split
 import numpy as np
 import torch
-from turns import Saved, arguments, load, serve, synchronise
+from turns import Saved, arguments, load, serve, synchronise, wavelength
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo
@@ -28,11 +28,9 @@ def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
         start = Path(folder) / "probe.npy"
         np.save(start, load(given.star, given.inner).modes(given.modes))
         crop = {"crop": given.inner} if given.inner else {}
-        lengths = {"wavelength_m": 4.176e-12, "object_pixel_m": 1e-10} if given.slices > 1 else {}
-        obj = {"slices": given.slices, "slice_spacing_m": 1e-9} if given.slices > 1 else {}
         recon = pm.Reconstruction(
-            pm.load(given.star, **crop, **lengths),
-            object=obj,
+            pm.load(given.star, **crop, **lengths()),
+            object=slices(),
             probe={"modes": given.modes, "start": {"kind": "array", "path": str(start)}},
             subpixel=given.subpixel,
             device=Solo(device_for(given.device, 0)),
@@ -40,9 +38,25 @@ def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
     return recon, recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch, positions=given.positions))
 
 
+def lengths() -> dict[str, float]:
+    """What the file does not say, and a single slice does not need."""
+    metres = {"wavelength_m": 1e-10 * wavelength(given.kilovolts), "object_pixel_m": 1e-10 * given.pixel}
+    return metres if given.slices > 1 else {}
+
+
+def slices() -> dict[str, float]:
+    """How many, and how far apart."""
+    return {"slices": given.slices, "slice_spacing_m": 1e-10 * given.spacing} if given.slices > 1 else {}
+
+
 def by_default() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
     """The default recipe, without the views that are held out."""
-    recon = pm.Reconstruction(pm.load(given.star), probe_modes=given.modes, device=Solo(device_for(given.device, 0)))
+    recon = pm.Reconstruction(
+        pm.load(given.star, **lengths()),
+        object=slices(),
+        probe_modes=given.modes,
+        device=Solo(device_for(given.device, 0)),
+    )
     recon.stages.extend(stages_of(DEFAULT_STAGES))
     held_out = [] if given.held_out is None else np.load(given.held_out)
     loop = recon.loop(hold_out=len(held_out) / recon.scan.views)

@@ -26,13 +26,13 @@ every, whole = load(given.star, given.inner), load(given.star)
 star = every.without(given.held_out)
 rate = given.rate or 0.01
 views, side = star.patterns.shape[:2]
-pixel = whole.patterns.shape[1] / side
+pixel = given.pixel * whole.patterns.shape[1] / side
 FIXED = {"start_iter": None, "lr": 0.0}
-# lengths do not matter for a single slice: a pixel of 1 Angstrom, and a voltage that its calibration accepts
+# lengths do not matter for a single slice
 params = PtyRADParams(
     init_params={
         "probe_illum_type": "electron",
-        "probe_kv": 80,
+        "probe_kv": given.kilovolts,
         "probe_conv_angle": 10.0,
         "meas_Npix": side,
         "pos_N_scans": views,
@@ -43,7 +43,7 @@ params = PtyRADParams(
         "meas_calibration": {"mode": "dx", "value": pixel},
         "probe_pmode_max": given.modes,
         "obj_Nlayer": given.slices,
-        "obj_slice_thickness": 10.0 if given.slices > 1 else 1.0,
+        "obj_slice_thickness": given.spacing if given.slices > 1 else 1.0,
         "meas_source": "custom",
         "meas_params": np.fft.fftshift(star.patterns, axes=(1, 2)),
         "probe_source": "custom",

@@ -2,6 +2,7 @@
 
     python benchmarks/peers/solution.py STAR.npz.bz2 --venv DIR [--modes 1 3] [--seconds 60] [--out solution.json]
     python benchmarks/peers/solution.py STAR.npz.bz2 --venv DIR --search ptychi --modes 1 --seconds 50 --clock cpu
+    python benchmarks/peers/solution.py crystal.npz.bz2 --venv DIR --crystal [--modes 1] [--search ptyrad]
 
 Run it with the Python that has ptymesh; DIR is an environment of the peers' own (compare.py). Every program runs by
 itself, from the start of its process until its time is over, without 5 % of the views, and saves object and probe as it
@@ -17,6 +18,7 @@ run of each that is not counted.
 from __future__ import annotations
 
 import argparse
+import bz2
 import json
 import math
 import os
@@ -37,7 +39,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 import numpy as np
 import torch
 from arrivals import arrivals
-from turns import load
+from turns import load, wavelength
 
 from compare import HERE, install
 from ptymesh.distributed.devices import device_for
@@ -45,6 +47,7 @@ from ptymesh.errors import PtymeshError
 from ptymesh.estimate import BLOCK
 from ptymesh.run import machine
 from ptymesh.run.batches import hold_out
+from ptymesh.simulate import simulate
 
 HOLD_OUT = 0.05
 #: Seeds of the views that are held out: of what is reported, and of the search.
@@ -82,12 +85,43 @@ CANDIDATES: dict[str, list[Options]] = {
         {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
     ],
 }
+#: ... where the object has several slices; CDTools's model of these is not run.
+SLICED: dict[str, list[Options]] = {
+    "ptychi": [
+        {"engine": "adam", "batch": 32, "rate": 0.02},
+        {"engine": "adam", "batch": 32, "rate": 0.005},
+        {"engine": "adam", "batch": 64, "rate": 0.02},
+        {"engine": "lsqml", "batch": 32},
+        {"engine": "lsqml", "batch": 64, "momentum": 0.5},
+        {"engine": "adam", "batch": 32, "rate": 0.002},
+        {"engine": "adam", "batch": 64, "rate": 0.005},
+    ],
+    "ptyrad": [
+        {"engine": "adam", "batch": 32, "rate": 0.005, "unblurred": True},
+        {"engine": "adam", "batch": 32, "rate": 0.01, "unblurred": True},
+        {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
+        {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
+        {"engine": "adam", "batch": 32, "rate": 0.005},
+        {"engine": "adam", "batch": 32, "rate": 0.002, "unblurred": True},
+        {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
+    ],
+}
 #: What it found, with one mode.
 FOUND: dict[str, Options] = {
     "ptymesh": {"engine": "default"},
     "ptychi": {"engine": "adam", "batch": 64, "rate": 0.02},
     "cdtools": {"engine": "adam", "batch": 64, "rate": 0.02},
     "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
+}
+
+#: The crystal that `--crystal` simulates, and its lengths in Angstrom and kilovolts, as the runs' options have them.
+CRYSTAL = {"kind": "electron", "slices": 4, "views": 400, "window": 64, "pixel_m": 0.25e-10, "seed": 1}
+SPACING, PIXEL, KILOVOLTS = 22.5, 0.25, 200.0
+
+#: ... through several slices.
+FOUND_SLICED: dict[str, Options] = {
+    "ptychi": {"engine": "adam", "batch": 64, "rate": 0.005},
+    "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
 }
 
 # --- what was saved -------------------------------------------------------------------------------------------------
@@ -144,8 +178,10 @@ class Judge:
     mean_count, mean_root: of a pixel of these others, and of its root.
     """
 
-    def __init__(self, path: Path, seed: int) -> None:
-        recon = pm.Reconstruction(pm.load(path))
+    def __init__(self, path: Path, seed: int, crystal: bool = False) -> None:
+        lengths = {"wavelength_m": 1e-10 * wavelength(KILOVOLTS), "object_pixel_m": 1e-10 * PIXEL} if crystal else {}
+        slices = {"slices": CRYSTAL["slices"], "slice_spacing_m": 1e-10 * SPACING} if crystal else {}
+        recon = pm.Reconstruction(pm.load(path, **lengths), object=slices)
         self.problem, self.estimate, self.positions = recon.problem, recon.state.estimate, recon.scan.positions
         self.held_out = hold_out(self.problem.unturned, HOLD_OUT, seed)
         self.training = np.setdiff1d(np.arange(self.problem.views), self.held_out)
@@ -194,6 +230,22 @@ class Judge:
         return framed, positions + moved + BLOCK
 
 
+def crystal(path: Path) -> None:
+    """Simulates the crystal into a file like the star's, where there is none yet."""
+    if path.exists():
+        return
+    made = simulate(**CRYSTAL, slice_spacing_m=1e-10 * SPACING).measurement
+    patterns = made.patterns.read(np.arange(made.views))
+    assert made.probe is not None
+    with bz2.open(path, "wb") as packed:
+        np.savez(
+            packed,
+            data=patterns[None].astype(np.float32),
+            scan=made.positions[None].astype(np.float32),
+            probe=made.probe[None, None, None].astype(np.complex64),
+        )
+
+
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +255,9 @@ def run(
     """One program, from the start of its process until its time is over; snapshots in the folder `into`."""
     words = [str(given.star), "--modes", str(modes), "--threads", str(given.threads), "--clock", given.clock]
     words += ["--seconds", str(given.seconds), "--held-out", str(held), "--snapshots", str(into), "--epochs", "100000"]
+    if given.crystal:
+        words += ["--slices", str(CRYSTAL["slices"]), "--spacing", str(SPACING)]
+        words += ["--pixel", str(PIXEL), "--kilovolts", str(KILOVOLTS)]
     for key, value in options.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     threads = {f"{library}_NUM_THREADS": str(given.threads) for library in ("OMP", "MKL")}
@@ -240,7 +295,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All candidates of a program."""
     for modes in given.modes:
-        for options in CANDIDATES[name]:
+        for options in (SLICED if given.crystal else CANDIDATES)[name]:
             with tempfile.TemporaryDirectory() as place:
                 held = _noted(judge, Path(place))
                 run(python, name, options, modes, held, Path(place) / "run", given)
@@ -249,13 +304,16 @@ def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> 
 
 def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All programs as they were found best; ptymesh between the peers, so that it sees what they see of the machine."""
-    others = [name for name in FOUND if name != "ptymesh" and name in given.programs]
+    found = FOUND | (FOUND_SLICED if given.crystal else {})
+    others = [name for name in found if name != "ptymesh" and name in given.programs]
+    if given.crystal:
+        others = [name for name in others if name in SLICED]
     with tempfile.TemporaryDirectory() as place:
         held = _noted(judge, Path(place))
 
         def once(name: str, modes: int, turn: int, limits: argparse.Namespace) -> Path:
             folder = Path(place) / f"{name}-{modes}-{turn}"
-            run(Path(sys.executable) if name == "ptymesh" else peers, name, FOUND[name], modes, held, folder, limits)
+            run(Path(sys.executable) if name == "ptymesh" else peers, name, found[name], modes, held, folder, limits)
             return folder
 
         short = argparse.Namespace(**{**vars(given), "seconds": 0.001})
@@ -269,7 +327,7 @@ def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[
                 if turn < len(others):
                     folders[others[turn]] = [once(others[turn], modes, turn, given)]
             for name, runs in folders.items():
-                case = {"program": name, "modes": modes, "options": FOUND[name]}
+                case = {"program": name, "modes": modes, "options": found[name]}
                 yield case | medians([judged(name, folder, judge) for folder in runs])
 
 
@@ -282,6 +340,7 @@ def main() -> None:
     """A line for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
+    parser.add_argument("--crystal", action="store_true", help="the file is the simulated crystal, or becomes it")
     parser.add_argument("--venv", type=Path, required=True)
     parser.add_argument("--search", choices=tuple(CANDIDATES))
     parser.add_argument("--programs", nargs="+", default=list(CANDIDATES), choices=tuple(CANDIDATES))
@@ -297,7 +356,9 @@ def main() -> None:
     seed = SEARCHED if given.search else REPORTED
     written = {"machine": about, "started": datetime.now(UTC).isoformat(timespec="seconds"), "clock": given.clock}
     written |= {"hold_out": HOLD_OUT, "seed": seed, "seconds": given.seconds}
-    python, judge = install(given.venv), Judge(given.star, seed)
+    if given.crystal:
+        crystal(given.star)
+    python, judge = install(given.venv), Judge(given.star, seed, given.crystal)
     cases: list[dict[str, Any]] = []
     for case in search(given.search, python, judge, given) if given.search else race(python, judge, given):
         cases.append(case)

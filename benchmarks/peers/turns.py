@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import bz2
 import json
+import math
 import os
 import re
 import sys
@@ -103,10 +104,19 @@ def arguments() -> argparse.Namespace:
 
 
 def add_several(parser: argparse.ArgumentParser) -> None:
-    """Options of several slices: ptymesh's and PtyRAD's."""
-    parser.add_argument("--slices", type=int, default=1, help="ptymesh and PtyRAD; 10 Angstrom apart, 80 kV")
+    """Options of several slices, for compare.py ptymesh's and PtyRAD's; lengths are in Angstrom."""
+    parser.add_argument("--slices", type=int, default=1, help="of the object, of electrons where there are several")
+    parser.add_argument("--spacing", type=float, default=10.0, help="of slices")
+    parser.add_argument("--pixel", type=float, default=1.0, help="of the object")
+    parser.add_argument("--kilovolts", type=float, default=80.0, help="that electrons have passed")
     parser.add_argument("--positions", action="store_true", help="ptymesh and PtyRAD: refine them")
     parser.add_argument("--inner", type=int, help="ptymesh and PtyRAD: so many pixels a side of the detector's middle")
+
+
+def wavelength(kilovolts: float) -> float:
+    """Of electrons, in Angstrom: h c / sqrt(E (E + 2 m c^2))."""
+    energy = 1e3 * kilovolts
+    return 12398.4198 / math.sqrt(energy * (energy + 2 * 510998.95))
 
 
 def serve(epoch: Callable[[], float], given: argparse.Namespace, about: str, saved: Callable[[], Saved]) -> None:

@@ -191,11 +191,32 @@ def test_a_program_that_is_done_ends_there(tmp_path: Path) -> None:
     assert len((tmp_path / "snapshots.jsonl").read_text().splitlines()) == 2
 
 
+def test_the_crystal_is_judged_through_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was made of leaves what counting does; its slices in another order, or one of them, leave more."""
+    monkeypatch.setitem(solution.CRYSTAL, "views", 30)
+    path = tmp_path / "crystal.npz.bz2"
+    solution.crystal(path)
+    judge = solution.Judge(path, 0, crystal=True)
+    truth = simulate(**solution.CRYSTAL, slice_spacing_m=1e-10 * solution.SPACING).truth
+    probe, corners = truth.probe.astype(np.complex64), truth.positions.astype(np.float32).astype(float)
+
+    def residual(obj: np.ndarray) -> float:
+        return judge.residual(solution.Found(obj.astype(np.complex64), probe, corners), judge.training)
+
+    right = residual(truth.object)
+    assert 0 < right < 0.02
+    assert residual(truth.object[::-1]) > 1.05 * right and residual(np.ones_like(truth.object)) > 1.5 * right
+
+
+def test_the_wavelength_of_electrons() -> None:
+    assert turns.wavelength(200) == pytest.approx(0.0250793, rel=1e-5)
+
+
 @pytest.mark.long
 def test_ptymesh_runs_its_default_without_the_views_held_out(
     packed: Path, judge: solution.Judge, tmp_path: Path
 ) -> None:
-    given = argparse.Namespace(star=packed, threads=1, clock="wall", seconds=60.0)
+    given = argparse.Namespace(star=packed, threads=1, clock="wall", seconds=60.0, crystal=False)
     held = solution._noted(judge, tmp_path)
     solution.run(Path(sys.executable), "ptymesh", {"engine": "default"}, 2, held, tmp_path / "run", given)
     found = solution.judged("ptymesh", tmp_path / "run", judge)
