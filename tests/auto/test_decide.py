@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto.decide import ANSWER, ENGINE, Answer, Found, _Interview
+from ptymesh.auto.decide import ANSWER, ENGINE, STRIDE, Answer, Found, _Interview
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
@@ -224,6 +226,19 @@ def test_what_looks_alike_is_held_side_by_side(
     assert best is not None and best.value == residuals[kept]
 
 
+def test_there_are_sweeps_for_the_run_as_well(interview: _Interview, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far the residual goes on falling."""
+    monkeypatch.setattr(sys.modules["ptymesh.auto.decide"], "STILL", -math.inf)
+    budget, arena = interview.budget, interview._arena(interview.scan)
+    track = arena.run(arena.start(interview.opening), 3)
+    budget.spent, budget.sweeps = 0.0, 20 * arena.cost(track, STRIDE)
+    first, last = interview._length(arena, {"rpie": track})
+    run = arena.cost(track, first["epochs"]) + arena.cost(track, last["epochs"])
+    arena.close()
+    assert budget.sweeps - 2.5 * arena.cost(track, STRIDE) < budget.spent + run <= budget.sweeps
+    assert "no sweeps are left for more" in interview.reasons["stages"][-1]
+
+
 def test_residuals_are_said_to_four_digits(interview: _Interview) -> None:
     """In the near field as well, where they are small."""
     arena = interview._arena(interview.scan)
@@ -242,3 +257,5 @@ def test_a_budget_is_not_overdrawn() -> None:
         budget.pay(2, 0.5)
     budget.pay(6)
     assert budget.spent == 10
+    budget = Budget(10, kept=5)
+    assert budget.holds(5) and not budget.holds(6)

@@ -7,7 +7,7 @@ same estimate with and without the change, for as many epochs.
 What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
 optics may take OPTICS, questions about what to add then go on until ROUNDS, those whether all of that is needed until
 QUESTIONS and the one about the engine until ENGINE, so that these are asked however long the others took; the search
-for the number of epochs goes up to LENGTH, and the rest is for the run itself.
+for the number of epochs goes on while there are sweeps for a run of so many.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ptymesh.run.recipe import Recipe, engine_of
 #: Work (price.py) where nobody says, some 45 s on two cores of a slow machine; between so many sweeps.
 WORK, FEWEST, MOST = 5e9, 400, 2000
 #: Shares of the sweeps.
-OPTICS, ROUNDS, QUESTIONS, ENGINE, LENGTH = 0.2, 0.35, 0.4, 0.47, 0.9
+OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.35, 0.4, 0.47
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Epochs before the first question, and until the answer to one.
@@ -446,8 +446,10 @@ class _Interview:
     # --- how long ---
 
     def _length(self, arena: Arena, tracks: dict[str, Track]) -> list[dict[str, Any]]:
-        """The stages from the start, as long as the held-out residual falls."""
+        """The stages from the start, as long as the held-out residual falls and sweeps are left for a run of them."""
         begun = arena.run(arena.start(self.opening), OPENING, until=math.inf)
+        again = arena.cost(begun, OPENING)
+        self.budget.kept = again + max(arena.cost(one, STRIDE) for one in tracks.values())
         track, course = self._course(arena, begun, tracks)
         stages = [{**begun.stage, "epochs": OPENING}]
         best, epochs, done = begun, 0, 0
@@ -460,6 +462,7 @@ class _Interview:
                     self.note("stages", f"After {done} epochs the residual, {now.said}, falls no longer.")
                     break
                 best, epochs = now, done
+                self.budget.kept = again + arena.cost(track, done + STRIDE)
             else:
                 self.note("stages", f"After {epochs} epochs the residual is {best.said}, and may fall further.")
         except OverBudget:
@@ -474,8 +477,8 @@ class _Interview:
         What goes on best from an estimate that several engines have made is not always what comes there by itself.
         """
         ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in tracks.values()]
-        courses = [arena.follow(way, MOST_EPOCHS, STRIDE, LENGTH) for way in ways]
-        if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways), LENGTH):
+        courses = [arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
+        if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways)):
             return ways[0], courses[0]
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
         taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)

@@ -48,14 +48,15 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps (see price.py). `spent` of `sweeps` are gone."""
+    """Sweeps (see price.py). `spent` of `sweeps` are gone, and `kept` are for the run itself."""
 
     sweeps: float
     spent: float = 0.0
+    kept: float = 0.0
 
     def holds(self, cost: float, until: float = 1.0) -> bool:
-        """Whether so much can be spent before the share `until` of all sweeps is gone."""
-        return self.spent + cost <= until * self.sweeps
+        """Whether so much can be spent before the share `until` of all sweeps is gone or kept."""
+        return self.spent + self.kept + cost <= until * self.sweeps
 
     def pay(self, cost: float, until: float = 1.0) -> None:
         """Raises OverBudget where the share `until` of all sweeps does not hold that."""
