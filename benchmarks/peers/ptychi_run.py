@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from turns import Saved, arguments, load, mend_torchvision, serve, synchronise, wavelength
+from turns import Saved, arguments, load, mend_torchvision, serve, synchronise
 
 mend_torchvision()
 
@@ -29,7 +29,7 @@ options = OPTIONS[given.engine]()
 options.data_options.fft_shift = False  # DC is at the corner already
 options.object_options.pixel_size_m = 1e-10 * given.pixel if given.slices > 1 else 1.0
 if given.slices > 1:
-    options.data_options.wavelength_m = 1e-10 * wavelength(given.kilovolts)
+    options.data_options.wavelength_m = 1e-10 * given.wavelength
     options.object_options.slice_spacings_m = np.full(given.slices - 1, 1e-10 * given.spacing)
 options.probe_position_options.optimizable = False
 options.reconstructor_options.batch_size = given.batch

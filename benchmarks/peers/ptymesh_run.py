@@ -12,7 +12,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 # isort: split
 import numpy as np
 import torch
-from turns import Saved, arguments, load, serve, synchronise, wavelength
+from turns import Saved, arguments, load, serve, synchronise
 
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo
@@ -40,7 +40,7 @@ def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
 
 def lengths() -> dict[str, float]:
     """What the file does not say, and a single slice does not need."""
-    metres = {"wavelength_m": 1e-10 * wavelength(given.kilovolts), "object_pixel_m": 1e-10 * given.pixel}
+    metres = {"wavelength_m": 1e-10 * given.wavelength, "object_pixel_m": 1e-10 * given.pixel}
     return metres if given.slices > 1 else {}
 
 

@@ -39,12 +39,13 @@ import ptymesh as pm  # before torch, so that both use the same threads
 import numpy as np
 import torch
 from arrivals import arrivals
-from turns import load, wavelength
+from turns import load
 
 from compare import HERE, install
 from ptymesh.distributed.devices import device_for
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import BLOCK
+from ptymesh.geometry import electron_wavelength_m
 from ptymesh.run import machine
 from ptymesh.run.batches import hold_out
 from ptymesh.simulate import simulate
@@ -114,14 +115,24 @@ FOUND: dict[str, Options] = {
     "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
 }
 
-#: The crystal that `--crystal` simulates, and its lengths in Angstrom and kilovolts, as the runs' options have them.
-CRYSTAL = {"kind": "electron", "slices": 4, "views": 400, "window": 64, "pixel_m": 0.25e-10, "seed": 1}
-SPACING, PIXEL, KILOVOLTS = 22.5, 0.25, 200.0
-
 #: ... through several slices.
 FOUND_SLICED: dict[str, Options] = {
+    "ptymesh": {"engine": "default"},
     "ptychi": {"engine": "adam", "batch": 64, "rate": 0.005},
     "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
+}
+
+#: The crystal that `--crystal` simulates.
+CRYSTAL: dict[str, Any] = {"kind": "electron", "slices": 4, "views": 400, "window": 64, "seed": 1}
+CRYSTAL |= {"slice_spacing_m": 22.5e-10, "pixel_m": 0.25e-10, "energy_eV": 200e3}
+WAVELENGTH_M = electron_wavelength_m(CRYSTAL["energy_eV"])
+#: Its lengths, in Angstrom, as the runs take them.
+AS_OPTIONS = {
+    "slices": CRYSTAL["slices"],
+    "spacing": round(1e10 * CRYSTAL["slice_spacing_m"], 6),
+    "pixel": round(1e10 * CRYSTAL["pixel_m"], 6),
+    "kilovolts": 1e-3 * CRYSTAL["energy_eV"],
+    "wavelength": 1e10 * WAVELENGTH_M,
 }
 
 # --- what was saved -------------------------------------------------------------------------------------------------
@@ -179,8 +190,8 @@ class Judge:
     """
 
     def __init__(self, path: Path, seed: int, crystal: bool = False) -> None:
-        lengths = {"wavelength_m": 1e-10 * wavelength(KILOVOLTS), "object_pixel_m": 1e-10 * PIXEL} if crystal else {}
-        slices = {"slices": CRYSTAL["slices"], "slice_spacing_m": 1e-10 * SPACING} if crystal else {}
+        lengths = {"wavelength_m": WAVELENGTH_M, "object_pixel_m": CRYSTAL["pixel_m"]} if crystal else {}
+        slices = {key: CRYSTAL[key] for key in ("slices", "slice_spacing_m")} if crystal else {}
         recon = pm.Reconstruction(pm.load(path, **lengths), object=slices)
         self.problem, self.estimate, self.positions = recon.problem, recon.state.estimate, recon.scan.positions
         self.held_out = hold_out(self.problem.unturned, HOLD_OUT, seed)
@@ -234,7 +245,7 @@ def crystal(path: Path) -> None:
     """Simulates the crystal into a file like the star's, where there is none yet."""
     if path.exists():
         return
-    made = simulate(**CRYSTAL, slice_spacing_m=1e-10 * SPACING).measurement
+    made = simulate(**CRYSTAL).measurement
     patterns = made.patterns.read(np.arange(made.views))
     assert made.probe is not None
     with bz2.open(path, "wb") as packed:
@@ -255,10 +266,7 @@ def run(
     """One program, from the start of its process until its time is over; snapshots in the folder `into`."""
     words = [str(given.star), "--modes", str(modes), "--threads", str(given.threads), "--clock", given.clock]
     words += ["--seconds", str(given.seconds), "--held-out", str(held), "--snapshots", str(into), "--epochs", "100000"]
-    if given.crystal:
-        words += ["--slices", str(CRYSTAL["slices"]), "--spacing", str(SPACING)]
-        words += ["--pixel", str(PIXEL), "--kilovolts", str(KILOVOLTS)]
-    for key, value in options.items():
+    for key, value in {**(AS_OPTIONS if given.crystal else {}), **options}.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     threads = {f"{library}_NUM_THREADS": str(given.threads) for library in ("OMP", "MKL")}
     into.mkdir()
@@ -304,10 +312,8 @@ def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> 
 
 def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All programs as they were found best; ptymesh between the peers, so that it sees what they see of the machine."""
-    found = FOUND | (FOUND_SLICED if given.crystal else {})
+    found = FOUND_SLICED if given.crystal else FOUND
     others = [name for name in found if name != "ptymesh" and name in given.programs]
-    if given.crystal:
-        others = [name for name in others if name in SLICED]
     with tempfile.TemporaryDirectory() as place:
         held = _noted(judge, Path(place))
 
@@ -351,6 +357,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
     given = parser.parse_args()
+    if given.crystal and given.search and given.search not in SLICED:
+        parser.error(f"{given.search} is not run on the crystal; search {' or '.join(SLICED)}")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for("cpu", 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
     seed = SEARCHED if given.search else REPORTED

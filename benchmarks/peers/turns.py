@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import bz2
 import json
-import math
 import os
 import re
 import sys
@@ -108,15 +107,10 @@ def add_several(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", type=int, default=1, help="of the object, of electrons where there are several")
     parser.add_argument("--spacing", type=float, default=10.0, help="of slices")
     parser.add_argument("--pixel", type=float, default=1.0, help="of the object")
-    parser.add_argument("--kilovolts", type=float, default=80.0, help="that electrons have passed")
+    parser.add_argument("--kilovolts", type=float, default=80.0, help="that electrons have passed, for PtyRAD")
+    parser.add_argument("--wavelength", type=float, default=0.04176, help="of these electrons, for the others")
     parser.add_argument("--positions", action="store_true", help="ptymesh and PtyRAD: refine them")
     parser.add_argument("--inner", type=int, help="ptymesh and PtyRAD: so many pixels a side of the detector's middle")
-
-
-def wavelength(kilovolts: float) -> float:
-    """Of electrons, in Angstrom: h c / sqrt(E (E + 2 m c^2))."""
-    energy = 1e3 * kilovolts
-    return 12398.4198 / math.sqrt(energy * (energy + 2 * 510998.95))
 
 
 def serve(epoch: Callable[[], float], given: argparse.Namespace, about: str, saved: Callable[[], Saved]) -> None:

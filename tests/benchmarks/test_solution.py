@@ -197,7 +197,7 @@ def test_the_crystal_is_judged_through_its_slices(tmp_path: Path, monkeypatch: p
     path = tmp_path / "crystal.npz.bz2"
     solution.crystal(path)
     judge = solution.Judge(path, 0, crystal=True)
-    truth = simulate(**solution.CRYSTAL, slice_spacing_m=1e-10 * solution.SPACING).truth
+    truth = simulate(**solution.CRYSTAL).truth
     probe, corners = truth.probe.astype(np.complex64), truth.positions.astype(np.float32).astype(float)
 
     def residual(obj: np.ndarray) -> float:
@@ -208,8 +208,15 @@ def test_the_crystal_is_judged_through_its_slices(tmp_path: Path, monkeypatch: p
     assert residual(truth.object[::-1]) > 1.05 * right and residual(np.ones_like(truth.object)) > 1.5 * right
 
 
-def test_the_wavelength_of_electrons() -> None:
-    assert turns.wavelength(200) == pytest.approx(0.0250793, rel=1e-5)
+def test_a_program_that_knows_no_slices_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["solution.py", "crystal.npz.bz2", "--venv", "peers", "--crystal", "--search", "cdtools"]
+    )
+    with pytest.raises(SystemExit):
+        solution.main()
+    assert "cdtools is not run on the crystal; search ptychi or ptyrad" in capsys.readouterr().err
 
 
 @pytest.mark.long

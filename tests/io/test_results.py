@@ -43,6 +43,7 @@ def example(dtype: type = np.complex64) -> Result:
         attrs={"final_residual": 0.0131, "engine": "rpie", "ranks": 3, "seed": 0, "device": None, "odd": True},
         nominal_px=rng.uniform(0, 20, (7, 2)),
         background=np.ones((16, 12)),
+        residuals=np.linspace(0.01, 0.02, 7),
         weights=np.ones((7, 1)),
     )
 
@@ -52,7 +53,7 @@ def test_round_trip(tmp_path: Path, dtype: type) -> None:
     written = example(dtype)
     written.save(tmp_path / "deep" / "result.h5")
     read = Result.load(tmp_path / "deep" / "result.h5")
-    for name in ("object", "probe", "positions_px", "positions_m", "nominal_px", "background", "weights"):
+    for name in ("object", "probe", "positions_px", "positions_m", "nominal_px", "background", "residuals", "weights"):
         there, back = getattr(written, name), getattr(read, name)
         assert back.dtype == there.dtype
         np.testing.assert_array_equal(back, there)
@@ -274,6 +275,7 @@ def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
         (put("opr/weights", np.full((7, 1), np.nan)), "The weights of .* not finite"),
         (put("opr/weights", np.ones((7, 3))), r"weights of .* has shape \(7, 3\); it should be \(7, 1\)"),
         (put("background", np.ones((3, 3))), r"background of .* has shape \(3, 3\)"),
+        (put("residuals", np.ones(3)), r"residuals of .* has shape \(3,\); it should be \(7,\)"),
         (put("object", np.ones((1, 4, 4), np.clongdouble)), "where complex numbers should be"),
         (put("object", "text"), "holds text, where complex numbers should be"),
         (put("positions_px", np.ones((7, 2), complex)), "where real numbers or integers should be"),

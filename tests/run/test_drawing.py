@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from ptymesh.cli import running
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.run import drawing, figures
 from ptymesh.run.drawing import Job, hand_over, standing_by
 from ptymesh.run.pairs import Patterns
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.session import Outcome
 from ptymesh.run.writers import WRITERS
 
 FOLLOW_S = 120.0
@@ -81,7 +86,7 @@ def test_an_unknown_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_follow(result: Path) -> None:
     with standing_by(waited_for=False) as process:
-        assert process is not None and process.stdout is None, "nobody would read it"
+        assert process.stdout is None, "nobody would read it"
         hand_over(process, Job(str(result), writers=("tiff",)))
     assert process.wait(FOLLOW_S) == 0
     made = {path.name for path in result.parent.iterdir()} - {"result.h5"}
@@ -92,7 +97,6 @@ def test_what_waits_is_told_the_names(result: Path) -> None:
     pair = np.ones((16, 16)), np.full((16, 16), 2.0)
     patterns = Patterns({"typical": pair, "worst": pair}, np.ones((16, 16), bool), True)
     with standing_by(waited_for=True) as process:
-        assert process is not None
         hand_over(process, Job(str(result)), patterns)
         drawn = drawing.wait(process, result)
     assert "patterns.png" in [Path(name).name for name in drawn] and all(Path(name).is_file() for name in drawn)
@@ -108,18 +112,31 @@ def test_patterns_are_handed_over_as_they_are() -> None:
 
 def test_who_stands_by_leaves_with_a_run_that_has_nothing_to_draw(result: Path) -> None:
     with standing_by(waited_for=True) as process:
-        assert process is not None
+        assert process.returncode is None
     assert process.returncode is not None and list(result.parent.iterdir()) == [result]
 
 
 def test_one_that_has_ended_is_told(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with standing_by(waited_for=True) as process:
-        assert process is not None
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         hand_over(process, Job(str(result)))
         assert drawing.wait(process, result) == []
     assert "their process was ended by SIGKILL" in capsys.readouterr().err
+
+
+def test_why_none_could_be_started_is_told(
+    result: Path, truth: Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(waited_for: bool) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(drawing, "_started", refused)
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}})
+    with ExitStack() as held:
+        running._draw(Outcome(truth, result, recipe), Job(str(result)), running._drawer(recipe, held))
+    said = "No figures were drawn: no process could be started for them (Resource temporarily unavailable). "
+    assert capsys.readouterr().err == f"ptymesh: {said}The result is complete; `ptymesh view {result}` draws them.\n"
 
 
 def test_drawing_needs_no_torch() -> None:

@@ -19,11 +19,14 @@ from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
     from subprocess import Popen
+    from typing import TypeAlias
 
     from ptymesh.distributed.world import World
     from ptymesh.run.drawing import Job
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
+
+    Drawer: TypeAlias = Popen[bytes] | OSError | None
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
@@ -220,12 +223,9 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
 
 def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> None:
     from ptymesh.errors import Interrupted
-    from ptymesh.run import drawing
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        drawer = None
-        if world().rank == 0 and (recipe.output.figures or recipe.output.all_writers):  # before long imports
-            drawer = held.enter_context(drawing.standing_by(waited_for=drawing.waits()))
+        drawer = _drawer(recipe, held)  # before long imports
         from ptymesh.run.callbacks import watchers
         from ptymesh.run.session import run_recipe
 
@@ -258,7 +258,19 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
             _conclude(outcome.recipe, outcome, drawer)
 
 
-def _conclude(recipe: Recipe, outcome: Outcome, drawer: Popen[bytes] | None) -> None:
+def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
+    """The process that draws, as long as `held` lasts; None where there is nothing to draw, or why there is none."""
+    from ptymesh.run import drawing
+
+    if world().rank or not (recipe.output.figures or recipe.output.all_writers):
+        return None
+    try:
+        return held.enter_context(drawing.standing_by(waited_for=drawing.waits()))
+    except OSError as error:
+        return error
+
+
+def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
     """Say what came of it, and draw."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
@@ -293,13 +305,14 @@ def _doing(writers: Sequence[str]) -> str:
     return "draws and writes" if writers else "draws"
 
 
-def _draw(outcome: Outcome, job: Job, drawer: Popen[bytes] | None) -> None:
+def _draw(outcome: Outcome, job: Job, drawer: Drawer) -> None:
     """Figures and what writers write, by a process of their own; no failure of theirs is one of the run."""
     from ptymesh.run import drawing
 
     result = outcome.path
-    if drawer is None:
-        drawing.tell("no process could be started for them.", result)
+    assert drawer is not None, "there is something to draw"
+    if isinstance(drawer, OSError):
+        drawing.tell(f"no process could be started for them ({drawer.strerror}).", result)
         return
     drawing.hand_over(drawer, job, outcome.patterns)
     what = "Figures" if job.figures else "Files"

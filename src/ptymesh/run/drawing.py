@@ -70,18 +70,17 @@ def waits() -> bool:
 
 
 @contextlib.contextmanager
-def standing_by(*, waited_for: bool) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A process that draws what `hand_over` tells it; within this. None where none could be started.
+def standing_by(*, waited_for: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that draws what `hand_over` tells it; within this.
 
-    waited_for: it ends with this process, and its standard output names the files.
+    waited_for: it ends with this process, and its standard output names the files. Raises OSError where none can be
+    started.
     """
-    process = None
-    with contextlib.suppress(OSError):
-        process = _started(waited_for)
+    process = _started(waited_for)
     try:
         yield process
     finally:
-        if process is not None and process.stdin is not None:  # there is nothing to draw
+        if process.stdin is not None:  # there is nothing to draw
             process.kill()
             process.communicate()
 
