@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,7 @@ def bands_of_rows() -> int:
     return 1 if threads == 1 else BANDS * threads
 
 
+@cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """numpy's word for torch's."""
     return torch.empty(0, dtype=dtype).numpy().dtype

@@ -34,7 +34,7 @@ from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through
 from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.propagate import fft, frequencies
+from ptymesh.physics.propagate import fft
 
 TASKS = {
     "evaluate": compiled_detector.EVALUATE,
@@ -81,10 +81,8 @@ class Kernels:
         known = self._made.get(name)
         if known is None or known[0] is not kernel:
             scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
-            parts = [
-                column_panels.in_panels(part).reshape(-1, column_panels.WIDTH) for part in (scaled.real, scaled.imag)
-            ]
-            known = self._made[name] = kernel, np.stack(parts, axis=1).ravel().astype(numpy_dtype(real))
+            panels = column_panels.waves_in_panels(scaled[None])
+            known = self._made[name] = kernel, panels.astype(numpy_dtype(real))
         return known[1]
 
 
@@ -212,11 +210,8 @@ class CpuPaths(CpuSums):
         """Spectra of probes, or probes, as `compiled_moves.add_asked` reads them; once in a sweep."""
         kept = chunk.sweep.get("probes in panels")
         if kept is None:
-            parts = [[column_panels.in_panels(part) for part in (mode.real, mode.imag)] for mode in start]
-            eights = [np.stack([p.reshape(-1, column_panels.WIDTH) for p in pair], axis=1).ravel() for pair in parts]
-            down, across = (2 * np.pi * f.numpy().ravel() for f in frequencies(start.shape[1:], (1.0, 1.0)))
-            across = np.pad(across, (0, -len(across) % column_panels.WIDTH))
-            kept = chunk.sweep["probes in panels"] = (np.concatenate([*eights, down, across]).astype(start.real.dtype),)
+            parts = column_panels.waves_in_panels(start), column_panels.angles(start.shape[1], start.shape[2])
+            kept = chunk.sweep["probes in panels"] = (np.concatenate(parts, dtype=start.real.dtype),)
         found: np.ndarray[Any, Any] = kept[0]
         return found
 

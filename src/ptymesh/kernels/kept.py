@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -61,16 +60,21 @@ class Rooms:
 
 
 class Planes:
-    """Mask and background as the detector's kernel reads them; made anew when they have changed."""
+    """Mask and background as the detector's kernel reads them; each made anew when it has changed."""
 
     def __init__(self) -> None:
-        self._of: tuple[tuple[Tensor, Tensor], tuple[int, int]] | None = None
-        self._made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]
+        self._known: dict[str, tuple[Tensor, int, np.ndarray[Any, Any], bool]] = {}
 
     def __call__(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
-        """Both, panel after panel, and whether there is any background."""
-        tensors, versions = (mask, background), (mask._version, background._version)
-        if self._of is None or any(map(is_not, self._of[0], tensors)) or self._of[1] != versions:
-            good, light = (column_panels.in_panels(plane.numpy()) for plane in tensors)
-            self._of, self._made = (tensors, versions), (good.astype(light.dtype), light, bool(light.any()))
-        return self._made
+        """Both, panel after panel and in the background's precision, and whether there is any background."""
+        real = background.numpy().dtype
+        good, _ = self._plane("mask", mask, real)
+        light, lit = self._plane("background", background, real)
+        return good, light, lit
+
+    def _plane(self, name: str, plane: Tensor, real: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:
+        known = self._known.get(name)
+        if known is None or known[0] is not plane or known[1] != plane._version or known[2].dtype != real:
+            panels = column_panels.in_panels(plane.numpy()).astype(real, copy=False)
+            known = self._known[name] = plane, plane._version, panels, bool(panels.any())
+        return known[2], known[3]

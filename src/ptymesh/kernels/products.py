@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,5 +43,11 @@ def _planes(x: Tensor, stack: torch.Size) -> tuple[Any, Any, Any]:
     """Its planes, which of them each of the stack is, and the sign of imaginary parts."""
     sign = -1.0 if x.is_conj() else 1.0
     planes = (x.conj() if x.is_conj() else x).reshape(-1, x.shape[-2] * x.shape[-1]).resolve_neg()
-    of_stack = np.broadcast_to(np.arange(len(planes)).reshape(x.shape[:-2]), stack).flatten()
-    return planes.detach().contiguous().numpy(), of_stack, numpy_dtype(x.real.dtype).type(sign)
+    real = numpy_dtype(x.dtype.to_real())
+    return planes.detach().contiguous().numpy(), _of_stack(x.shape[:-2], stack), real.type(sign)
+
+
+@lru_cache(maxsize=256)
+def _of_stack(own: torch.Size, stack: torch.Size) -> np.ndarray[Any, Any]:
+    """Which of its own planes each of a stack is; not to be written to."""
+    return np.broadcast_to(np.arange(math.prod(own)).reshape(own), stack).flatten()

@@ -11,7 +11,6 @@ and `exit`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,12 +21,12 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.elementwise import over_window, times
+from ptymesh.physics.elementwise import over_window, overlap, times
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.operators import Values
-from ptymesh.physics.propagate import fft, frequencies, ifft
+from ptymesh.physics.propagate import derivatives, fft, ifft
 from ptymesh.physics.rounding import rounded
 from ptymesh.physics.sums import Adjoints, BlockOperations
 
@@ -338,14 +337,15 @@ def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
     """What |d_y|^2 and then |d_x|^2 of beams is made of, by products of a view's shares, (2 n, h, w): the probe's
     power over modes (M, h, w), and of its first mode and OPR modes (K, h, w), each with itself and with each later one,
     twice, the real part of their product."""
-    maps, spectrum = [], fft(torch.cat((probe, opr)))
-    for k in frequencies((spectrum.shape[-2], spectrum.shape[-1]), (1.0, 1.0), probe.device):
-        waves = ifft(times(spectrum, 2j * math.pi * k.to(probe.real.dtype)))
-        parts = [waves[0], *waves[len(probe) :]]
-        for i, one in enumerate(parts):
-            maps.append(power((waves[: len(probe)] if i == 0 else one[None])[None])[0])
-            maps += [2 * (one.real * other.real + one.imag * other.imag) for other in parts[i + 1 :]]
-    return torch.stack(maps)
+    modes = torch.cat((probe, opr)) if len(opr) else probe
+    both = derivatives((modes.shape[-2], modes.shape[-1]), modes.dtype, modes.device)
+    waves = ifft(times(fft(modes), both[:, None]))
+    first, *parts = waves[:, 0], *waves[:, len(probe) :].unbind(1)
+    maps = [power(waves[:, : len(probe)])]
+    for i, one in enumerate((first, *parts)):
+        maps += [power(one[:, None])] if i else []
+        maps += [2 * overlap(one, other) for other in parts[i:]]
+    return torch.stack(maps, dim=1).flatten(0, 1)
 
 
 def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,6 +76,24 @@ def frequencies(shape: tuple[int, int], pixel_m: Pair, device: torch.device | No
     ky = torch.fft.fftfreq(shape[0], pixel_m[0], dtype=torch.float64, device=device)
     kx = torch.fft.fftfreq(shape[1], pixel_m[1], dtype=torch.float64, device=device)
     return ky[:, None], kx[None, :]
+
+
+def derivatives(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """2 pi i k_y and 2 pi i k_x, (2, h, w) complex of this dtype: of a spectrum's waves they make the derivatives per
+    pixel. Not to be written to."""
+    if device.type == "cpu":
+        return _derivatives_of(shape, dtype)
+    return _derivatives(shape, dtype, device)
+
+
+def _derivatives(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    both = torch.stack([k.expand(shape) for k in frequencies(shape, (1.0, 1.0), device)])
+    return torch.complex(torch.zeros_like(both), 2 * math.pi * both).to(dtype)
+
+
+@lru_cache(maxsize=2)
+def _derivatives_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return _derivatives(shape, dtype, torch.device("cpu"))
 
 
 def angular_spectrum_kernel(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics.elementwise import times
-from ptymesh.physics.propagate import fft, frequencies, ifft
+from ptymesh.physics.propagate import derivatives, fft, frequencies, ifft
 
 
 def cut(obj: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
@@ -61,8 +61,7 @@ def shift(probe: Tensor, fractions: Tensor) -> Tensor:
 
 def derivative(waves: Tensor, axis: int) -> Tensor:
     """Spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f P."""
-    k = frequencies(_window(waves), (1.0, 1.0), waves.device)[axis].to(waves.real.dtype)
-    return ifft(times(fft(waves), 2j * math.pi * k))
+    return ifft(times(fft(waves), derivatives(_window(waves), waves.dtype, waves.device)[axis]))
 
 
 def _window(waves: Tensor) -> tuple[int, int]:
