@@ -80,7 +80,7 @@ def solution(kind: str = "solution") -> str:
         name, chosen = one.case["program"], one.case["options"]
         words = [f"{ENGINES[chosen['engine']]}, batches of {chosen['batch']}" if "batch" in chosen else "default"]
         words += [f"{key} {chosen[key]}" for key in ("rate", "momentum") if key in chosen]
-        theirs = [f"{one.lowest:.5f}", one.epoch, f"{one.seconds:.1f}"]
+        theirs = [f"{one.lowest:#.3g}", one.epoch, f"{one.seconds:.1f}"]
         ours = ["never" if one.ours is None else f"{one.ours:.1f}", "" if one.ratio is None else f"{one.ratio:.1f}"]
         ours = ["", ""] if name == "ptymesh" else ours
         rows.append([one.case["modes"], {**PEERS, "ptymesh": "ptymesh"}[name], ", ".join(words), *theirs, *ours])
@@ -99,6 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": peers,
     "solution": solution,
     "solution-crystal": lambda: solution("solution-crystal"),
+    "solution-near": lambda: solution("solution-near"),
 }
 
 

@@ -23,13 +23,16 @@ star = load(given.star).without(given.held_out)
 h, w = star.probe.shape
 wavelength_m, distance_m, pixel_m = 1.24e-10, 2.0, 75e-6
 object_pixel_m = wavelength_m * distance_m / (np.array([h, w]) * pixel_m)
+if given.distance:
+    wavelength_m, distance_m, pixel_m = 1e-10 * given.wavelength, given.distance, 1e-10 * given.pixel
+    object_pixel_m = np.full(2, pixel_m)
 # its translations are of the beam over the sample, x y z with x along the columns, in metres
 translations = np.zeros((len(star.positions), 3))
 translations[:, 0] = star.positions[:, 1] * object_pixel_m[1]
 translations[:, 1] = star.positions[:, 0] * object_pixel_m[0]
 dataset = Ptycho2DDataset(
     translations.astype(np.float32),
-    np.fft.fftshift(star.patterns, axes=(1, 2)),
+    star.patterns if given.distance else np.fft.fftshift(star.patterns, axes=(1, 2)),
     wavelength=wavelength_m,
     detector_geometry={
         "distance": distance_m,
@@ -37,7 +40,7 @@ dataset = Ptycho2DDataset(
         "corner": None,
     },
 )
-model = FancyPtycho.from_dataset(dataset, n_modes=given.modes, obj_padding=10)
+model = FancyPtycho.from_dataset(dataset, n_modes=given.modes, obj_padding=10, near_field=bool(given.distance))
 with torch.no_grad():
     start = torch.as_tensor(star.modes(given.modes))
     model.probe_norm.fill_(float(start[0].abs().max()))

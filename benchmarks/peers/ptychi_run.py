@@ -24,12 +24,17 @@ OPTIONS = {
 given = arguments()
 torch.set_num_threads(given.threads)
 star = load(given.star).without(given.held_out)
-probe = star.modes(given.modes) / np.float32(np.sqrt(star.probe.size))  # its transform is not normalised
+unit = 1.0 if given.distance else float(np.sqrt(star.probe.size))  # its far field is not normalised
+probe = star.modes(given.modes) / np.float32(unit)
 options = OPTIONS[given.engine]()
 options.data_options.fft_shift = False  # DC is at the corner already
-options.object_options.pixel_size_m = 1e-10 * given.pixel if given.slices > 1 else 1.0
-if given.slices > 1:
+deep = given.slices > 1 or given.distance is not None
+options.object_options.pixel_size_m = 1e-10 * given.pixel if deep else 1.0
+if deep:
     options.data_options.wavelength_m = 1e-10 * given.wavelength
+if given.distance:
+    options.data_options.free_space_propagation_distance_m = given.distance
+if given.slices > 1:
     options.object_options.slice_spacings_m = np.full(given.slices - 1, 1e-10 * given.spacing)
 options.probe_position_options.optimizable = False
 options.reconstructor_options.batch_size = given.batch
@@ -72,7 +77,7 @@ def epoch() -> float:
 def saved() -> Saved:
     """Positions are of the windows' middles, from the origin."""
     found = {name: task.get_data_to_cpu(name, as_numpy=True) for name in ("object", "probe", "probe_positions")}
-    return found | {"origin": task.object.pos_origin_coords.cpu().numpy()}
+    return found | {"origin": task.object.pos_origin_coords.cpu().numpy(), "unit": np.float64(unit)}
 
 
 serve(epoch, given, f"ptychi {version('ptychi')}", saved)

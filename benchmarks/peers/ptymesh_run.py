@@ -6,6 +6,7 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ptymesh as pm  # before torch, so that both use the same threads
 
@@ -38,10 +39,17 @@ def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:
     return recon, recon.run(ENGINES[given.engine](epochs=given.epochs, batch=given.batch, positions=given.positions))
 
 
-def lengths() -> dict[str, float]:
-    """What the file does not say, and a single slice does not need."""
-    metres = {"wavelength_m": 1e-10 * given.wavelength, "object_pixel_m": 1e-10 * given.pixel}
-    return metres if given.slices > 1 else {}
+def lengths() -> dict[str, Any]:
+    """What the file does not say, and a single slice in the far field does not need."""
+    wavelength, pixel = {"wavelength_m": 1e-10 * given.wavelength}, 1e-10 * given.pixel
+    if given.distance:
+        return {
+            **wavelength,
+            "propagation": "angular_spectrum",
+            "distance_m": given.distance,
+            "detector_pixel_m": pixel,
+        }
+    return {**wavelength, "object_pixel_m": pixel} if given.slices > 1 else {}
 
 
 def slices() -> dict[str, float]:

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/solution.py STAR.npz.bz2 --venv DIR [--modes 1 3] [--seconds 60] [--out solution.json]
     python benchmarks/peers/solution.py STAR.npz.bz2 --venv DIR --search ptychi --modes 1 --seconds 50 --clock cpu
-    python benchmarks/peers/solution.py crystal.npz.bz2 --venv DIR --crystal [--modes 1] [--search ptyrad]
+    python benchmarks/peers/solution.py crystal.npz.bz2 --venv DIR --scene crystal [--modes 1] [--search ptyrad]
 
 Run it with the Python that has ptymesh; DIR is an environment of the peers' own (compare.py). Every program runs by
 itself, from the start of its process until its time is over, without 5 % of the views, and saves object and probe as it
@@ -10,15 +10,15 @@ goes. The seconds of what was saved are those of a process that ends there: impo
 what was saved before does not. Afterwards ptymesh's model gives the residual of the views that were held out, and of
 the others, for what every program has saved, whatever its conventions (`READERS`).
 
-Peers run with the options of `FOUND`, the best of `CANDIDATES` by --search, which holds out other views (seed 1);
-ptymesh runs a recipe that says nothing of stages. A program is run once, ptymesh three times (medians), after a short
-run of each that is not counted.
+Other scenes than the star (scenes.py) are simulated into the file where it is not there yet. Peers run with what was
+`found` for the scene, the best of its `candidates` by --search, which holds out other views (seed 1); ptymesh runs a
+recipe that says nothing of stages. A program is run once, ptymesh three times (medians), after a short run of each that
+is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import bz2
 import json
 import math
 import os
@@ -39,101 +39,21 @@ import ptymesh as pm  # before torch, so that both use the same threads
 import numpy as np
 import torch
 from arrivals import arrivals
+from scenes import SCENES, STAR, Options, Scene
 from turns import load
 
 from compare import HERE, install
 from ptymesh.distributed.devices import device_for
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import BLOCK
-from ptymesh.geometry import electron_wavelength_m
 from ptymesh.run import machine
 from ptymesh.run.batches import hold_out
-from ptymesh.simulate import simulate
 
 HOLD_OUT = 0.05
 #: Seeds of the views that are held out: of what is reported, and of the search.
 REPORTED, SEARCHED = 0, 1
 #: Runs of ptymesh, whose medians count.
 REPEATS = 3
-
-Options = dict[str, Any]
-
-#: What the search tries: engine, batch and rate of each peer.
-CANDIDATES: dict[str, list[Options]] = {
-    "ptychi": [
-        {"engine": "adam", "batch": 32, "rate": 0.02},
-        {"engine": "lsqml", "batch": 32},
-        {"engine": "adam", "batch": 32, "rate": 0.01},
-        {"engine": "adam", "batch": 64, "rate": 0.02},
-        {"engine": "lsqml", "batch": 64, "momentum": 0.5},
-        {"engine": "adam", "batch": 64, "rate": 0.05},
-        {"engine": "rpie", "batch": 16, "rate": 0.3},
-    ],
-    "cdtools": [
-        {"engine": "adam", "batch": 30, "rate": 0.01},
-        {"engine": "adam", "batch": 30, "rate": 0.02},
-        {"engine": "adam", "batch": 15, "rate": 0.005},
-        {"engine": "adam", "batch": 64, "rate": 0.02},
-        {"engine": "adam", "batch": 15, "rate": 0.01},
-        {"engine": "adam", "batch": 64, "rate": 0.05},
-    ],
-    "ptyrad": [
-        {"engine": "adam", "batch": 32, "rate": 0.005, "unblurred": True},
-        {"engine": "adam", "batch": 32, "rate": 0.01, "unblurred": True},
-        {"engine": "adam", "batch": 16, "rate": 0.005, "unblurred": True},
-        {"engine": "adam", "batch": 32, "rate": 0.01},
-        {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
-        {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
-    ],
-}
-#: ... where the object has several slices; CDTools's model of these is not run.
-SLICED: dict[str, list[Options]] = {
-    "ptychi": [
-        {"engine": "adam", "batch": 32, "rate": 0.02},
-        {"engine": "adam", "batch": 32, "rate": 0.005},
-        {"engine": "adam", "batch": 64, "rate": 0.02},
-        {"engine": "lsqml", "batch": 32},
-        {"engine": "lsqml", "batch": 64, "momentum": 0.5},
-        {"engine": "adam", "batch": 32, "rate": 0.002},
-        {"engine": "adam", "batch": 64, "rate": 0.005},
-    ],
-    "ptyrad": [
-        {"engine": "adam", "batch": 32, "rate": 0.005, "unblurred": True},
-        {"engine": "adam", "batch": 32, "rate": 0.01, "unblurred": True},
-        {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
-        {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
-        {"engine": "adam", "batch": 32, "rate": 0.005},
-        {"engine": "adam", "batch": 32, "rate": 0.002, "unblurred": True},
-        {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
-    ],
-}
-#: What it found, with one mode.
-FOUND: dict[str, Options] = {
-    "ptymesh": {"engine": "default"},
-    "ptychi": {"engine": "adam", "batch": 64, "rate": 0.02},
-    "cdtools": {"engine": "adam", "batch": 64, "rate": 0.02},
-    "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
-}
-
-#: ... through several slices.
-FOUND_SLICED: dict[str, Options] = {
-    "ptymesh": {"engine": "default"},
-    "ptychi": {"engine": "adam", "batch": 64, "rate": 0.005},
-    "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
-}
-
-#: The crystal that `--crystal` simulates.
-CRYSTAL: dict[str, Any] = {"kind": "electron", "slices": 4, "views": 400, "window": 64, "seed": 1}
-CRYSTAL |= {"slice_spacing_m": 22.5e-10, "pixel_m": 0.25e-10, "energy_eV": 200e3}
-WAVELENGTH_M = electron_wavelength_m(CRYSTAL["energy_eV"])
-#: Its lengths, in Angstrom, as the runs take them.
-AS_OPTIONS = {
-    "slices": CRYSTAL["slices"],
-    "spacing": round(1e10 * CRYSTAL["slice_spacing_m"], 6),
-    "pixel": round(1e10 * CRYSTAL["pixel_m"], 6),
-    "kilovolts": 1e-3 * CRYSTAL["energy_eV"],
-    "wavelength": 1e10 * WAVELENGTH_M,
-}
 
 # --- what was saved -------------------------------------------------------------------------------------------------
 
@@ -156,11 +76,11 @@ def read_ptymesh(saved: dict[str, np.ndarray]) -> Found:
 
 
 def read_ptychi(saved: dict[str, np.ndarray]) -> Found:
-    """Pixel (i, j) lies at (i, j), windows around origin + position; its transform is not normalised."""
+    """Pixel (i, j) lies at (i, j), windows around origin + position; its far field is not normalised."""
     probe = saved["probe"][0]
     h, w = probe.shape[-2:]
     middles = saved["probe_positions"].astype(float) + saved["origin"]
-    return Found(saved["object"], probe * math.sqrt(h * w), middles - (np.array([h, w]) - 1) / 2)
+    return Found(saved["object"], probe * float(saved["unit"]), middles - (np.array([h, w]) - 1) / 2)
 
 
 def read_cdtools(saved: dict[str, np.ndarray]) -> Found:
@@ -189,10 +109,8 @@ class Judge:
     mean_count, mean_root: of a pixel of these others, and of its root.
     """
 
-    def __init__(self, path: Path, seed: int, crystal: bool = False) -> None:
-        lengths = {"wavelength_m": WAVELENGTH_M, "object_pixel_m": CRYSTAL["pixel_m"]} if crystal else {}
-        slices = {key: CRYSTAL[key] for key in ("slices", "slice_spacing_m")} if crystal else {}
-        recon = pm.Reconstruction(pm.load(path, **lengths), object=slices)
+    def __init__(self, path: Path, seed: int, scene: Scene = STAR) -> None:
+        recon = pm.Reconstruction(pm.load(path, **scene.lengths), object=scene.object)
         self.problem, self.estimate, self.positions = recon.problem, recon.state.estimate, recon.scan.positions
         self.held_out = hold_out(self.problem.unturned, HOLD_OUT, seed)
         self.training = np.setdiff1d(np.arange(self.problem.views), self.held_out)
@@ -241,22 +159,6 @@ class Judge:
         return framed, positions + moved + BLOCK
 
 
-def crystal(path: Path) -> None:
-    """Simulates the crystal into a file like the star's, where there is none yet."""
-    if path.exists():
-        return
-    made = simulate(**CRYSTAL).measurement
-    patterns = made.patterns.read(np.arange(made.views))
-    assert made.probe is not None
-    with bz2.open(path, "wb") as packed:
-        np.savez(
-            packed,
-            data=patterns[None].astype(np.float32),
-            scan=made.positions[None].astype(np.float32),
-            probe=made.probe[None, None, None].astype(np.complex64),
-        )
-
-
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +168,7 @@ def run(
     """One program, from the start of its process until its time is over; snapshots in the folder `into`."""
     words = [str(given.star), "--modes", str(modes), "--threads", str(given.threads), "--clock", given.clock]
     words += ["--seconds", str(given.seconds), "--held-out", str(held), "--snapshots", str(into), "--epochs", "100000"]
-    for key, value in {**(AS_OPTIONS if given.crystal else {}), **options}.items():
+    for key, value in {**SCENES[given.scene].words, **options}.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     threads = {f"{library}_NUM_THREADS": str(given.threads) for library in ("OMP", "MKL")}
     into.mkdir()
@@ -303,7 +205,7 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All candidates of a program."""
     for modes in given.modes:
-        for options in (SLICED if given.crystal else CANDIDATES)[name]:
+        for options in SCENES[given.scene].candidates[name]:
             with tempfile.TemporaryDirectory() as place:
                 held = _noted(judge, Path(place))
                 run(python, name, options, modes, held, Path(place) / "run", given)
@@ -312,7 +214,7 @@ def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> 
 
 def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All programs as they were found best; ptymesh between the peers, so that it sees what they see of the machine."""
-    found = FOUND_SLICED if given.crystal else FOUND
+    found = SCENES[given.scene].found
     others = [name for name in found if name != "ptymesh" and name in given.programs]
     with tempfile.TemporaryDirectory() as place:
         held = _noted(judge, Path(place))
@@ -346,10 +248,10 @@ def main() -> None:
     """A line for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
-    parser.add_argument("--crystal", action="store_true", help="the file is the simulated crystal, or becomes it")
+    parser.add_argument("--scene", choices=tuple(SCENES), default="star", help="what the file is, or becomes")
     parser.add_argument("--venv", type=Path, required=True)
-    parser.add_argument("--search", choices=tuple(CANDIDATES))
-    parser.add_argument("--programs", nargs="+", default=list(CANDIDATES), choices=tuple(CANDIDATES))
+    parser.add_argument("--search", choices=tuple(STAR.candidates))
+    parser.add_argument("--programs", nargs="+", default=list(STAR.candidates), choices=tuple(STAR.candidates))
     parser.add_argument("--modes", nargs="+", type=int, default=[1, 3])
     parser.add_argument("--seconds", type=float, default=60.0, help="that every run has")
     parser.add_argument("--threads", type=int, default=2)
@@ -357,16 +259,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
     given = parser.parse_args()
-    if given.crystal and given.search and given.search not in SLICED:
-        parser.error(f"{given.search} is not run on the crystal; search {' or '.join(SLICED)}")
+    scene = SCENES[given.scene]
+    if given.search and given.search not in scene.candidates:
+        parser.error(f"{given.search} is not run on the {given.scene}; search {' or '.join(scene.candidates)}")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for("cpu", 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
     seed = SEARCHED if given.search else REPORTED
     written = {"machine": about, "started": datetime.now(UTC).isoformat(timespec="seconds"), "clock": given.clock}
     written |= {"hold_out": HOLD_OUT, "seed": seed, "seconds": given.seconds}
-    if given.crystal:
-        crystal(given.star)
-    python, judge = install(given.venv), Judge(given.star, seed, given.crystal)
+    if scene.simulated and not given.star.exists():
+        scene.write(given.star)
+    python, judge = install(given.venv), Judge(given.star, seed, scene)
     cases: list[dict[str, Any]] = []
     for case in search(given.search, python, judge, given) if given.search else race(python, judge, given):
         cases.append(case)

@@ -109,6 +109,7 @@ def add_several(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pixel", type=float, default=1.0, help="of the object")
     parser.add_argument("--kilovolts", type=float, default=80.0, help="that electrons have passed, for PtyRAD")
     parser.add_argument("--wavelength", type=float, default=0.04176, help="of these electrons, for the others")
+    parser.add_argument("--distance", type=float, help="of a near field, in metres; the far field if it is left out")
     parser.add_argument("--positions", action="store_true", help="ptymesh and PtyRAD: refine them")
     parser.add_argument("--inner", type=int, help="ptymesh and PtyRAD: so many pixels a side of the detector's middle")
 

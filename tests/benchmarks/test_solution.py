@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import bz2
+import dataclasses
 import io
 import json
 import sys
@@ -16,6 +17,7 @@ from ptymesh.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "peers"))
 import arrivals
+import scenes
 import solution
 import turns
 
@@ -80,6 +82,7 @@ def as_ptychi(known: solution.Found) -> dict[str, np.ndarray]:
         "probe": probe[None].astype(np.complex64),
         "probe_positions": centred.astype(np.float32),
         "origin": (middles - centred)[0].astype(np.float32),
+        "unit": np.float64(WINDOW),
     }
 
 
@@ -191,39 +194,73 @@ def test_a_program_that_is_done_ends_there(tmp_path: Path) -> None:
     assert len((tmp_path / "snapshots.jsonl").read_text().splitlines()) == 2
 
 
-def test_the_crystal_is_judged_through_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def few(name: str) -> scenes.Scene:
+    """A scene of 30 views."""
+    scene = scenes.SCENES[name]
+    return dataclasses.replace(scene, simulated={**scene.simulated, "views": 30})
+
+
+def test_the_crystal_is_judged_through_its_slices(tmp_path: Path) -> None:
     """What it was made of leaves what counting does; its slices in another order, or one of them, leave more."""
-    monkeypatch.setitem(solution.CRYSTAL, "views", 30)
-    path = tmp_path / "crystal.npz.bz2"
-    solution.crystal(path)
-    judge = solution.Judge(path, 0, crystal=True)
-    truth = simulate(**solution.CRYSTAL).truth
-    probe, corners = truth.probe.astype(np.complex64), truth.positions.astype(np.float32).astype(float)
+    scene, path = few("crystal"), tmp_path / "crystal.npz.bz2"
+    scene.write(path)
+    judge, known = solution.Judge(path, 0, scene), simulate(**scene.simulated).truth
+    probe, corners = known.probe.astype(np.complex64), known.positions.astype(np.float32).astype(float)
 
     def residual(obj: np.ndarray) -> float:
         return judge.residual(solution.Found(obj.astype(np.complex64), probe, corners), judge.training)
 
-    right = residual(truth.object)
+    right = residual(known.object)
     assert 0 < right < 0.02
-    assert residual(truth.object[::-1]) > 1.05 * right and residual(np.ones_like(truth.object)) > 1.5 * right
+    assert residual(known.object[::-1]) > 1.05 * right and residual(np.ones_like(known.object)) > 1.5 * right
 
 
-def test_a_program_that_knows_no_slices_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_near_field_lies_on_whole_pixels_and_is_judged_at_its_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["solution.py", "crystal.npz.bz2", "--venv", "peers", "--crystal", "--search", "cdtools"]
-    )
+    """What made it leaves what counting does, worked out here without ptymesh; another distance leaves more."""
+    scene, path = few("near"), tmp_path / "near.npz.bz2"
+    scene.write(path)
+    judge, star = solution.Judge(path, 0, scene), turns.load(path)
+    known = simulate(**scene.simulated).truth
+    corners = np.rint(known.positions)
+    assert (star.positions == corners - corners.min(axis=0)).all()
+    side, words = scene.simulated["window"], scene.words
+    k2 = sum(k**2 for k in np.meshgrid(*[np.fft.fftfreq(side, 1e-10 * words["pixel"])] * 2, indexing="ij"))
+    kernel = np.exp(2j * np.pi * words["distance"] * np.sqrt((1e10 / words["wavelength"]) ** 2 - k2))
+    misfit = counts = 0.0
+    for view in judge.training[:5]:
+        y, x = corners[view].astype(int)
+        exit_wave = known.probe[0] * known.object[0, y : y + side, x : x + side]
+        made = np.abs(np.fft.ifft2(kernel * np.fft.fft2(exit_wave)))
+        misfit += ((made - np.sqrt(star.patterns[view])) ** 2).sum()
+        counts += star.patterns[view].sum()
+    found = solution.Found(known.object.astype(np.complex64), known.probe.astype(np.complex64), corners)
+    assert judge.residual(found, judge.training[:5]) == pytest.approx(misfit / counts, rel=1e-3)
+    assert 0 < misfit / counts < 0.001
+    farther = {**scene.lengths, "distance_m": 1.5 * scene.lengths["distance_m"]}
+    monkeypatch.setattr(scenes.Scene, "lengths", farther)
+    assert solution.Judge(path, 0, scene).residual(found, judge.training[:5]) > 10 * misfit / counts
+
+
+@pytest.mark.parametrize(
+    ("scene", "name", "others"), [("crystal", "cdtools", "ptychi or ptyrad"), ("near", "ptyrad", "ptychi or cdtools")]
+)
+def test_a_program_that_has_no_such_model_is_refused(
+    scene: str, name: str, others: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["solution.py", "scan.npz.bz2", "--venv", "peers", "--scene", scene, "--search", name]
+    monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit):
         solution.main()
-    assert "cdtools is not run on the crystal; search ptychi or ptyrad" in capsys.readouterr().err
+    assert f"{name} is not run on the {scene}; search {others}" in capsys.readouterr().err
 
 
 @pytest.mark.long
 def test_ptymesh_runs_its_default_without_the_views_held_out(
     packed: Path, judge: solution.Judge, tmp_path: Path
 ) -> None:
-    given = argparse.Namespace(star=packed, threads=1, clock="wall", seconds=60.0, crystal=False)
+    given = argparse.Namespace(star=packed, threads=1, clock="wall", seconds=60.0, scene="star")
     held = solution._noted(judge, tmp_path)
     solution.run(Path(sys.executable), "ptymesh", {"engine": "default"}, 2, held, tmp_path / "run", given)
     found = solution.judged("ptymesh", tmp_path / "run", judge)
@@ -258,6 +295,9 @@ def test_seconds_of_runs_are_medians() -> None:
     assert solution.medians(runs)["curve"] == [{"epoch": 1, "seconds": 2}, {"epoch": 2, "seconds": 4}]
 
 
-def test_what_was_found_was_searched_for() -> None:
-    for name, found in solution.FOUND.items():
-        assert name == "ptymesh" or found in solution.CANDIDATES[name]
+@pytest.mark.parametrize("scene", scenes.SCENES)
+def test_what_was_found_was_searched_for(scene: str) -> None:
+    one = scenes.SCENES[scene]
+    assert one.found.keys() == {"ptymesh", *one.candidates}
+    for name, found in one.found.items():
+        assert name == "ptymesh" or found in one.candidates[name]

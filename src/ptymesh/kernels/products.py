@@ -30,7 +30,8 @@ def product(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     if min(a.ndim, b.ndim) < 2 or a.shape[-2:] != b.shape[-2:]:
         return None
-    stack, window = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2:]
+    # torch's own imports what it never uses here, for half a second
+    stack, window = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2:]
     if math.prod(stack) * math.prod(window) < FEW:
         return None
     share_threads()
@@ -39,7 +40,7 @@ def product(a: Tensor, b: Tensor) -> Tensor | None:
     return out
 
 
-def _planes(x: Tensor, stack: torch.Size) -> tuple[Any, Any, Any]:
+def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """Its planes, which of them each of the stack is, and the sign of imaginary parts."""
     sign = -1.0 if x.is_conj() else 1.0
     planes = (x.conj() if x.is_conj() else x).reshape(-1, x.shape[-2] * x.shape[-1]).resolve_neg()
@@ -48,6 +49,6 @@ def _planes(x: Tensor, stack: torch.Size) -> tuple[Any, Any, Any]:
 
 
 @lru_cache(maxsize=256)
-def _of_stack(own: torch.Size, stack: torch.Size) -> np.ndarray[Any, Any]:
+def _of_stack(own: torch.Size, stack: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Which of its own planes each of a stack is; not to be written to."""
     return np.broadcast_to(np.arange(math.prod(own)).reshape(own), stack).flatten()
