@@ -28,8 +28,8 @@ BITS, LOWEST, HIGHEST = 32, -12, 12
 #: Terms of arrays that are gone through together.
 PIECE = 1 << 18
 MASK = 2**BITS - 1
-#: Numbers at hand, of which Python is told one by one; and terms of such sums that it adds up faster than torch.
-FEW, TERMS = 64, 1 << 11
+#: Numbers at hand, of which Python is told one by one.
+FEW = 64
 
 
 #: What does work that comes again on tensors that are brought: on a GPU in one go (Backend.repeat).
@@ -54,9 +54,6 @@ class Reduction:
             few = self._limbs[0].numel() <= FEW
             name = ("terms of exact sums",)
             self._limbs += self._repeat(name, _digits, brought=(values,)) if few else _digits(values)
-            return
-        if self._limbs[0].numel() <= FEW and values.numel() <= TERMS:
-            self._limbs += _digits_few(values).view(self._limbs.shape)
             return
         for some in values.split(max(1, PIECE // max(1, values[:1].numel()))):
             self._add(some)  # what is gone through a dozen times stays in the cache
@@ -121,19 +118,6 @@ def _digits(values: Tensor) -> Tensor:
     places = (rows.clamp(0, HIGHEST - LOWEST - 1) + 1) * columns.numel() + columns
     limbs.view(-1).scatter_add_(0, places.view(-1), digits.view(-1))
     return limbs
-
-
-def _digits_few(values: Tensor) -> Tensor:
-    """The same (1 + limbs, n) of few values of a CPU's, in Python's whole numbers: one per column."""
-    columns, beyond, unit = [], 2.0 ** (BITS * HIGHEST), 2.0 ** (-BITS * LOWEST)
-    for column in values.reshape(len(values), math.prod(values.shape[1:])).T.tolist():
-        known = [v for v in column if -beyond < v < beyond]  # no NaN is
-        left, row = sum(int(v * unit) for v in known), [len(column) - len(known)]
-        for _ in range(HIGHEST - LOWEST - 1):
-            row.append(left & MASK)
-            left >>= BITS
-        columns.append([*row, left])
-    return torch.tensor(columns, dtype=torch.int64).T
 
 
 def _carried(given: Tensor) -> Tensor:
