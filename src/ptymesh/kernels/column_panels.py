@@ -17,7 +17,6 @@ conjugated: what is to be transformed inversely is made conjugate, and made so a
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,36 +44,6 @@ PAIR = TWO * LANES
 WIDTH = int(LANES)
 #: Stages that `transform` knows, in this order: those of radix 8 and 2 are the last.
 RADICES = (3, 5, 7, 4, 2)
-
-
-def in_panels(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A real plane (h, w) panel after panel, (h w',); what fills up the last one is zero."""
-    lacking = -plane.shape[1] % WIDTH
-    padded = np.pad(plane, ((0, 0), (0, lacking))) if lacking else plane
-    return padded.reshape(len(plane), -1, WIDTH).swapaxes(0, 1).ravel()
-
-
-def waves_in_panels(waves: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Waves (M, h, w), mode after mode and panel after panel, (M h w' 2,) real."""
-    modes, h, w = waves.shape
-    if w % WIDTH:
-        waves = np.concatenate((waves, np.zeros((modes, h, -w % WIDTH), waves.dtype)), axis=2)
-    pairs = np.ascontiguousarray(waves).view(waves.real.dtype)
-    return pairs.reshape(modes, h, -1, WIDTH, 2).transpose(0, 2, 1, 4, 3).ravel()
-
-
-@lru_cache(maxsize=4)
-def angles(h: int, w: int) -> np.ndarray[Any, Any]:
-    """2 pi k_y of the rows and 2 pi k_x of the columns of whole panels, (h + w',), those that fill up being zero."""
-    found = np.zeros(h + w + -w % WIDTH)
-    found[:h], found[h : h + w] = 2 * np.pi * np.fft.fftfreq(h), 2 * np.pi * np.fft.fftfreq(w)
-    return found
-
-
-def from_panels(planes: np.ndarray[Any, Any], h: int, w: int) -> np.ndarray[Any, Any]:
-    """Planes (n, h w'), panel after panel, as (n, h, w)."""
-    padded = planes.reshape(len(planes), -1, h, WIDTH).swapaxes(1, 2)
-    return padded.reshape(len(planes), h, -1)[:, :, :w]
 
 
 def stages(size: int) -> list[int]:

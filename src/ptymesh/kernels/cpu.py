@@ -39,7 +39,7 @@ from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.propagate import frequencies, ifft
+from ptymesh.physics.propagate import derivatives, ifft
 
 
 class CpuBackend(CpuPaths):
@@ -412,7 +412,7 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     window = window_of(spectrum)
     ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
     if axis >= 0:
-        ramps = times(ramps, (2j * np.pi * frequencies(window, (1.0, 1.0))[axis]).to(ramps.dtype))
+        ramps = times(ramps, derivatives(window, ramps.dtype, ramps.device)[axis])
     return ifft(times(ramps[:, None], spectrum))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import column_panels, compiled_detector, compiled_moves, compiled_probes, compiled_slices
+from ptymesh.kernels import column_panels, compiled_detector, compiled_moves, compiled_probes, compiled_slices, panels
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -81,8 +81,7 @@ class Kernels:
         known = self._made.get(name)
         if known is None or known[0] is not kernel:
             scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
-            panels = column_panels.waves_in_panels(scaled[None])
-            known = self._made[name] = kernel, panels.astype(numpy_dtype(real))
+            known = self._made[name] = kernel, panels.waves_in_panels(scaled[None]).astype(numpy_dtype(real))
         return known[1]
 
 
@@ -210,7 +209,7 @@ class CpuPaths(CpuSums):
         """Spectra of probes, or probes, as `compiled_moves.add_asked` reads them; once in a sweep."""
         kept = chunk.sweep.get("probes in panels")
         if kept is None:
-            parts = column_panels.waves_in_panels(start), column_panels.angles(start.shape[1], start.shape[2])
+            parts = panels.waves_in_panels(start), panels.angles(start.shape[1], start.shape[2])
             kept = chunk.sweep["probes in panels"] = (np.concatenate(parts, dtype=start.real.dtype),)
         found: np.ndarray[Any, Any] = kept[0]
         return found
@@ -426,7 +425,7 @@ class CpuPaths(CpuSums):
         if into.background is not None and into.background.kept:
             lit, sums = into.background, into.background.sums
             bands = lit.kept[0].sum(axis=0).reshape(len(sums), -1)
-            sums += torch.from_numpy(column_panels.from_panels(bands, *window_of(sums)))
+            sums += torch.from_numpy(panels.from_panels(bands, *window_of(sums)))
             self.room.give_back("background", lit.kept)
             lit.kept = ()
         if into.kept and into.probe is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import column_panels
+from ptymesh.kernels import panels
 from ptymesh.kernels.arguments import array_of
 
 
@@ -75,6 +75,6 @@ class Planes:
     def _plane(self, name: str, plane: Tensor, real: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:
         known = self._known.get(name)
         if known is None or known[0] is not plane or known[1] != plane._version or known[2].dtype != real:
-            panels = column_panels.in_panels(plane.numpy()).astype(real, copy=False)
-            known = self._known[name] = plane, plane._version, panels, bool(panels.any())
+            made = panels.in_panels(plane.numpy()).astype(real, copy=False)
+            known = self._known[name] = plane, plane._version, made, bool(made.any())
         return known[2], known[3]
