@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Scene:
     simulated: Options = field(default_factory=dict)
     whole: bool = False
 
-    @property
+    @cached_property
     def geometry(self) -> Geometry:
         """Of a simulated scan."""
         return truth(checked(**{**self.simulated, "views": 1})).geometry

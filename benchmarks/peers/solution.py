@@ -261,7 +261,7 @@ def main() -> None:
     given = parser.parse_args()
     scene = SCENES[given.scene]
     if given.search and given.search not in scene.candidates:
-        parser.error(f"{given.search} is not run on the {given.scene}; search {' or '.join(scene.candidates)}")
+        parser.error(f"{given.search} is not run on the scene {given.scene}; search {' or '.join(scene.candidates)}")
     others = machine.load_of_others()[0] if given.busy_ok else machine.refuse_if_busy()
     about = machine.describe(device_for("cpu", 0), given.threads) | {"cores_busy_with_others": round(others, 2)}
     seed = SEARCHED if given.search else REPORTED

@@ -253,7 +253,7 @@ def test_a_program_that_has_no_such_model_is_refused(
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit):
         solution.main()
-    assert f"{name} is not run on the {scene}; search {others}" in capsys.readouterr().err
+    assert f"{name} is not run on the scene {scene}; search {others}" in capsys.readouterr().err
 
 
 @pytest.mark.long
