@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ptymesh.auto import optics
 from ptymesh.auto.optics import bright_radius, settled
 from ptymesh.auto.race import Arena, Budget, OverBudget, Track
 from ptymesh.distributed.world import Solo
+from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.cxi_writer import write_measurement
 from ptymesh.run.recipe import Recipe
@@ -27,10 +29,16 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
     recipe = Recipe.parse({"data": {"path": str(path)}})
     said: list[str] = []
 
-    def begin(one: Recipe, frozen: bool, times: int) -> Track:
+    def begin(some: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
         still = {"probe": {"frozen": epochs}} if frozen else {}
-        arena = Arena(one, load_measurement(one.data), Solo(), lambda: False, Budget(1e6), 60)
-        return arena.run(arena.start({"engine": "rpie", "batch": 8, **still}), times * epochs)
+        engine, tracks = {"engine": "rpie", "batch": 8, **still}, list[Track | None]()
+        for one in some:
+            try:
+                arena = Arena(one, load_measurement(one.data), Solo(), lambda: False, Budget(1e6), 60)
+                tracks.append(arena.run(arena.start(engine), times * epochs))
+            except BadInput:
+                tracks.append(None)
+        return tracks
 
     made = settled(
         recipe, load_measurement(recipe.data), begin, lambda key, sentence: said.append(f"{key}: {sentence}")
@@ -69,7 +77,7 @@ def test_a_budget_may_end_it(tmp_path: Path) -> None:
     write_measurement(simulate(kind="near", views=20, window=32, seed=3).measurement, tmp_path / "near.cxi")
     recipe = Recipe.parse({"data": {"path": str(tmp_path / "near.cxi")}})
 
-    def begin(one: Recipe, frozen: bool, times: int) -> Track:
+    def begin(some: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
         raise OverBudget
 
     assert settled(recipe, load_measurement(recipe.data), begin, lambda key, sentence: None) is recipe

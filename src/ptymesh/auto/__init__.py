@@ -1,15 +1,37 @@
 """Stages of a data set, found by trying: how data are read, and what suits them.
 
+given      what stands in the place of a recipe
 data       a file alone becomes a recipe; what it does not say is asked for
-decide     the list of hypotheses about a scan, one after the other; the recipe that they end with
+interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
 race       two ways to go on from the same estimate, and which of them explains more of what neither has seen
 judging    the residual of held-out views, whose own unknowns are fitted on half of their pixels
+helpers    processes that take over some of what is tried
 written    the recipe with the reasons as comments
 python     the same in one call
 """
 
-from ptymesh.auto.data import described, is_data, named_after
-from ptymesh.auto.decide import decide
-from ptymesh.auto.python import reconstruct
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptymesh.auto.data import described
+    from ptymesh.auto.given import is_data, named_after
+    from ptymesh.auto.interview import decide
+    from ptymesh.auto.python import reconstruct
+
+_PUBLIC = {
+    "decide": "interview",
+    "described": "data",
+    "is_data": "given",
+    "named_after": "given",
+    "reconstruct": "python",
+}
 
 __all__ = ["decide", "described", "is_data", "named_after", "reconstruct"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when they are first used: helpers start before torch is there."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'ptymesh.auto' has no attribute {name!r}")
+    return getattr(import_module(f"ptymesh.auto.{_PUBLIC[name]}"), name)

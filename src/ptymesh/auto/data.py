@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from ptymesh.auto.given import named_after
 from ptymesh.auto.layout import guessed_keys
 from ptymesh.auto.optics import bright_radius
 from ptymesh.auto.orientation import centres, rotation, unexplained
@@ -19,49 +19,19 @@ from ptymesh.io import load_measurement
 from ptymesh.io.inspection import Summary, summarise
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
-from ptymesh.io.samples import PREFIX, located
+from ptymesh.io.samples import located
 from ptymesh.io.survey import too_far_apart
 from ptymesh.measurement import Measurement, PatternSource
 from ptymesh.run.recipe import AUTO, apply_overrides
 
 #: Views of a scan that are looked at.
 LOOKED_AT = 400
-#: Bytes of a file by which text is told from data.
-HEAD = 4096
 #: Views that tell an orientation, at least, and how much closer to a gradient another one must be.
 FEWEST, TURNED = 40, 1.5
 #: Radius in pixels of a bright disc that tells what a pixel is.
 SMALLEST_DISC = 4.0
 
 Reasons = dict[str, list[str]]
-
-
-def is_data(path: Path) -> bool:
-    """Whether what stands in the place of a recipe is a data set: no text, or the name of a sample; of what is not
-    there, the ending says what it would be."""
-    if str(path).startswith(PREFIX):
-        return True
-    try:
-        if not path.exists():
-            return path.suffix.lower() not in ("", ".yaml", ".yml")
-        if not path.is_file():  # a pipe would be waited for
-            return False
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError:
-        return False  # which will be said of it as a recipe
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.end < len(head) or b"\0" in head
-    return b"\0" in head
-
-
-def named_after(path: Path) -> Path:
-    """The folder for what comes of a data set: its name without endings, in the working folder."""
-    name = str(path).removeprefix(PREFIX)
-    plain = re.sub(r"(\.[A-Za-z][A-Za-z0-9]{0,4})+$", "", Path(name).name)
-    return Path(plain or "out")
 
 
 def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[dict[str, Any], Reasons]:

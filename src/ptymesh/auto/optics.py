@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ptymesh.auto.race import OverBudget, Track, better
-from ptymesh.errors import BadInput
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
@@ -35,8 +34,9 @@ SURE = 3.0
 #: Views by whose mean pattern the beam's cone is measured.
 VIEWS = 64
 
-#: Begins a recipe, with a probe that stays as it is or not, for so many times the usual epochs; says how far it came.
-Begin = Callable[[Recipe, bool, int], Track]
+#: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
+#: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
+Begin = Callable[[Sequence[Recipe], bool, int], list[Track | None]]
 Note = Callable[[str, str], None]
 
 
@@ -81,7 +81,7 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
 
     far = [sign * share * unit for share in RADII for sign in (1, -1)]
     # a probe that moves would soon make up for the wrong defocus
-    best, first = _best(at, 0.0, far, lambda one: begin(one, True, 1))
+    best, first = _best(at, 0.0, far, lambda some: begin(some, True, 1))
     if best is None or first is None:
         return recipe
     z, track = best
@@ -105,13 +105,16 @@ def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Re
         return recipe.model_copy(update={"data": data})
 
     factors = (STEP, STEP**0.5, STEP**0.25)
-    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda one: begin(one, False, 1), factors)
+    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda some: begin(some, False, 1), factors)
     if best is None or first is None:
         return recipe
     lengths = dict.fromkeys((1.0, *(best[0] * each for each in SHORTER)))
     try:
-        ends = {factor: begin(at(factor), False, LONGER) for factor in lengths}
+        tracks = begin([at(factor) for factor in lengths], False, LONGER)
     except OverBudget:
+        return recipe
+    ends = {factor: track for factor, track in zip(lengths, tracks, strict=False) if track is not None}
+    if len(ends) < len(lengths):
         return recipe
     factor, first = min(ends, key=lambda one: ends[one].value), ends[1.0]
     if factor == 1 or not better(ends[factor], first, errors=SURE):
@@ -126,34 +129,34 @@ def _best(
     at: Callable[[float], Recipe],
     told: float,
     others: Sequence[float],
-    begin: Callable[[Recipe], Track],
+    begin: Callable[[Sequence[Recipe]], list[Track | None]],
     factors: Sequence[float] = (),
 ) -> tuple[tuple[float, Track] | None, Track | None]:
     """The best number and its track, and that of the one that is told: among that one and others, then up and down by
     each factor in turn as long as that helps. None where nothing could be begun."""
-    tried: dict[float, Track] = {}
-    refused = set()
+    tried: dict[float, Track | None] = {}
 
     def value(x: float) -> float:
-        if x not in tried and x not in refused:
-            try:
-                tried[x] = begin(at(x))
-            except BadInput:  # the window cannot hold such a beam
-                refused.add(x)
-        return tried[x].value if x in tried else math.inf
+        track = tried.get(x)
+        return math.inf if track is None else track.value
+
+    def best_of(*numbers: float) -> float:
+        new = [x for x in dict.fromkeys(numbers) if x not in tried]
+        if new:
+            tried.update(zip(new, begin([at(x) for x in new]), strict=False))
+        return min(numbers, key=value)
 
     try:
-        value(told)
-        best = min((told, *others), key=value)
+        best = best_of(told, *others)
         for factor in factors:
             while 1 / MOST < best < MOST:
-                around = min((best / factor, best * factor), key=value)
+                around = best_of(best / factor, best * factor)
                 if value(around) >= value(best):
                     break
                 best = around
     except OverBudget:
         pass
-    if told not in tried:
-        return None, None
-    x = min(tried, key=lambda one: tried[one].value)
-    return (x, tried[x]), tried[told]
+    first = tried.get(told)
+    x = min(tried, key=value, default=told)
+    track = tried.get(x)
+    return (None, None) if first is None or track is None else ((x, track), first)

@@ -7,8 +7,11 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ptymesh.auto.data import described
-from ptymesh.auto.decide import decide
+from ptymesh.auto.helpers import Helpers
+from ptymesh.auto.interview import decide
 from ptymesh.auto.written import written
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import World
@@ -47,7 +50,9 @@ def reconstruct(
         raise BadInput(f"reconstruct has no option {unknown[0]}; it has {', '.join(_TOP)}, probe_modes and subpixel.")
     recipe = Recipe.parse({**raw, **{name: value for name, value in options.items() if value is not None}})
     with nullcontext(device) if isinstance(device, World) else join(device) as world:
-        found = decide(recipe, world, reasons=reasons, write=False)
+        alone = world.size == 1 and world.device.type == "cpu"
+        with Helpers(torch.get_num_threads() if alone else 1) as helpers:
+            found = decide(recipe, world, reasons=reasons, write=False, helpers=helpers)
         with closing(reconstruction(found.recipe, world)) as recon:
             recon.loop(hold_out=found.recipe.hold_out).run()
             return recon.result(written(found.recipe, found.reasons))

@@ -6,13 +6,16 @@ Every number on which something is decided is a sum over all ranks, and nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 
+from ptymesh.auto.helpers import Helper, Helpers, Task
 from ptymesh.auto.judging import Judged, judge, judging
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
@@ -120,11 +123,25 @@ class _Whole(Reconstruction):
 
 
 class Arena:
-    """A scan, or a part of it, on which tracks run."""
+    """A scan, or a part of it, on which tracks run.
 
-    def __init__(self, recipe: Recipe, scan: Measurement, world: World, stop: Stop, budget: Budget, whole: int) -> None:
+    Args:
+        recipe: whose data these are. whole: number of views of the whole scan. helpers: that take over some of what is
+            run side by side.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        scan: Measurement,
+        world: World,
+        stop: Stop,
+        budget: Budget,
+        whole: int,
+        helpers: Helpers | None = None,
+    ) -> None:
         self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
-        self.share = scan.views / whole
+        self.share, self.helpers = scan.views / whole, helpers
         self.recon = _Whole(
             scan,
             object=recipe.object,
@@ -169,12 +186,14 @@ class Arena:
 
         until: share of the budget that may be spent by then.
         """
-        self.budget.pay(self.cost(track, epochs), until)
-        return list(self.follow(track, epochs, epochs, 1.0, paid=True))[-1]
+        return side_by_side([(self, track, epochs)], until)[0]
 
-    def follow(self, track: Track, epochs: int, every: int, until: float, paid: bool = False) -> Iterator[Track]:
-        """The track after every so many epochs, with one engine, whose memory goes on; ends where the budget does, or
-        where it diverges. Raises Undecided."""
+    def follow(self, track: Track, epochs: int, every: int, until: float) -> Course:
+        """How a track goes on, every so many epochs, with one engine, whose memory goes on; pays for itself."""
+        return Course(self, track, epochs, every, until)
+
+    def steps(self, track: Track, epochs: int, every: int) -> Iterator[Track]:
+        """The track after every so many epochs; ends where it diverges. Raises Undecided."""
         engine = self._engine(track, epochs)
         state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
         problem = self.recon.problem
@@ -182,8 +201,6 @@ class Arena:
         loop.training = np.setdiff1d(loop.training, self.held)
         try:
             for report in loop.epochs():
-                if (report.epoch - 1) % every == 0 and not paid:
-                    self.budget.pay(self.cost(track, every), until)
                 if report.epoch % every == 0:
                     judged = judge(problem, state.estimate, self.held, track.own)
                     history = {name: list(row) for name, row in state.history.items()}
@@ -211,6 +228,107 @@ class Arena:
     def close(self) -> None:
         """Lets go of patterns that were staged."""
         self.recon.close()
+
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a helper does of a course.
+
+    Fields:
+        number: of the course. recipe: of its data. strides: that are asked for. ends: whether no more will be.
+        begin: its track, number of epochs, and how many epochs a stride has; None: the helper has begun it.
+    """
+
+    number: int
+    recipe: Recipe
+    strides: int
+    ends: bool
+    begin: tuple[Track, int, int] | None
+
+
+class Course:
+    """How a track goes on: where it stands every so many epochs, one after the other. Each is paid for when it is asked
+    for, which raises OverBudget; raises Undecided."""
+
+    def __init__(self, arena: Arena, track: Track, epochs: int, every: int, until: float = 1.0) -> None:
+        self.arena, self.track, self.epochs, self.every, self.until = arena, track, epochs, every, until
+        self.number, self._done = next(_numbers), 0
+        self._known: deque[Track] = deque()
+        self._here: Iterator[Track] | None = None
+        self._by: Helper | None = None
+
+    def __iter__(self) -> Iterator[Track]:
+        return self
+
+    def __next__(self) -> Track:
+        if not self._known:
+            ahead([self], 1)
+        if not self._known:
+            raise StopIteration
+        return self._known.popleft()
+
+    def pay(self) -> None:
+        """For one more stride. Raises OverBudget."""
+        self.arena.budget.pay(self.arena.cost(self.track, self.every), self.until)
+
+    def task(self, strides: int) -> Task:
+        """So many more strides. Who has begun goes on; where that was a helper that was lost, this process starts
+        anew."""
+        by = self._by if self._by is not None and not self._by.lost else None
+        message = None
+        if by is not None or not self._done:
+            begin = (self.track, self.epochs, self.every) if by is None else None
+            ends = (self._done + strides) * self.every >= self.epochs
+            message = Message(self.number, self.arena.recipe, strides, ends, begin)
+
+        def here() -> list[Track]:
+            if self._here is None:
+                self._here = islice(self.arena.steps(self.track, self.epochs, self.every), self._done, None)
+            return list(islice(self._here, strides))
+
+        return Task(message, here, by)
+
+    def note(self, task: Task, tracks: list[Track]) -> None:
+        """What came of its task."""
+        self._by = task.by
+        self._done += len(tracks)
+        self._known.extend(tracks)
+
+
+def ahead(courses: Sequence[Course], strides: int) -> None:
+    """Goes so many strides ahead on each course, side by side. Raises OverBudget, Undecided."""
+    for course in courses:
+        for _ in range(strides):
+            course.pay()
+    _together(courses, strides)
+
+
+def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -> list[Track]:
+    """Where each track comes in so many epochs, in an arena; those for which the budget does not suffice are left out,
+    and all that follow. Raises OverBudget where that leaves none, Undecided."""
+    courses: list[Course] = []
+    for arena, track, epochs in ways:
+        course = Course(arena, track, epochs, epochs, until)
+        try:
+            course.pay()
+        except OverBudget:
+            if not courses:
+                raise
+            break
+        courses.append(course)
+    _together(courses, 1)
+    return [next(course) for course in courses]
+
+
+def _together(courses: Sequence[Course], strides: int) -> None:
+    tasks = [course.task(strides) for course in courses]
+    arena = courses[0].arena
+    helpers = Helpers(1) if arena.helpers is None else arena.helpers
+    for course, task, tracks in zip(courses, tasks, helpers.share(tasks, arena.stop), strict=True):
+        course.note(task, tracks)
 
 
 def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ptymesh.cli.launching import Holding, Launching, Settings, folder, spread
+from ptymesh.distributed.rank_info import world
+
+if TYPE_CHECKING:
+    from ptymesh.auto.helpers import Helpers
+    from ptymesh.cli.running import Open
+    from ptymesh.run.recipe import Recipe
 
 
 @spread
@@ -28,20 +35,52 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
-    from ptymesh.auto import described, is_data
-    from ptymesh.cli.running import Open, check_folder, execute, owned, refuse_to_overwrite, restarted
+    from ptymesh.auto.given import is_data
+    from ptymesh.auto.helpers import Helpers
+    from ptymesh.cli.running import Open
+
+    settings, data = [*(set_ or ()), *room.settings], is_data(recipe)
+    with ExitStack() as stack:
+
+        def helpers() -> Helpers | None:
+            alone = world().size == 1 and how.ranks in (None, 1) and how.device in ("auto", "cpu")
+            return stack.enter_context(Helpers()) if alone else None
+
+        found = Open(time_s=time, helpers=helpers() if data else None)  # before long imports
+        loaded = _loaded(recipe, settings, out, found, data)
+        if loaded.auto is None:
+            stack.close()  # nothing is to be found
+        elif not data:
+            found.helpers = helpers()
+        _run(recipe, loaded, settings, time, force, how, found)
+
+
+def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
+    """The recipe, or one for a data set; `found` is told why it is so."""
+    from ptymesh.auto import described
+    from ptymesh.run.recipe import Recipe, load_recipe
+
+    if not data:
+        return load_recipe(recipe, settings, out)
+    raw, found.reasons = described(recipe, settings, out)
+    return Recipe.parse(raw)
+
+
+def _run(
+    recipe: Path,
+    loaded: Recipe,
+    settings: list[str],
+    time: float | None,
+    force: bool,
+    how: Launching,
+    found: Open,
+) -> None:
+    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.run import started
-    from ptymesh.run.recipe import Recipe, load_recipe
 
-    settings, found = [*(set_ or ()), *room.settings], Open(time_s=time)
-    if is_data(recipe):
-        raw, found.reasons = described(recipe, settings, out)
-        loaded = Recipe.parse(raw)
-    else:
-        loaded = load_recipe(recipe, settings, out)
     if time is not None and not 0 < time < float("inf"):
         raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")
     if time is not None and (loaded.auto is None or loaded.auto.sweeps is not None):

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
     from typing import TypeAlias
 
+    from ptymesh.auto.helpers import Helpers
     from ptymesh.distributed.world import World
     from ptymesh.run.drawing import Job
     from ptymesh.run.recipe import Recipe
@@ -131,17 +132,28 @@ def restarted() -> bool:
 class Open:
     """How stages that a recipe leaves open are found.
 
-    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key.
+    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key; helpers: that take over
+    some of what is tried.
     """
 
     time_s: float | None = None
     reasons: dict[str, list[str]] = field(default_factory=dict)
+    helpers: Helpers | None = None
 
     def decide(self, recipe: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
         """The recipe with stages, which is written into the output folder. Collective."""
         from ptymesh.auto import decide
 
-        return decide(recipe, world, stop, time_s=self.time_s, reasons=self.reasons, say=typer.echo).recipe
+        with self.helpers or nullcontext():  # what follows is for this process alone
+            return decide(
+                recipe,
+                world,
+                stop,
+                time_s=self.time_s,
+                reasons=self.reasons,
+                say=typer.echo,
+                helpers=self.helpers,
+            ).recipe
 
 
 def execute(
@@ -225,9 +237,15 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        drawer = _drawer(recipe, held)  # before long imports
+        drawer = _drawer(recipe, held) if recipe.auto is None else None  # before long imports
         from ptymesh.run.callbacks import watchers
         from ptymesh.run.session import run_recipe
+
+        def decide(open_: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
+            nonlocal drawer
+            made = found.decide(open_, world, stop)
+            drawer = _drawer(made, held)  # whose imports would be in the way of what is tried
+            return made
 
         watching = watchers()
         with ExitStack() as stack:
@@ -247,7 +265,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                     other_data=other_data,
                     callbacks=watching,
                     held=held,
-                    decide=found.decide,
+                    decide=decide,
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:

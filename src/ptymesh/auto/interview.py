@@ -13,15 +13,17 @@ for the number of epochs goes on while there are sweeps for a run of so many.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from ptymesh.auto.helpers import Helpers
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.optics import settled
-from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, better
+from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, ahead, better, side_by_side
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
@@ -38,6 +40,8 @@ WORK, FEWEST, MOST = 5e9, 400, 2000
 OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.35, 0.4, 0.47
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
+#: Pixels of all views up to which helpers hold them, too; transforms of more use all threads as they are.
+HELPED = 2**25
 #: Epochs before the first question, and until the answer to one.
 OPENING, ANSWER = 12, 8
 #: What falls by more than this share until an answer is not asked anything yet.
@@ -112,6 +116,7 @@ def decide(
     reasons: dict[str, list[str]] | None = None,
     say: Say | None = None,
     write: bool = True,
+    helpers: Helpers | None = None,
 ) -> Found:
     """The recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
 
@@ -121,6 +126,7 @@ def decide(
         reasons: of what has been chosen before.
         say: told what is found, on rank 0.
         write: the recipe with all reasons, into the output folder.
+        helpers: that take over some of what is tried, where this is the only rank, on CPUs.
 
     Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
     """
@@ -133,6 +139,8 @@ def decide(
         sweeps = _sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
     interview = _Interview(recipe, scan, world, stop, Budget(sweeps or _sweeps_of(scan)), said, speak)
+    if world.size == 1 and world.device.type == "cpu" and recipe.memory_budget is None:
+        interview.helpers = helpers
     found = interview.hold()
     if write:
         _together(world, lambda: _write(found) if world.rank == 0 else None)
@@ -197,6 +205,7 @@ class _Interview:
         #: The engine that begins best, and names of hypotheses in the order in which they were kept.
         self.opening: dict[str, Any] = {}
         self.kept: list[str] = []
+        self.helpers: Helpers | None = None
 
     def note(self, key: str, sentence: str) -> None:
         """Why something is as it is."""
@@ -217,40 +226,62 @@ class _Interview:
         arena.close()
         probe = self.recipe.probe.model_copy(update={"modes": track.modes, "opr_modes": len(track.estimate.opr)})
         self.recipe = self.recipe.model_copy(update={"probe": probe})
-        arena = self._arena(self.scan)
+        arena = self._arena(self.recipe, self.scan)
         stages = self._length(arena, tracks)
         arena.close()
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Found(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
-    def _arena(self, scan: Measurement) -> Arena:
-        return Arena(self.recipe, scan, self.world, self.stop, self.budget, self.scan.views)
+    def _arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
+        """For the scan that a recipe describes."""
+        scan = self._loaded(recipe) if scan is None else scan
+        helpers = self.helpers if scan.views * math.prod(scan.window) <= HELPED else None
+        return Arena(recipe, scan, self.world, self.stop, self.budget, self.scan.views, helpers)
 
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
-        def begin(recipe: Recipe, frozen: bool, times: int) -> Track:
-            arena = Arena(recipe, self._part(recipe), self.world, self.stop, self.budget, self.scan.views)
-            try:
-                still = {"probe": {"frozen": OPENING}} if frozen else {}
-                return arena.run(arena.start({**self._first(arena), **still}), times * OPENING, OPTICS)
-            finally:
-                arena.close()
+        def begin(recipes: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
+            still = {"probe": {"frozen": OPENING}} if frozen else {}
+            at_once, tracks = self.helpers.processes if self.helpers else 1, list[Track | None]()
+            for first in range(0, len(recipes), at_once):
+                some = recipes[first : first + at_once]
+                try:
+                    tracks += self._begun(some, still, times * OPENING)
+                except OverBudget:
+                    if not tracks:
+                        raise
+                if len(tracks) < first + len(some):
+                    break
+            return tracks
 
         found = settled(self.recipe, self.scan, begin, self.note)
         if found != self.recipe:
             self.recipe, self.scan = found, self._loaded(found)
 
+    def _begun(self, recipes: Sequence[Recipe], still: dict[str, Any], epochs: int) -> list[Track | None]:
+        """The first epochs of each, as far as the budget goes; None where a recipe cannot be begun."""
+        with ExitStack() as stack:
+            arenas: dict[int, Arena] = {}
+            for place, recipe in enumerate(recipes):
+                with suppress(BadInput):  # the window cannot hold such a beam
+                    arenas[place] = stack.enter_context(closing(self._arena(self._part(recipe))))
+            ways = [(arena, arena.start({**self._first(arena), **still}), epochs) for arena in arenas.values()]
+            tracks = dict(zip(arenas, side_by_side(ways, OPTICS) if ways else (), strict=False))
+        lost = next((place for place in arenas if place not in tracks), len(recipes))
+        return [tracks.get(place) for place in range(lost)]
+
     def _loaded(self, recipe: Recipe) -> Measurement:
         made: Measurement = _together(self.world, lambda: load_measurement(recipe.data, recipe.positions))
         return made
 
-    def _part(self, recipe: Recipe) -> Measurement:
-        """Views in the middle of a large scan."""
+    def _part(self, recipe: Recipe) -> Recipe:
+        """Of a large scan, the views in the middle."""
+        if self.scan.views <= LARGE:
+            return recipe
         data: DataOptions = recipe.data
-        if self.scan.views > LARGE:
-            data = data.model_copy(update={"views": data.views.model_copy(update={"central": PART})})
-        return self._loaded(recipe.model_copy(update={"data": data}))
+        data = data.model_copy(update={"views": data.views.model_copy(update={"central": PART})})
+        return recipe.model_copy(update={"data": data})
 
     @staticmethod
     def _first(arena: Arena) -> dict[str, Any]:
@@ -307,19 +338,17 @@ class _Interview:
         bases, falls = {str(track.engine): plain}, _gain(plain, track)
         found: list[Answer] = []
         useless, spent = set(), False
-        for one in all_.of(track):
-            own_first = any(other.about.name in OWN_FIRST for other in found)
-            if one.name not in asked or (own_first and one.name not in OWN_FIRST):
-                continue
-            try:
-                answer, enough = self._tried(arena, track, one, all_, bases, falls)
-            except OverBudget:
-                spent = True
+        for own_first in (True, False):
+            now = [one for one in all_.of(track) if one.name in asked and (one.name in OWN_FIRST) == own_first]
+            answers = self._answers(arena, now, all_, bases) if now else []
+            for answer in answers:
+                if self._enough(answer, falls, all_):
+                    found.append(answer)
+                elif answer.gain <= 0:
+                    useless.add(answer.about.name)
+            spent = len(answers) < len(now)
+            if found or spent:
                 break
-            if enough:
-                found.append(answer)
-            elif answer.gain <= 0:
-                useless.add(one.name)
         if not found:
             if spent:
                 raise OverBudget
@@ -333,24 +362,45 @@ class _Interview:
             self.note(kept.about.key, f"{kept.about.what} {how} and is kept; the others are asked about again.")
         return kept.tried, useless
 
-    def _tried(
-        self, arena: Arena, track: Track, one: Hypothesis, all_: Hypotheses, bases: dict[str, Track], falls: float
-    ) -> tuple[Answer, bool]:
-        """Where a hypothesis leads, and whether that is enough."""
-        engine = str(one.without.engine)
-        if engine not in bases:
-            bases[engine] = arena.run(one.without, ANSWER, ROUNDS)
-        base, tried = bases[engine], arena.run(one.track, ANSWER, ROUNDS)
-        gain = _gain(tried, base)
-        if one.name == "background" and gain < -HARM:
-            tried = arena.run(all_.lit(track, BACKGROUND[1]), ANSWER, ROUNDS)
-            gain = _gain(tried, base)
+    def _answers(
+        self, arena: Arena, asked: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Track]
+    ) -> list[Answer]:
+        """Where each hypothesis leads, side by side; those that cannot be afforded are left out. bases: where the track
+        comes without, by engine, to which others are added."""
+        ways: list[tuple[Hypothesis | None, str, Track]] = []
+        for one in asked:
+            engine = str(one.without.engine)
+            if engine not in bases and all(engine != other for _, other, _ in ways):
+                ways.append((None, engine, one.without))
+            ways.append((one, engine, one.track))
+        try:
+            tracks = side_by_side([(arena, track, ANSWER) for _, _, track in ways], ROUNDS)
+        except OverBudget:
+            return []
+        came = list(zip(ways, tracks, strict=False))
+        bases |= {engine: track for (one, engine, _), track in came if one is None}
+        answers = []
+        for (asking, engine, _), tried in came:
+            if asking is None:
+                continue
+            one, base = asking, bases[engine]
+            if one.name == "background" and _gain(tried, base) < -HARM:
+                try:
+                    tried = arena.run(all_.lit(one.without, BACKGROUND[1]), ANSWER, ROUNDS)
+                except OverBudget:
+                    break
+            answers.append(Answer(one, tried, base))
+        return answers
+
+    def _enough(self, answer: Answer, falls: float, all_: Hypotheses) -> bool:
+        """Whether a hypothesis is to be kept."""
+        one, tried, base = answer.about, answer.tried, answer.base
         enough = better(tried, base, max(GAINS[one.name], falls / 2))
-        how = "helps" if enough else "is worse" if gain < -HARM else "is no clear gain"
+        how = "helps" if enough else "is worse" if answer.gain < -HARM else "is no clear gain"
         self.note(one.key, f"{one.what}: {tried.said}, without {base.said}, which {how}.")
         if one.name == "modes" and not enough:
             all_.refused_modes.add(one.track.modes)
-        return Answer(one, tried, base), enough
+        return enough
 
     def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
         """The track from which questions are asked, and the same without a change: while the residual falls fast,
@@ -371,8 +421,8 @@ class _Interview:
         if self.recipe.probe.opr_modes:
             return track
         try:
-            without = arena.run(track, ANSWER, QUESTIONS)
-            tried = arena.run(arena.with_opr(track, 2), ANSWER, QUESTIONS)
+            ways = [(arena, track, ANSWER), (arena, arena.with_opr(track, 2), ANSWER)]
+            without, tried = _all(side_by_side(ways, QUESTIONS), ways)
         except OverBudget:
             return self._unasked("Whether the beam changes its shape", track)
         enough = better(tried, without, OPR_GAIN)
@@ -387,8 +437,9 @@ class _Interview:
             if len(set(self.kept)) < 2 or name == self.kept[-1]:
                 break
             try:
-                kept = arena.run(track, AGAIN, QUESTIONS)
-                without = self._settled(arena, all_.without(track, name, self.opening), kept)
+                ways = [(arena, one, AGAIN) for one in (track, all_.without(track, name, self.opening))]
+                kept, without = _all(side_by_side(ways, QUESTIONS), ways)
+                without = self._settled(arena, without, kept)
             except OverBudget:
                 return self._unasked("Whether all of that is needed", track)
             needed = better(kept, without, GAINS[name] / 2)
@@ -401,7 +452,6 @@ class _Interview:
 
     def _settled(self, arena: Arena, track: Track, beside: Track) -> Track:
         """The track, which has to find its way without something, as long as it comes closer to the other one."""
-        track = arena.run(track, AGAIN, QUESTIONS)
         for _ in range(PATIENCE):
             before = track.value
             if before <= beside.value:
@@ -424,7 +474,8 @@ class _Interview:
             self._unasked(f"Whether {ways.pop()[1]} goes on better")
         if len(ways) == 1:
             return {name: track}
-        run = [(arena.run(way, ANSWER, ENGINE), name) for way, name in ways]
+        names = [name for _, name in ways]
+        run = list(zip(side_by_side([(arena, way, ANSWER) for way, _ in ways], ENGINE), names, strict=True))
         best, _ = min(run, key=lambda one: one[0].value)
         alike = [one for one in run if not better(best, one[0], STILL)]
         # what is as good is not worth an epoch that costs more, nor a change, least of all a slower rate
@@ -480,11 +531,19 @@ class _Interview:
         courses = [arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
         if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways)):
             return ways[0], courses[0]
+        ahead(courses, RACE // STRIDE)
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
         taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
         said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
         self.note("stages", f"{RACE} epochs from the start: {said}.")
         return ways[taken], chain(run[taken], courses[taken])
+
+
+def _all(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
+    """The tracks. Raises OverBudget where some could not be afforded."""
+    if len(tracks) < len(asked):
+        raise OverBudget
+    return tracks
 
 
 def _gain(new: Track, old: Track) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto.decide import ANSWER, ENGINE, STRIDE, Answer, Found, _Interview
+from ptymesh.auto import interview as module
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
+from ptymesh.auto.interview import ANSWER, ENGINE, STRIDE, Answer, Found, _Interview
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
 from ptymesh.auto.written import written
@@ -88,7 +88,7 @@ def interview(tmp_path: Path) -> _Interview:
 
 def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
-    budget, arena = interview.budget, interview._arena(interview.scan)
+    budget, arena = interview.budget, interview._arena(interview.recipe, interview.scan)
     track = arena.run(arena.start(interview.opening), 3)
     budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, ANSWER)
     best = next(iter(interview._engines(arena, track).values()))
@@ -113,16 +113,16 @@ def test_of_engines_that_come_as_far_the_cheapest_goes_on(
     interview: _Interview, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam and LSQML surely come further than rPIE. What comes close to the best is kept beside it."""
-    arena = interview._arena(interview.scan)
+    arena = interview._arena(interview.recipe, interview.scan)
     ends = {"rpie": [0.8, 0.81, 0.79, 0.8], "adam": [0.64, 0.63, 0.65, 0.64], "lsqml": lsqml}
 
-    def run(track: Track, *others: object) -> Track:
-        return replace(track, judged=Judged(np.array(ends[track.engine["engine"]]), np.ones(4)))
+    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+        return [replace(way, judged=Judged(np.array(ends[way.engine["engine"]]), np.ones(4))) for _, way, _ in ways]
 
     def cost(track: Track, epochs: int) -> float:
         return {"rpie": 1.0, "adam": 1.4, "lsqml": 1.5}[track.engine["engine"]] * epochs
 
-    monkeypatch.setattr(arena, "run", run)
+    monkeypatch.setattr(module, "side_by_side", side_by_side)
     monkeypatch.setattr(arena, "cost", cost)
     found = interview._engines(arena, arena.start(interview.opening))
     arena.close()
@@ -136,23 +136,23 @@ def test_of_engines_that_come_as_far_the_cheapest_goes_on(
     [
         (1000.0, 0.25, "lsqml", "40 epochs from the start: adam 0.4000, lsqml 0.2500."),
         (1000.0, 0.393, "adam", "40 epochs from the start: adam 0.4000, lsqml 0.3930."),  # by a hair
-        (100.0, 0.25, "adam", "After 60 epochs the residual, 0.3900, falls no longer."),  # too few to ask
+        (150.0, 0.25, "adam", "After 60 epochs the residual, 0.3900, falls no longer."),  # too few to ask
     ],
 )
 def test_what_comes_close_is_held_beside_it_from_the_start(
     interview: _Interview, sweeps: float, fourth: float, goes_on: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LSQML comes further by itself; both go on from the epochs that they have run for that."""
-    arena = interview._arena(interview.scan)
+    arena = interview._arena(interview.recipe, interview.scan)
     falls = {"rpie": [0.9], "adam": [0.7, 0.5, 0.45, 0.40, 0.39, 0.39], "lsqml": [0.6, 0.45, 0.42, fourth, fourth]}
     asked = []
 
-    def follow(track: Track, *others: object, **more: object) -> Iterator[Track]:
+    def steps(track: Track, *others: object) -> Iterator[Track]:
         for value in falls[str(track.engine["engine"])]:
             asked.append(track.engine["engine"])
             yield replace(track, judged=Judged(np.full(4, value), np.ones(4)))
 
-    monkeypatch.setattr(arena, "follow", follow)
+    monkeypatch.setattr(arena, "steps", steps)
     monkeypatch.setattr(arena, "cost", lambda track, epochs: epochs)
     interview.budget.sweeps = sweeps
     start = arena.start(interview.opening)
@@ -183,15 +183,14 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
     interview: _Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains are shares of what the same engine comes to without."""
-    arena = interview._arena(interview.scan)
+    arena = interview._arena(interview.recipe, interview.scan)
     track = arena.start(interview.opening)
 
-    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Answer, bool]:
-        if one.name == "background":
-            return answer(one, lit, beside), True
-        return answer(one, [0.70, 0.69, 0.71, 0.70], [1.0] * 4), one.name == "modes"
+    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
+        ends = {"background": (lit, beside), "modes": ([0.70, 0.69, 0.71, 0.70], [1.0] * 4)}
+        return [answer(one, *ends.get(one.name, ([1.0] * 4, [1.0] * 4))) for one in asked]
 
-    monkeypatch.setattr(interview, "_tried", tried)
+    monkeypatch.setattr(interview, "_answers", answers)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
     assert interview.kept == [kept] and best is not None
@@ -211,15 +210,14 @@ def test_what_looks_alike_is_held_side_by_side(
     interview: _Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
-    arena, names = interview._arena(interview.scan), []
+    arena, names = interview._arena(interview.recipe, interview.scan), []
     track = arena.start(interview.opening)
 
-    def tried(arena: Arena, track: Track, one: Hypothesis, *others: object) -> tuple[Answer, bool]:
-        names.append(one.name)
-        residual = residuals.get(one.name, 1.0)
-        return answer(one, [residual] * 4, [1.0] * 4), residual < 1
+    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
+        names.extend(one.name for one in asked)
+        return [answer(one, [residuals.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
 
-    monkeypatch.setattr(interview, "_tried", tried)
+    monkeypatch.setattr(interview, "_answers", answers)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
     assert names == asked and interview.kept == [kept]
@@ -228,8 +226,8 @@ def test_what_looks_alike_is_held_side_by_side(
 
 def test_there_are_sweeps_for_the_run_as_well(interview: _Interview, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far the residual goes on falling."""
-    monkeypatch.setattr(sys.modules["ptymesh.auto.decide"], "STILL", -math.inf)
-    budget, arena = interview.budget, interview._arena(interview.scan)
+    monkeypatch.setattr(module, "STILL", -math.inf)
+    budget, arena = interview.budget, interview._arena(interview.recipe, interview.scan)
     track = arena.run(arena.start(interview.opening), 3)
     budget.spent, budget.sweeps = 0.0, 20 * arena.cost(track, STRIDE)
     first, last = interview._length(arena, {"rpie": track})
@@ -241,7 +239,7 @@ def test_there_are_sweeps_for_the_run_as_well(interview: _Interview, monkeypatch
 
 def test_residuals_are_said_to_four_digits(interview: _Interview) -> None:
     """In the near field as well, where they are small."""
-    arena = interview._arena(interview.scan)
+    arena = interview._arena(interview.recipe, interview.scan)
     track = arena.start(interview.opening)
     arena.close()
     assert track.said == "diverged"
