@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from ptymesh.auto import decide, described
 from ptymesh.auto import interview as module
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import ANSWER, ENGINE, STRIDE, Answer, Found, _Interview
+from ptymesh.auto.interview import ANSWER, ENGINE, Answer, Found, _Interview
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
 from ptymesh.auto.written import written
@@ -131,39 +130,6 @@ def test_of_engines_that_come_as_far_the_cheapest_goes_on(
     assert interview.reasons["stages"][-1].startswith(f"{kept} {how}: rpie 0.8000, ")
 
 
-@pytest.mark.parametrize(
-    ("sweeps", "fourth", "goes_on", "said"),
-    [
-        (1000.0, 0.25, "lsqml", "40 epochs from the start: adam 0.4000, lsqml 0.2500."),
-        (1000.0, 0.393, "adam", "40 epochs from the start: adam 0.4000, lsqml 0.3930."),  # by a hair
-        (150.0, 0.25, "adam", "After 60 epochs the residual, 0.3900, falls no longer."),  # too few to ask
-    ],
-)
-def test_what_comes_close_is_held_beside_it_from_the_start(
-    interview: _Interview, sweeps: float, fourth: float, goes_on: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LSQML comes further by itself; both go on from the epochs that they have run for that."""
-    arena = interview._arena(interview.recipe, interview.scan)
-    falls = {"rpie": [0.9], "adam": [0.7, 0.5, 0.45, 0.40, 0.39, 0.39], "lsqml": [0.6, 0.45, 0.42, fourth, fourth]}
-    asked = []
-
-    def steps(track: Track, *others: object) -> Iterator[Track]:
-        for value in falls[str(track.engine["engine"])]:
-            asked.append(track.engine["engine"])
-            yield replace(track, judged=Judged(np.full(4, value), np.ones(4)))
-
-    monkeypatch.setattr(arena, "steps", steps)
-    monkeypatch.setattr(arena, "cost", lambda track, epochs: epochs)
-    interview.budget.sweeps = sweeps
-    start = arena.start(interview.opening)
-    stages = interview._length(arena, {name: start.using({"engine": name}) for name in ("adam", "lsqml")})
-    arena.close()
-    assert [stage["engine"] for stage in stages] == ["rpie", goes_on]
-    assert stages[1]["epochs"] == (40 if goes_on == "lsqml" else 50) and said in interview.reasons["stages"]
-    assert asked.count(goes_on) == (5 if goes_on == "lsqml" else 6)
-    assert asked.count("adam" if goes_on == "lsqml" else "lsqml") == (4 if sweeps == 1000 else 0)
-
-
 def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> Answer:
     """Of these views."""
     counts = np.ones(len(base))
@@ -191,6 +157,7 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
         return [answer(one, *ends.get(one.name, ([1.0] * 4, [1.0] * 4))) for one in asked]
 
     monkeypatch.setattr(interview, "_answers", answers)
+    monkeypatch.setattr(interview, "_apart", lambda *given: None)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
     assert interview.kept == [kept] and best is not None
@@ -218,23 +185,80 @@ def test_what_looks_alike_is_held_side_by_side(
         return [answer(one, [residuals.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
 
     monkeypatch.setattr(interview, "_answers", answers)
+    monkeypatch.setattr(interview, "_apart", lambda *given: None)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
     assert names == asked and interview.kept == [kept]
     assert best is not None and best.value == residuals[kept]
 
 
-def test_there_are_sweeps_for_the_run_as_well(interview: _Interview, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far the residual goes on falling."""
-    monkeypatch.setattr(module, "STILL", -math.inf)
-    budget, arena = interview.budget, interview._arena(interview.recipe, interview.scan)
-    track = arena.run(arena.start(interview.opening), 3)
-    budget.spent, budget.sweeps = 0.0, 20 * arena.cost(track, STRIDE)
-    first, last = interview._length(arena, {"rpie": track})
-    run = arena.cost(track, first["epochs"]) + arena.cost(track, last["epochs"])
+@pytest.mark.parametrize(
+    ("lit", "modes", "kept", "value"),
+    [
+        ([0.60, 0.61, 0.62, 0.61], [0.50, 0.52, 0.51, 0.51], "modes", 0.51),
+        ([0.50, 0.52, 0.51, 0.51], [0.60, 0.61, 0.62, 0.61], "background", 0.51),
+        ([0.50, 0.52, 0.51, 0.51], [0.52, 0.50, 0.51, 0.511], "background", 0.70),  # it costs less
+    ],
+)
+def test_modes_and_a_background_are_held_apart(
+    interview: _Interview,
+    lit: list[float],
+    modes: list[float],
+    kept: str,
+    value: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By which one comes further in the same engine's steps, though the background gains more at first."""
+    arena = interview._arena(interview.recipe, interview.scan)
+    track, engines = arena.start(interview.opening), []
+
+    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
+        first = {"background": 0.7, "modes": 0.8}
+        return [answer(one, [first.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
+
+    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+        engines.extend(way.engine["engine"] for _, way, _ in ways)
+        return [
+            replace(way, judged=Judged(np.array(modes if way.modes > 1 else lit), np.ones(4))) for _, way, _ in ways
+        ]
+
+    monkeypatch.setattr(interview, "_answers", answers)
+    monkeypatch.setattr(module, "side_by_side", side_by_side)
+    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
-    assert budget.sweeps - 2.5 * arena.cost(track, STRIDE) < budget.spent + run <= budget.sweeps
-    assert "no sweeps are left for more" in interview.reasons["stages"][-1]
+    assert best is not None and interview.kept == [kept] and engines == ["adam", "adam"]
+    assert best.engine["engine"] == ("rpie" if kept == "modes" else "adam")
+    assert best.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("later", "asked", "kept"),
+    [
+        ([(0.75, 0.85)], 1, True),  # gains 12 %, falls by 6 %
+        ([(0.86, 0.88)], 1, False),  # gains 2 %, less than is asked for
+        ([(0.69, 0.72), (0.555, 0.58)], 2, False),  # gains 4 %, and falls by a fifth, again
+    ],
+)
+def test_what_gains_less_than_falls_anyway_is_seen_longer(
+    interview: _Interview, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = interview._arena(interview.recipe, interview.scan)
+    all_, track = interview._hypotheses(arena), arena.start(interview.opening)
+    (one,) = (one for one in all_.of(track) if one.name == "modes")
+    runs = iter(later)
+
+    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+        values = next(runs)
+        return [
+            replace(way, judged=Judged(np.full(4, value), np.ones(4)))
+            for (_, way, _), value in zip(ways, values, strict=True)
+        ]
+
+    monkeypatch.setattr(module, "side_by_side", side_by_side)
+    _, enough = interview._seen(arena, answer(one, [0.86] * 4, [0.90] * 4), 0.2, all_)
+    arena.close()
+    assert enough == kept and len(list(runs)) == len(later) - asked
+    assert (2 in all_.refused_modes) == (not kept)
 
 
 def test_residuals_are_said_to_four_digits(interview: _Interview) -> None:

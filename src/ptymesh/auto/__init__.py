@@ -3,6 +3,8 @@
 given      what stands in the place of a recipe
 data       a file alone becomes a recipe; what it does not say is asked for
 interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
+length     the numbers of epochs of its stages
+sweeps     how many there are for all of that
 race       two ways to go on from the same estimate, and which of them explains more of what neither has seen
 judging    the residual of held-out views, whose own unknowns are fitted on half of their pixels
 helpers    processes that take over some of what is tried

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-#: Processes that work at the same time at most, this one included: each of them has libraries of 350 MiB in memory.
+#: Processes that work at the same time at most, this one included: each takes some 400 MiB, most of it libraries.
 MOST = 4
 #: Seconds until it is looked again whether a helper has finished its imports, or whether all is to be stopped.
 LOOK_S = 0.02

@@ -13,17 +13,18 @@ for the number of epochs goes on while there are sweeps for a run of so many.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from ptymesh.auto.helpers import Helpers
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
+from ptymesh.auto.length import ADAM, CLOSE, LSQML, OPENING, STILL, Length, sized
 from ptymesh.auto.optics import settled
-from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, ahead, better, side_by_side
+from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, better, gain, side_by_side
+from ptymesh.auto.sweeps import sweeps_in, sweeps_of
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
@@ -31,26 +32,19 @@ from ptymesh.files import replacing
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
-from ptymesh.run.price import Price, batch_for, sweep, work
+from ptymesh.run.price import batch_for
 from ptymesh.run.recipe import Recipe, engine_of
 
-#: Work (price.py) where nobody says, some 45 s on two cores of a slow machine; between so many sweeps.
-WORK, FEWEST, MOST = 5e9, 400, 2000
 #: Shares of the sweeps.
-OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.35, 0.4, 0.47
+OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.4, 0.44, 0.5
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 #: Pixels of all views up to which helpers hold them, too; transforms of more use all threads as they are.
 HELPED = 2**25
-#: Epochs before the first question, and until the answer to one.
-OPENING, ANSWER = 12, 8
+#: Epochs until the answer to a question.
+ANSWER = 8
 #: What falls by more than this share until an answer is not asked anything yet.
 SETTLED = 0.15
-#: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
-STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
-#: Engines that go on nearly as well, to this share, are held against each other from the start, for so many epochs; the
-#: second one is taken where it is ahead by so much then.
-CLOSE, RACE, AHEAD = 0.01, 40, 0.02
 #: What raises the residual by more than this share has done harm.
 HARM = 0.005
 #: What is asked before all else.
@@ -60,16 +54,14 @@ OPR_GAIN = 0.2
 #: Epochs until it is seen whether something can be left out again, and so often again where the residual falls below so
 #: much of what it was.
 AGAIN, PATIENCE, QUICKLY = 12, 4, 0.95
+#: So often it goes on until it is seen whether what gains something gains more than what falls anyway.
+LONGER = 2
 NAMED = {
     "positions": "the position of each view",
     "intensity": "the intensity of each view",
     "background": "the background",
     "modes": "further probe modes",
 }
-
-#: Engines that are tried besides rPIE; of these only Adam knows a background.
-ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
-LSQML: dict[str, Any] = {"engine": "lsqml"}
 
 Say = Callable[[str], None]
 
@@ -85,7 +77,7 @@ class Answer:
     @property
     def gain(self) -> float:
         """Share of the residual that is gone with it."""
-        return _gain(self.tried, self.base)
+        return gain(self.tried, self.base)
 
     def surely_above(self, other: Answer) -> bool:
         """Whether it gains more than another one does over its own base, by two standard errors."""
@@ -130,17 +122,19 @@ def decide(
 
     Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
     """
+    usable = world.size == 1 and world.device.type == "cpu" and recipe.memory_budget is None
+    if helpers is not None and not usable:
+        helpers.close()
     said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
     scan = _together(world, lambda: load_measurement(recipe.data, recipe.positions))
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
-        sweeps = _sweeps_in(time_s, scan, world)
+        sweeps = sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    interview = _Interview(recipe, scan, world, stop, Budget(sweeps or _sweeps_of(scan)), said, speak)
-    if world.size == 1 and world.device.type == "cpu" and recipe.memory_budget is None:
-        interview.helpers = helpers
+    interview = _Interview(recipe, scan, world, stop, Budget(sweeps or sweeps_of(scan)), said, speak)
+    interview.helpers = helpers if usable else None
     found = interview.hold()
     if write:
         _together(world, lambda: _write(found) if world.rank == 0 else None)
@@ -156,25 +150,6 @@ def _together(world: World, make: Callable[[], Any]) -> Any:
         failure = error
     world.all_well(failure, "finding the stages")
     return made
-
-
-def _sweeps_of(scan: Measurement) -> int:
-    """What can be afforded where nobody says."""
-    return int(min(MOST, max(FEWEST, WORK / work(scan))))
-
-
-def _sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
-    """Rank 0's pace tells how many sweeps all ranks do in that time; everybody takes its word."""
-    import torch
-
-    from ptymesh.run.pace import measured_pace
-
-    sweeps = 0.0
-    if world.rank == 0:
-        threads = world.size * (torch.get_num_threads() if world.device.type == "cpu" else 1)
-        sweeps = time_s / measured_pace(scan.window, world.device).seconds(Price(), sweep(scan), threads)
-    (agreed,) = world.broadcast(torch.tensor([sweeps], dtype=torch.float64, device=world.device))
-    return max(1, int(agreed))
 
 
 def _write(found: Found) -> None:
@@ -227,7 +202,7 @@ class _Interview:
         probe = self.recipe.probe.model_copy(update={"modes": track.modes, "opr_modes": len(track.estimate.opr)})
         self.recipe = self.recipe.model_copy(update={"probe": probe})
         arena = self._arena(self.recipe, self.scan)
-        stages = self._length(arena, tracks)
+        stages = Length(arena, self.opening, self.note).stages(tracks)
         arena.close()
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Found(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
@@ -335,14 +310,15 @@ class _Interview:
         is asked about however much further modes help: these make sense of it as well, but never quite.
         Returns the track that is kept, and the names of those that gained nothing.
         """
-        bases, falls = {str(track.engine): plain}, _gain(plain, track)
+        bases, falls = {str(track.engine): plain}, gain(plain, track)
         found: list[Answer] = []
         useless, spent = set(), False
         for own_first in (True, False):
             now = [one for one in all_.of(track) if one.name in asked and (one.name in OWN_FIRST) == own_first]
             answers = self._answers(arena, now, all_, bases) if now else []
-            for answer in answers:
-                if self._enough(answer, falls, all_):
+            for first in answers:
+                answer, enough = self._seen(arena, first, falls, all_)
+                if enough:
                     found.append(answer)
                 elif answer.gain <= 0:
                     useless.add(answer.about.name)
@@ -355,12 +331,32 @@ class _Interview:
             return None, useless
         most = max(found, key=lambda each: each.gain)
         alike = [each for each in found if each is most or not most.surely_above(each)]
-        kept = min(alike, key=lambda each: arena.cost(each.tried, ANSWER))
+        apart = self._apart(arena, found, all_.adam)
+        kept = apart or min(alike, key=lambda each: arena.cost(each.tried, ANSWER))
         self.kept.append(kept.about.name)
         if len(found) > 1:
-            how = "gains most" if kept is most else "gains as much as any, at the least cost,"
+            how = "gains as much as any, at the least cost," if kept is not most and not apart else "gains most"
             self.note(kept.about.key, f"{kept.about.what} {how} and is kept; the others are asked about again.")
         return kept.tried, useless
+
+    def _apart(self, arena: Arena, found: Sequence[Answer], adam: dict[str, Any]) -> Answer | None:
+        """Of further modes and a background, the one that comes clearly further with the same engine: each explains
+        some of what the other one is. None where neither does, or where they cannot be held apart."""
+        lit, modes = ([one for one in found if one.about.name == name] for name in ("background", "modes"))
+        if not (lit and modes):
+            return None
+        tracks = [lit[0].tried, modes[0].tried.using(adam)]
+        try:
+            ways = [(arena, track, AGAIN) for track in tracks]
+            ends = _all(side_by_side(ways, ROUNDS), ways)
+        except OverBudget:
+            return None
+        self.note("stages", f"{AGAIN} epochs later, with Adam: a background {ends[0].said}, the modes {ends[1].said}.")
+        further = better(ends[0], ends[1]), better(ends[1], ends[0])
+        if not any(further):
+            return None
+        one, end = (lit[0], ends[0]) if further[0] else (modes[0], ends[1])
+        return replace(one, tried=end.using(one.tried.engine))
 
     def _answers(
         self, arena: Arena, asked: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Track]
@@ -384,7 +380,7 @@ class _Interview:
             if asking is None:
                 continue
             one, base = asking, bases[engine]
-            if one.name == "background" and _gain(tried, base) < -HARM:
+            if one.name == "background" and gain(tried, base) < -HARM:
                 try:
                     tried = arena.run(all_.lit(one.without, BACKGROUND[1]), ANSWER, ROUNDS)
                 except OverBudget:
@@ -392,22 +388,36 @@ class _Interview:
             answers.append(Answer(one, tried, base))
         return answers
 
-    def _enough(self, answer: Answer, falls: float, all_: Hypotheses) -> bool:
-        """Whether a hypothesis is to be kept."""
-        one, tried, base = answer.about, answer.tried, answer.base
-        enough = better(tried, base, max(GAINS[one.name], falls / 2))
+    def _seen(self, arena: Arena, answer: Answer, falls: float, all_: Hypotheses) -> tuple[Answer, bool]:
+        """Whether a hypothesis is to be kept, and where it has led then. falls: the share by which the residual falls
+        without it.
+
+        Where it gains enough, but not beside that, both go on: what explains more comes ever further ahead, and what
+        only falls faster does not.
+        """
+        one, least = answer.about, GAINS[answer.about.name]
+        for _ in range(LONGER):
+            if falls / 2 <= least or not better(answer.tried, answer.base, least) or answer.gain > falls / 2:
+                break
+            ways = [(arena, track, ANSWER) for track in (answer.tried, answer.base)]
+            try:
+                tried, base = _all(side_by_side(ways, ROUNDS), ways)
+            except OverBudget:
+                break
+            answer, falls = Answer(one, tried, base), gain(base, answer.base)
+        enough = better(answer.tried, answer.base, max(least, falls / 2))
         how = "helps" if enough else "is worse" if answer.gain < -HARM else "is no clear gain"
-        self.note(one.key, f"{one.what}: {tried.said}, without {base.said}, which {how}.")
+        self.note(one.key, f"{one.what}: {answer.tried.said}, without {answer.base.said}, which {how}.")
         if one.name == "modes" and not enough:
             all_.refused_modes.add(one.track.modes)
-        return enough
+        return answer, enough
 
     def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
         """The track from which questions are asked, and the same without a change: while the residual falls fast,
         anything seems to help. Raises OverBudget."""
         base = arena.run(track, ANSWER, ROUNDS)
         for _ in range(PATIENCE):
-            if _gain(base, track) < SETTLED:
+            if gain(base, track) < SETTLED:
                 break
             track, base = base, arena.run(base, ANSWER, ROUNDS)
         return track, base
@@ -465,10 +475,11 @@ class _Interview:
         """Which engine goes on best, and what comes close to it? By their names, the best first."""
         name = str(track.engine["engine"])
         ways = [(track, name)]
-        if name == "adam":
-            ways += [(track.using({**track.engine, "lr": track.engine["lr"] / 3}), "adam at a third of the rate")]
-        else:
-            ways += [(track.using(self._sized(ADAM)), "adam"), (track.using(self._sized(LSQML)), "lsqml")]
+        if name != "adam":
+            ways += [
+                (track.using(sized(ADAM, self.opening)), "adam"),
+                (track.using(sized(LSQML, self.opening)), "lsqml"),
+            ]
         ways += [(track.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
         while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, ANSWER) for way, _ in ways), ENGINE):
             self._unasked(f"Whether {ways.pop()[1]} goes on better")
@@ -490,64 +501,9 @@ class _Interview:
         self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
         return track
 
-    def _sized(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """With batches that suit the number of views: larger than those of the opening, whose steps are bold."""
-        return {**engine, "batch": min(64, 4 * self.opening["batch"])}
-
-    # --- how long ---
-
-    def _length(self, arena: Arena, tracks: dict[str, Track]) -> list[dict[str, Any]]:
-        """The stages from the start, as long as the held-out residual falls and sweeps are left for a run of them."""
-        begun = arena.run(arena.start(self.opening), OPENING, until=math.inf)
-        again = arena.cost(begun, OPENING)
-        self.budget.kept = again + max(arena.cost(one, STRIDE) for one in tracks.values())
-        track, course = self._course(arena, begun, tracks)
-        stages = [{**begun.stage, "epochs": OPENING}]
-        best, epochs, done = begun, 0, 0
-        try:
-            for now in course:
-                done += STRIDE
-                if now.value >= best.value * (1 - STILL):
-                    if now.value < best.value:
-                        best, epochs = now, done
-                    self.note("stages", f"After {done} epochs the residual, {now.said}, falls no longer.")
-                    break
-                best, epochs = now, done
-                self.budget.kept = again + arena.cost(track, done + STRIDE)
-            else:
-                self.note("stages", f"After {epochs} epochs the residual is {best.said}, and may fall further.")
-        except OverBudget:
-            self.note("stages", f"After {epochs} epochs ({best.said}) no sweeps are left for more.")
-        if epochs:
-            stages.append({**track.stage, "epochs": epochs})
-        return stages
-
-    def _course(self, arena: Arena, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
-        """Which track comes clearly further from the start, or else the first; how it goes on, every STRIDE epochs.
-
-        What goes on best from an estimate that several engines have made is not always what comes there by itself.
-        """
-        ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in tracks.values()]
-        courses = [arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
-        if len(ways) == 1 or not self.budget.holds(2 * sum(arena.cost(way, RACE) for way in ways)):
-            return ways[0], courses[0]
-        ahead(courses, RACE // STRIDE)
-        run = [list(islice(course, RACE // STRIDE)) for course in courses]
-        taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
-        said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
-        self.note("stages", f"{RACE} epochs from the start: {said}.")
-        return ways[taken], chain(run[taken], courses[taken])
-
 
 def _all(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
     """The tracks. Raises OverBudget where some could not be afforded."""
     if len(tracks) < len(asked):
         raise OverBudget
     return tracks
-
-
-def _gain(new: Track, old: Track) -> float:
-    """Share of the old one's residual that is gone."""
-    if new.judged is None or old.judged is None:
-        return -math.inf if new.judged is None else math.inf
-    return new.judged.gain_over(old.judged)[0]

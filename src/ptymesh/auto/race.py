@@ -331,6 +331,13 @@ def _together(courses: Sequence[Course], strides: int) -> None:
         course.note(task, tracks)
 
 
+def gain(new: Track, old: Track) -> float:
+    """Share of the old one's residual that is gone."""
+    if new.judged is None or old.judged is None:
+        return -math.inf if new.judged is None else math.inf
+    return new.judged.gain_over(old.judged)[0]
+
+
 def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:
     """Whether the new track explains better what neither has seen: by this share, and by so many standard errors."""
     if new.judged is None or old.judged is None:
