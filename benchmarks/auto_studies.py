@@ -39,6 +39,7 @@ from record import about, write
 
 from ptymesh.auto import described
 from ptymesh.distributed.world import Solo
+from ptymesh.engines import Adam
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
@@ -241,7 +242,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         ours, best = row.get("found"), row.get("study")
         cells = [f"{row['kind']}" + (f", {row['seed']}" if row["seed"] else "")]
         if ours:
-            stages = [f"{one['epochs']} {one['engine']}" + _refined(one) for one in ours["recipe"]["stages"]]
+            stages = [_stage(one) for one in ours["recipe"]["stages"]]
+            stages[-1] += _refined(ours["recipe"]["stages"][-1])
             modes = ours["recipe"].get("probe", {}).get("modes", 1)
             cells += [", ".join([*stages, f"{modes} modes" if modes > 1 else "1 mode"]), f"{ours['residual']:.3g}"]
         else:
@@ -259,6 +261,12 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells.append(times.format(**ours) if ours else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _stage(one: dict[str, Any]) -> str:
+    """Its epochs and engine, and Adam's rate."""
+    rate = f" {one.get('lr', Adam().lr):g}" if one["engine"] == "adam" else ""
+    return f"{one['epochs']} {one['engine']}{rate}"
 
 
 def _refined(stage: dict[str, Any]) -> str:
