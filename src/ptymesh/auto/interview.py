@@ -489,7 +489,7 @@ class _Interview:
         run = list(zip(side_by_side([(arena, way, ANSWER) for way, _ in ways], ENGINE), names, strict=True))
         best, _ = min(run, key=lambda one: one[0].value)
         alike = [one for one in run if not better(best, one[0], STILL)]
-        # what is as good is not worth an epoch that costs more, nor a change, least of all a slower rate
+        # what is as good is not worth an epoch that costs more, nor a change
         kept, name = min(alike, key=lambda one: arena.cost(one[0], ANSWER))
         how = "goes on best" if kept is best else "goes on as well as any, at the least cost"
         self.note("stages", f"{name} {how}: {', '.join(f'{n} {t.said}' for t, n in run)}.")

@@ -342,8 +342,8 @@ def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> 
     """Whether the new track explains better what neither has seen: by this share, and by so many standard errors."""
     if new.judged is None or old.judged is None:
         return new.judged is not None
-    gain, sure = new.judged.gain_over(old.judged)
-    return gain > least and sure > errors
+    share, sure = new.judged.gain_over(old.judged)
+    return share > least and sure > errors
 
 
 def _copy(estimate: Estimate) -> Estimate:
