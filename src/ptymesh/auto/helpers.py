@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ptymesh.distributed.processes import cores, importing_alike
+
 #: Processes that work at the same time at most, this one included: each takes some 400 MiB, most of it libraries.
 MOST = 4
 #: Seconds until it is looked again whether a helper has finished its imports, or whether all is to be stopped.
@@ -49,7 +51,7 @@ class Helper:
 
     def __init__(self, threads: int) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        own = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": str(threads)}
+        own = importing_alike() | {"OMP_NUM_THREADS": str(threads)}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ptymesh.auto.helper", str(os.getpid()), str(theirs.fileno())],
@@ -171,9 +173,10 @@ class _Shift:
                 self.answers[task] = task.here()
             while taken := self._next():
                 self.answers[taken] = taken.here()
-            for other in others:
+            for helper, other in zip(self.helpers, others, strict=True):
                 while other.is_alive() and not stop():
                     other.join(LOOK_S)
+                helper.lost |= other.is_alive()  # what it answers at last, nobody asks for any more
         finally:
             torch.set_num_threads(before)
         for task in self.tasks:
@@ -204,4 +207,4 @@ def _threads() -> int:
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if told.isdecimal() and int(told):
         return int(told)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()

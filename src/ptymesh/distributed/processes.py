@@ -1,10 +1,20 @@
-"""Processes of this machine: when one began, what has befallen it."""
+"""Processes of this machine: what a new one is given, when one began, what has befallen it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def importing_alike() -> dict[str, str]:
+    """What the environment says to a process that is to import what this one imports."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def fate_of(pid: int) -> str:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from ptymesh.distributed.processes import cores
 from ptymesh.errors import BadInput
 
 #: Environment variable that names the network interface between nodes; `--interface` sets it.
@@ -150,6 +151,6 @@ def share_cores(environ: MutableMapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     place = read(environ)
     if place.size > 1 and "OMP_NUM_THREADS" not in environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        bound = place.launcher != "mpirun (PMI)" and cores < (os.cpu_count() or 1)  # the launcher has shared them out
-        environ["OMP_NUM_THREADS"] = str(cores if bound else max(1, cores // place.local_size))
+        own = cores()
+        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has shared them out
+        environ["OMP_NUM_THREADS"] = str(own if bound else max(1, own // place.local_size))

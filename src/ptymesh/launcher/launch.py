@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start
 from ptymesh import stopping
 from ptymesh.distributed.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.distributed.devices import bindings, memory_nodes, visible_slice
+from ptymesh.distributed.processes import cores
 from ptymesh.distributed.watchdog import AGREED, read_verdict
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
@@ -175,11 +176,6 @@ def _environment(
     if own := visible_slice(rank):
         environment["CUDA_VISIBLE_DEVICES"] = own
     return {name: str(value) for name, value in environment.items()}
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(_cpus()) or os.cpu_count() or 1
 
 
 def _cpus() -> list[int]:

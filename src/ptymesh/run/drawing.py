@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from ptymesh import stopping
 from ptymesh.distributed.child import end_with
+from ptymesh.distributed.processes import importing_alike
 from ptymesh.errors import BadInput, PtymeshError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def standing_by(*, waited_for: bool) -> Iterator[subprocess.Popen[bytes]]:
 
 def _started(waited_for: bool) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "ptymesh.run.drawing"]
-    own = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **dict.fromkeys(THREADS, "1")}
+    own = importing_alike() | dict.fromkeys(THREADS, "1")
     return subprocess.Popen(
         command + ["--waited-for", str(os.getpid())] * waited_for,
         stdin=subprocess.PIPE,

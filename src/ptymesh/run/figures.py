@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from ptymesh import plot
 from ptymesh.compare import illumination
 from ptymesh.distributed.child import end_with
+from ptymesh.distributed.processes import cores
 from ptymesh.files import writing
 from ptymesh.io.results import Result
 
@@ -75,8 +76,7 @@ def write_figures(
 
 def processes_here() -> int:
     """As many as draw at the same time where nothing else is going on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return min(cores, MOST_PROCESSES)
+    return min(cores(), MOST_PROCESSES)
 
 
 def _by_several(draws: Mapping[str, Callable[[], Path]], processes: int) -> list[Path]:
