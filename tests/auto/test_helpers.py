@@ -15,7 +15,7 @@ import torch
 
 from ptymesh.auto import decide, described, helpers
 from ptymesh.auto.helpers import Helpers, Task
-from ptymesh.auto.race import Arena, Budget, Course, OverBudget, Track, ahead, side_by_side
+from ptymesh.auto.race import Arena, Budget, Course, OverBudget, Terms, Track, ahead, side_by_side
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement
@@ -55,7 +55,7 @@ def arena(scan: Path, one: Helpers) -> Iterator[Arena]:
 
 def arena_of(scan: Path, helpers: Helpers | None) -> Arena:
     recipe = Recipe.parse({"data": {"path": str(scan)}})
-    return Arena(recipe, load_measurement(recipe.data), Solo(), lambda: False, Budget(1e6), 30, helpers)
+    return Arena(recipe, load_measurement(recipe.data), Terms(Solo(), lambda: False, Budget(1e6), helpers), 30)
 
 
 def same(a: Track, b: Track) -> None:
@@ -83,7 +83,7 @@ def test_the_same_is_found(scan: Path, one: Helpers) -> None:
 
 
 def test_tracks_that_go_on_side_by_side(arena: Arena, scan: Path) -> None:
-    alone, helpers = arena_of(scan, None), arena.helpers
+    alone, helpers = arena_of(scan, None), arena.terms.helpers
     ways = [arena.start(RPIE), arena.start(RPIE).sharing({"positions": True}, "positions")]
     beside = side_by_side([(arena, way, 3) for way in ways])
     assert helpers is not None and helpers.tasks
@@ -107,7 +107,7 @@ def test_who_has_begun_a_course_goes_on(arena: Arena, scan: Path) -> None:
     alone = arena_of(scan, None)
     told = [track for track, _ in zip(Course(alone, way, 8, 2), range(4), strict=False)]
     with Helpers(2) as lost:
-        arena.helpers = lost
+        arena.terms.helpers = lost
         (helper,) = lost._all
         assert helper.ready(120)
         courses = [Course(arena, way, 8, 2) for _ in range(2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ptymesh.auto.hypotheses import GAINS, Hypotheses
-from ptymesh.auto.race import Arena, Budget, Track
+from ptymesh.auto.race import Arena, Budget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate
@@ -18,7 +18,9 @@ RPIE, ADAM = {"engine": "rpie", "batch": 8}, {"engine": "adam", "lr": 0.01, "bat
 def arena() -> Arena:
     torch.set_num_threads(1)
     scan = simulate(kind="xray", views=24, window=32, seed=3).measurement
-    return Arena(Recipe.parse({"data": {"path": "none.cxi"}}), scan, Solo(), lambda: False, Budget(1e6), scan.views)
+    return Arena(
+        Recipe.parse({"data": {"path": "none.cxi"}}), scan, Terms(Solo(), lambda: False, Budget(1e6)), scan.views
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import torch
 from ptymesh.auto import decide, described
 from ptymesh.auto import interview as module
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import ANSWER, ENGINE, Answer, Found, _Interview
+from ptymesh.auto.interview import ANSWER, ENGINE, Answer, Found, Interview
 from ptymesh.auto.judging import Judged
-from ptymesh.auto.race import Arena, Budget, OverBudget, Track, Undecided
+from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track, Undecided
 from ptymesh.auto.written import written
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
@@ -74,18 +74,18 @@ def test_stopped_while_it_asks(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def interview(tmp_path: Path) -> _Interview:
+def interview(tmp_path: Path) -> Interview:
     """About 20 views, with 1000 sweeps and the engine that begins."""
     write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
     recipe = Recipe.parse(described(tmp_path / "scan.cxi")[0])
-    made = _Interview(
-        recipe, load_measurement(recipe.data), Solo(), lambda: False, Budget(1000), {}, lambda sentence: None
+    made = Interview(
+        recipe, load_measurement(recipe.data), Terms(Solo(), lambda: False, Budget(1000)), {}, lambda sentence: None
     )
     made.opening = {"engine": "rpie", "batch": 8}
     return made
 
 
-def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
+def test_engines_that_can_be_afforded_are_asked(interview: Interview) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
     budget, arena = interview.budget, interview._arena(interview.recipe, interview.scan)
     track = arena.run(arena.start(interview.opening), 3)
@@ -109,7 +109,7 @@ def test_engines_that_can_be_afforded_are_asked(interview: _Interview) -> None:
     ],
 )
 def test_of_engines_that_come_as_far_the_cheapest_goes_on(
-    interview: _Interview, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
+    interview: Interview, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam and LSQML surely come further than rPIE. What comes close to the best is kept beside it."""
     arena = interview._arena(interview.recipe, interview.scan)
@@ -146,7 +146,7 @@ def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> Answer
     ],
 )
 def test_of_what_gains_as_much_the_cheapest_is_kept(
-    interview: _Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
+    interview: Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains are shares of what the same engine comes to without."""
     arena = interview._arena(interview.recipe, interview.scan)
@@ -174,7 +174,7 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
     ],
 )
 def test_what_looks_alike_is_held_side_by_side(
-    interview: _Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
+    interview: Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
     arena, names = interview._arena(interview.recipe, interview.scan), []
@@ -201,7 +201,7 @@ def test_what_looks_alike_is_held_side_by_side(
     ],
 )
 def test_modes_and_a_background_are_held_apart(
-    interview: _Interview,
+    interview: Interview,
     lit: list[float],
     modes: list[float],
     kept: str,
@@ -240,7 +240,7 @@ def test_modes_and_a_background_are_held_apart(
     ],
 )
 def test_what_gains_less_than_falls_anyway_is_seen_longer(
-    interview: _Interview, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+    interview: Interview, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena = interview._arena(interview.recipe, interview.scan)
     all_, track = interview._hypotheses(arena), arena.start(interview.opening)
@@ -261,7 +261,7 @@ def test_what_gains_less_than_falls_anyway_is_seen_longer(
     assert (2 in all_.refused_modes) == (not kept)
 
 
-def test_residuals_are_said_to_four_digits(interview: _Interview) -> None:
+def test_residuals_are_said_to_four_digits(interview: Interview) -> None:
     """In the near field as well, where they are small."""
     arena = interview._arena(interview.recipe, interview.scan)
     track = arena.start(interview.opening)

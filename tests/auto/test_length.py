@@ -14,7 +14,7 @@ import torch
 from ptymesh.auto import length as module
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.length import ADAM, STRIDE, Length
-from ptymesh.auto.race import Arena, Budget, Track
+from ptymesh.auto.race import Arena, Budget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -32,7 +32,7 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
     write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
     recipe = Recipe.parse({"data": {"path": str(tmp_path / "scan.cxi")}})
     scan = load_measurement(recipe.data)
-    made = Arena(recipe, scan, Solo(), lambda: False, Budget(1000), scan.views)
+    made = Arena(recipe, scan, Terms(Solo(), lambda: False, Budget(1000)), scan.views)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ import torch
 
 from ptymesh.auto import optics
 from ptymesh.auto.optics import bright_radius, settled
-from ptymesh.auto.race import Arena, Budget, OverBudget, Track
+from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -34,7 +34,7 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
         engine, tracks = {"engine": "rpie", "batch": 8, **still}, list[Track | None]()
         for one in some:
             try:
-                arena = Arena(one, load_measurement(one.data), Solo(), lambda: False, Budget(1e6), 60)
+                arena = Arena(one, load_measurement(one.data), Terms(Solo(), lambda: False, Budget(1e6)), 60)
                 tracks.append(arena.run(arena.start(engine), times * epochs))
             except BadInput:
                 tracks.append(None)

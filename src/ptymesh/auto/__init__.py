@@ -2,6 +2,7 @@
 
 given      what stands in the place of a recipe
 data       a file alone becomes a recipe; what it does not say is asked for
+deciding   a recipe with stages of one that leaves them open
 interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
 length     the numbers of epochs of its stages
 sweeps     how many there are for all of that
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ptymesh.auto.data import described
+    from ptymesh.auto.deciding import decide
     from ptymesh.auto.given import is_data, named_after
-    from ptymesh.auto.interview import decide
     from ptymesh.auto.python import reconstruct
 
 _PUBLIC = {
-    "decide": "interview",
+    "decide": "deciding",
     "described": "data",
     "is_data": "given",
     "named_after": "given",

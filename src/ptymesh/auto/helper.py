@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ptymesh import kernels
-from ptymesh.auto.race import Arena, Budget, Message, Track
+from ptymesh.auto.race import Arena, Budget, Message, Terms, Track
 from ptymesh.distributed.child import end_with
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
@@ -48,8 +48,8 @@ class Worker:
         while len(self._arenas) >= MOST_ARENAS:
             self._arenas.pop(0).close()
         scan = load_measurement(recipe.data, recipe.positions)
-        world = Solo(torch.device("cpu"))
-        self._arenas.append(Arena(recipe, scan, world, lambda: False, Budget(math.inf), scan.views))
+        terms = Terms(Solo(torch.device("cpu")), lambda: False, Budget(math.inf))
+        self._arenas.append(Arena(recipe, scan, terms, scan.views))
         return self._arenas[-1]
 
 

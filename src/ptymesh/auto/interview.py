@@ -16,19 +16,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from ptymesh.auto.helpers import Helpers
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.length import ADAM, CLOSE, LSQML, OPENING, STILL, Length, sized
 from ptymesh.auto.optics import settled
-from ptymesh.auto.race import SURE, Arena, Budget, OverBudget, Stop, Track, better, gain, side_by_side
-from ptymesh.auto.sweeps import sweeps_in, sweeps_of
-from ptymesh.auto.written import NAME, written
-from ptymesh.distributed.world import World
+from ptymesh.auto.race import SURE, Arena, OverBudget, Terms, Track, better, gain, side_by_side, together
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.files import replacing
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
@@ -99,88 +93,22 @@ class Found:
     reasons: dict[str, list[str]] = field(default_factory=dict)
 
 
-def decide(
-    recipe: Recipe,
-    world: World,
-    stop: Stop = lambda: False,
-    *,
-    time_s: float | None = None,
-    reasons: dict[str, list[str]] | None = None,
-    say: Say | None = None,
-    write: bool = True,
-    helpers: Helpers | None = None,
-) -> Found:
-    """The recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
-
-    Args:
-        stop: whether to stop.
-        time_s: seconds that questions and run should take together; made into sweeps before anything is asked.
-        reasons: of what has been chosen before.
-        say: told what is found, on rank 0.
-        write: the recipe with all reasons, into the output folder.
-        helpers: that take over some of what is tried, where this is the only rank, on CPUs.
-
-    Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
-    """
-    usable = world.size == 1 and world.device.type == "cpu" and recipe.memory_budget is None
-    if helpers is not None and not usable:
-        helpers.close()
-    said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
-    speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
-    scan = _together(world, lambda: load_measurement(recipe.data, recipe.positions))
-    assert recipe.auto is not None
-    sweeps = recipe.auto.sweeps
-    if time_s is not None:
-        sweeps = sweeps_in(time_s, scan, world)
-        said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    interview = _Interview(recipe, scan, world, stop, Budget(sweeps or sweeps_of(scan)), said, speak)
-    interview.helpers = helpers if usable else None
-    found = interview.hold()
-    if write:
-        _together(world, lambda: _write(found) if world.rank == 0 else None)
-    return found
-
-
-def _together(world: World, make: Callable[[], Any]) -> Any:
-    """What `make` returns; where it fails on any rank, every rank raises."""
-    made, failure = None, None
-    try:
-        made = make()
-    except Exception as error:
-        failure = error
-    world.all_well(failure, "finding the stages")
-    return made
-
-
-def _write(found: Found) -> None:
-    path = Path(found.recipe.output.dir) / NAME
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{path.parent} cannot be made ({error.strerror}); choose another folder with --out.") from error
-    with replacing(path) as temporary:
-        temporary.write_text(written(found.recipe, found.reasons), encoding="utf-8")
-
-
-class _Interview:
+class Interview:
     """The questions, in their order."""
 
     def __init__(
         self,
         recipe: Recipe,
         scan: Measurement,
-        world: World,
-        stop: Stop,
-        budget: Budget,
+        terms: Terms,
         reasons: dict[str, list[str]],
         say: Say,
     ) -> None:
-        self.recipe, self.scan, self.world, self.stop, self.budget = recipe, scan, world, stop, budget
+        self.recipe, self.scan, self.terms, self.budget = recipe, scan, terms, terms.budget
         self.reasons, self.say = reasons, say
         #: The engine that begins best, and names of hypotheses in the order in which they were kept.
         self.opening: dict[str, Any] = {}
         self.kept: list[str] = []
-        self.helpers: Helpers | None = None
 
     def note(self, key: str, sentence: str) -> None:
         """Why something is as it is."""
@@ -210,15 +138,16 @@ class _Interview:
     def _arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
         """For the scan that a recipe describes."""
         scan = self._loaded(recipe) if scan is None else scan
-        helpers = self.helpers if scan.views * math.prod(scan.window) <= HELPED else None
-        return Arena(recipe, scan, self.world, self.stop, self.budget, self.scan.views, helpers)
+        small = scan.views * math.prod(scan.window) <= HELPED
+        return Arena(recipe, scan, self.terms if small else replace(self.terms, helpers=None), self.scan.views)
 
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
         def begin(recipes: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
             still = {"probe": {"frozen": OPENING}} if frozen else {}
-            at_once, tracks = self.helpers.processes if self.helpers else 1, list[Track | None]()
+            helpers, tracks = self.terms.helpers, list[Track | None]()
+            at_once = helpers.processes if helpers else 1
             for first in range(0, len(recipes), at_once):
                 some = recipes[first : first + at_once]
                 try:
@@ -247,7 +176,7 @@ class _Interview:
         return [tracks.get(place) for place in range(lost)]
 
     def _loaded(self, recipe: Recipe) -> Measurement:
-        made: Measurement = _together(self.world, lambda: load_measurement(recipe.data, recipe.positions))
+        made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))
         return made
 
     def _part(self, recipe: Recipe) -> Recipe:

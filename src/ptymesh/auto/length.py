@@ -108,8 +108,8 @@ class Length:
         except OverBudget:
             pass
         if done:
-            said = f"by {FAST:.0%} in {STRIDE} epochs: {done} epochs, {best.said}"
-            self.note("stages", f"Adam begins in {BOLDER} times its steps, as long as the residual falls {said}.")
+            said = f"by {100 * FAST:.0f} % in {STRIDE} epochs: {done} epochs, {best.said}"
+            self.note("stages", f"Adam begins in {BOLDER} times its usual steps, as long as the residual falls {said}.")
         return best, done
 
     def _course(self, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ptymesh.auto.data import described
+from ptymesh.auto.deciding import decide
 from ptymesh.auto.helpers import Helpers
-from ptymesh.auto.interview import decide
 from ptymesh.auto.written import written
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import World

@@ -69,6 +69,16 @@ class Budget:
 
 
 @dataclass
+class Terms:
+    """Who runs what is tried, and within what: ranks, whether to stop, the budget, and helpers that take over some."""
+
+    world: World
+    stop: Stop
+    budget: Budget
+    helpers: Helpers | None = None
+
+
+@dataclass
 class Track:
     """An estimate, how it was come by, and how well it explains the held-out views.
 
@@ -126,22 +136,12 @@ class Arena:
     """A scan, or a part of it, on which tracks run.
 
     Args:
-        recipe: whose data these are. whole: number of views of the whole scan. helpers: that take over some of what is
-            run side by side.
+        recipe: whose data these are. whole: number of views of the whole scan.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        scan: Measurement,
-        world: World,
-        stop: Stop,
-        budget: Budget,
-        whole: int,
-        helpers: Helpers | None = None,
-    ) -> None:
-        self.recipe, self.scan, self.stop, self.budget = recipe, scan, stop, budget
-        self.share, self.helpers = scan.views / whole, helpers
+    def __init__(self, recipe: Recipe, scan: Measurement, terms: Terms, whole: int) -> None:
+        self.recipe, self.scan, self.terms = recipe, scan, terms
+        self.budget, self.share = terms.budget, scan.views / whole
         self.recon = _Whole(
             scan,
             object=recipe.object,
@@ -149,7 +149,7 @@ class Arena:
             subpixel=recipe.positions.subpixel,
             precision=recipe.precision,
             seed=recipe.seed,
-            device=world,
+            device=terms.world,
             layout="replicated",
             memory_budget=recipe.memory_budget,
             scratch=recipe.scratch,
@@ -197,7 +197,7 @@ class Arena:
         engine = self._engine(track, epochs)
         state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
         problem = self.recon.problem
-        loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.stop)
+        loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.terms.stop)
         loop.training = np.setdiff1d(loop.training, self.held)
         try:
             for report in loop.epochs():
@@ -325,10 +325,21 @@ def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -
 
 def _together(courses: Sequence[Course], strides: int) -> None:
     tasks = [course.task(strides) for course in courses]
-    arena = courses[0].arena
-    helpers = Helpers(1) if arena.helpers is None else arena.helpers
-    for course, task, tracks in zip(courses, tasks, helpers.share(tasks, arena.stop), strict=True):
+    terms = courses[0].arena.terms
+    helpers = Helpers(1) if terms.helpers is None else terms.helpers
+    for course, task, tracks in zip(courses, tasks, helpers.share(tasks, terms.stop), strict=True):
         course.note(task, tracks)
+
+
+def together(world: World, make: Callable[[], Any]) -> Any:
+    """What `make` returns; where it fails on any rank, every rank raises."""
+    made, failure = None, None
+    try:
+        made = make()
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "finding the stages")
+    return made
 
 
 def gain(new: Track, old: Track) -> float:
