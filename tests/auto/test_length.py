@@ -72,12 +72,12 @@ def ways(arena: Arena, *engines: str) -> dict[str, Track]:
 @pytest.mark.parametrize(
     ("sweeps", "fourth", "goes_on", "last"),
     [
-        (1000.0, 0.25, "lsqml", "40 epochs from the start: adam 0.4000, lsqml 0.2500."),
-        (1000.0, 0.393, "adam", "40 epochs from the start: adam 0.4000, lsqml 0.3930."),  # by a hair
+        (1000.0, 0.25, "lsqml", "40 epochs on from there: adam 0.4000, lsqml 0.2500."),
+        (1000.0, 0.393, "adam", "40 epochs on from there: adam 0.4000, lsqml 0.3930."),  # by a hair
         (160.0, 0.25, "adam", "After 60 epochs the residual, 0.3900, falls no longer."),  # too few to ask
     ],
 )
-def test_what_comes_close_is_held_beside_it_from_the_start(
+def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
     arena: Arena,
     search: Length,
     said: list[str],

@@ -22,8 +22,8 @@ STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
 #: Adam's steps at first, in its usual ones, as long as the residual falls by such a share in STRIDE epochs; and at last
 #: those by as much smaller.
 BOLDER, FAST = 3, 0.05
-#: Engines that go on nearly as well, to this share, are held against each other from the start, for so many epochs; the
-#: second one is taken where it is ahead by so much then.
+#: Engines that go on nearly as well, to this share, are held against each other behind the large steps, for so many
+#: epochs; the second one is taken where it is ahead by so much then.
 CLOSE, RACE, AHEAD = 0.01, 40, 0.02
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
 ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
@@ -113,7 +113,7 @@ class Length:
         return best, done
 
     def _course(self, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
-        """Which track comes clearly further from the start, or else the first; how it goes on, every STRIDE epochs.
+        """Which track comes clearly further behind the large steps, or else the first; how it goes on by strides.
 
         What goes on best from an estimate that several engines have made is not always what comes there by itself.
         """
@@ -125,5 +125,5 @@ class Length:
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
         taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
         said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
-        self.note("stages", f"{RACE} epochs from the start: {said}.")
+        self.note("stages", f"{RACE} epochs on from there: {said}.")
         return ways[taken], chain(run[taken], courses[taken])
