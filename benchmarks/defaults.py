@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "near field": {"kind": "near"},
     "electrons": {"kind": "electron"},
     "electrons, four slices": {"kind": "electron", "slices": 4},
+    "electrons, eight slices": {"kind": "electron", "slices": 8},
 }
 
 

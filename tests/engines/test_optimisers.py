@@ -320,6 +320,29 @@ def test_opr_modes_move_by_their_own_rate() -> None:
     assert not torch.equal(e.weights[:, 1], weights[:, 1])
 
 
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_slices_that_are_moved_alike_share_the_rate(slices: int) -> None:
+    """A first step of Adam is lr in every pixel with light; of slices, which move together, lr / sqrt(L)."""
+    toy = make(slices=slices)
+    start = toy.start()
+    before = torch.view_as_real(start.object.clone())
+    found = run(toy, Adam(epochs=1, batch=toy.measurement.views, lr=0.02), start).estimate
+    moved = (torch.view_as_real(found.object) - before).abs().max()
+    assert float(moved) == pytest.approx(0.02 / slices**0.5, rel=0.05)
+
+
+def test_slices_take_whole_steps_of_gradient_descent() -> None:
+    """Whose steps follow the gradient, which says by how much they move: lr x scale x slope."""
+    toy = make(slices=4)
+    problem, estimate, batch = toy.problem(), toy.start(), Batch(np.arange(0, 40, 2))
+    problem.begin_epoch(estimate)
+    engine = SGD(lr=0.2, unknowns={"probe": False})
+    part = engine.gradient(problem, estimate, batch, {"object"}, note=False).parts["object"]
+    before = torch.view_as_real(estimate.object.clone())
+    engine.step(problem, estimate, batch)
+    assert relative(torch.view_as_real(estimate.object) - before, -0.2 * part.scale * part.slope) < 1e-6
+
+
 def test_slice_spacing_is_found() -> None:
     toy = make(views=60, slices=2, window=(32, 32), counts=1e6, seed=4)
     truth = toy.truth.slice_spacing_m

@@ -3,7 +3,8 @@
 x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
 lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (of a tilt:
            by which the wave moves from slice to slice), of what an operator of the model names as its size; of the
-           background, a fraction of its Gauss-Newton step ...
+           background, a fraction of its Gauss-Newton step ... Each of L slices moves by lr / sqrt(L) where an optimiser
+           makes all steps alike, so that together they disturb the wave as much as a single one
 
     x <- torch's update(x, g, memory)
 
@@ -14,6 +15,7 @@ The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from inspect import signature, unwrap
@@ -92,6 +94,8 @@ class Elementwise(Autodiff):
 
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
+    #: Whether steps are about lr however small gradients are.
+    alike: ClassVar[bool] = True
 
     lr: float = Field(0.03, gt=0)
     unknowns: Unknowns = Unknowns()
@@ -196,6 +200,9 @@ class Elementwise(Autodiff):
     def _update(self, leaves: dict[str, Tensor], epoch: int, fused: bool) -> None:
         """torch's step on `leaves`, in place, with its memory from and to `state`; fused if torch has such a one."""
         groups = self._groups(epoch)
+        if self.alike:
+            for name in leaves.keys() & {"object", "amplitude"}:
+                groups[name] = {**groups[name], "lr": groups[name]["lr"] / math.sqrt(len(leaves[name]))}
         one_pass = {"fused": True} if fused and _has_fused(self.torch_class) else {}
         parameters = [{**groups[name], **one_pass, "params": [leaf]} for name, leaf in leaves.items()]
         optimiser = self.torch_class(parameters, **self._hyperparameters(), **one_pass)

@@ -136,6 +136,7 @@ class SGD(Elementwise):
 
     name: ClassVar[str] = "sgd"
     torch_class = eager(torch.optim.SGD)
+    alike: ClassVar[bool] = False
 
     lr: float = Field(0.5, gt=0)
     momentum: Beta = 0.0
