@@ -12,6 +12,8 @@ A command that is stopped loses nothing: with the same --work, studies go on whe
 --out with as many trials are not made again. `--what study` and `--what found` do one half alone. `--what found
 borrowed` makes no study: it runs the best recipe of one that is in --out, of the same kind and seed or else of another
 seed, and judges it as today's code does.
+
+`python docs/measured.py` makes the table of the newest file (docs/background/stages-found.md).
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ptymesh  # noqa: F401 - before torch, so that both use the same threads
+
+# isort: split
 import kinds
 import torch
 import yaml
@@ -39,7 +44,6 @@ from record import about, write
 
 from ptymesh.auto import described
 from ptymesh.distributed.world import Solo
-from ptymesh.engines import Adam
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
@@ -48,8 +52,6 @@ from ptymesh.tune import objectives
 from ptymesh.tune.options import HeldOut, Tuning
 from ptymesh.tune.session import run_study
 
-#: Of the found recipe's residual over the study's.
-BAR = 1.03
 #: Share of the views that neither recipe sees when they are compared.
 FRACTION = 0.15
 #: What a study may choose.
@@ -232,52 +234,6 @@ def reference(row: dict[str, Any]) -> dict[str, Any]:
     return row.get("borrowed") or row.get("study") or {}
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """In markdown; ratios above the bar in bold."""
-    lines = [
-        "| scan | found | held out | best of the study | its held out | ratio | command, its CPU time, recipe (s) |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows:
-        ours, best = row.get("found"), row.get("study")
-        cells = [f"{row['kind']}" + (f", {row['seed']}" if row["seed"] else "")]
-        if ours:
-            stages = [_stage(one) for one in ours["recipe"]["stages"]]
-            stages[-1] += _refined(ours["recipe"]["stages"][-1])
-            modes = ours["recipe"].get("probe", {}).get("modes", 1)
-            cells += [", ".join([*stages, f"{modes} modes" if modes > 1 else "1 mode"]), f"{ours['residual']:.3g}"]
-        else:
-            cells += ["", ""]
-        if best:
-            said = {key.rsplit(".", 1)[-1]: value for key, value in best["settings"].items()}
-            refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
-            count = f"{said['modes']} mode{'s' * (said['modes'] > 1)}"
-            cells += [f"{best['epochs']} {said['engine']}{refined}, {count}", f"{reference(row)['residual']:.3g}"]
-        else:
-            cells += ["", ""]
-        ratio = row.get("ratio")
-        cells.append("" if ratio is None else f"**{ratio:.3f}**" if ratio > BAR else f"{ratio:.3f}")
-        times = "{command_s:.0f}, {command_cpu_s:.0f}, {run_s:.1f}"
-        cells.append(times.format(**ours) if ours else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _stage(one: dict[str, Any]) -> str:
-    """Its epochs and engine, and Adam's rate."""
-    rate = f" {one.get('lr', Adam().lr):g}" if one["engine"] == "adam" else ""
-    return f"{one['epochs']} {one['engine']}{rate}"
-
-
-def _refined(stage: dict[str, Any]) -> str:
-    """What a stage refines besides object and probe."""
-    refined = {"positions": stage.get("positions") not in (None, False)}
-    refined["intensity"] = (stage.get("probe") or {}).get("intensity") not in (None, False)
-    refined["background"] = bool((stage.get("unknowns") or {}).get("background"))
-    names = [name for name, is_so in refined.items() if is_so]
-    return f" ({', '.join(names)})" if names else ""
-
-
 def main() -> None:
     """All kinds, or those that are asked for; prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -324,7 +280,6 @@ def main() -> None:
                     row["borrowed"] = {**borrowed(scan, lender["study"]), "seed": lender["seed"]}
             keep()
             print(line(row), flush=True)
-    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ On the Siemens star, 320 views of the cryo set, a simulated near field and a sim
 that means something there is refined, with defaults, from the first epoch on, beside the same stage without it.
 Held-out views judge; what a view has for itself is fitted on half of its pixels and judged on the other half. A defocus
 of each view, which that cannot fit, stays at zero in held-out views. The bar: 2 % above the residual without.
+
+`python docs/measured.py` makes the table of the newest file (docs/background/stages-found.md).
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ptymesh  # noqa: F401 - before torch, so that both use the same threads
+
+# isort: split
 import torch
 from record import about
 from record import write as write_record
@@ -96,7 +101,7 @@ def residual(raw: dict[str, Any], stage: dict[str, Any], epochs: int) -> float:
 
 
 def main() -> None:
-    """Prints a line per data set and unknown, and the table."""
+    """Prints a line per data set and unknown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--star", type=Path)
     parser.add_argument("--cryo", type=Path)
@@ -128,21 +133,6 @@ def main() -> None:
                 print(f"{data:12s} {unknown:16s} {ratio:.4f} of {without[key]:.5f}", flush=True)
                 took = {"epochs": given.epochs, "bar": BAR, "cpu_seconds": round(time.process_time() - began)}
                 write_record(given.out, {**here, **took, "rows": rows})
-    print("\n".join(table(rows)))
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Ratios in markdown; those above the bar in bold."""
-    sets = list(dict.fromkeys(row["data"] for row in rows))
-    lines = ["| unknown | " + " | ".join(sets) + " |", "|---" * (len(sets) + 1) + "|"]
-    for unknown in dict.fromkeys(row["unknown"] for row in rows):
-        cells = []
-        for data in sets:
-            ratio = [row["ratio"] for row in rows if (row["data"], row["unknown"]) == (data, unknown)]
-            bold = "**" if ratio and ratio[0] > BAR else ""
-            cells.append(f"{bold}{ratio[0]:.3f}{bold}" if ratio else "")
-        lines.append(f"| {unknown} | " + " | ".join(cells) + " |")
-    return lines
 
 
 if __name__ == "__main__":

@@ -92,7 +92,95 @@ def solution(kind: str = "solution") -> str:
     return f"{shown}{table(head, rows)}\n\n{said}; cores that others kept busy: {here['cores_busy_with_others']:.1f}."
 
 
+def auto_studies() -> str:
+    """Recipes that were found beside the best of a study, or of one of another seed; ratios above the bar in bold."""
+    rows = []
+    for row in newest("auto-studies")["rows"]:
+        ours, best = row["found"], row.get("borrowed") or row.get("study") or {}
+        stages = [_stage(one) for one in ours["recipe"]["stages"]]
+        stages[-1] += _refined(ours["recipe"]["stages"][-1])
+        cells = [row["kind"] + (f", {row['seed']}" if row["seed"] else "")]
+        cells += [", ".join([*stages, _modes(ours["recipe"].get("probe", {}).get("modes", 1))])]
+        cells += [f"{ours['residual']:.3g}", _of_study(row["study"]) if "study" in row else ""]
+        cells += [f"{best['residual']:.3g}" if best else "", _bold(row["ratio"], 1.03) if "ratio" in row else ""]
+        rows.append([*cells, "{command_s:.0f}, {command_cpu_s:.0f}, {run_s:.1f}".format(**ours)])
+    head = "| scan | found | held out | best of the study | its held out | ratio | command, its CPU time, recipe (s) |"
+    return table(head, rows)
+
+
+def _of_study(study: dict[str, Any]) -> str:
+    """The best recipe of a study: epochs, engine, what each view has for itself, modes."""
+    said = {key.rsplit(".", 1)[-1]: value for key, value in study["settings"].items()}
+    refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
+    return f"{study['epochs']} {said['engine']}{refined}, {_modes(said['modes'])}"
+
+
+def _stage(one: dict[str, Any]) -> str:
+    """Its epochs and engine, and Adam's rate (0.03 where it says none)."""
+    rate = f" {one.get('lr', 0.03):g}" if one["engine"] == "adam" else ""
+    return f"{one['epochs']} {one['engine']}{rate}"
+
+
+def _refined(stage: dict[str, Any]) -> str:
+    """What a stage refines besides object and probe."""
+    options = {
+        "positions": stage.get("positions"),
+        "intensity": (stage.get("probe") or {}).get("intensity"),
+        "background": (stage.get("unknowns") or {}).get("background"),
+    }
+    names = [name for name, option in options.items() if option not in (None, False)]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _modes(count: int) -> str:
+    return f"{count} mode{'s' * (count > 1)}"
+
+
+def _bold(ratio: float, bar: float) -> str:
+    """In bold where it is above the bar."""
+    return f"**{ratio:.3f}**" if ratio > bar else f"{ratio:.3f}"
+
+
+def safe_rates() -> str:
+    """Held-out residual with each unknown over that without, by data set; ratios above the bar in bold."""
+    found = newest("safe-rates")
+    ratios = {(row["unknown"], row["data"]): _bold(row["ratio"], found["bar"]) for row in found["rows"]}
+    unknowns, sets = (list(dict.fromkeys(key[i] for key in ratios)) for i in (0, 1))
+    rows = [[unknown, *(ratios.get((unknown, data), "") for data in sets)] for unknown in unknowns]
+    return table(f"| unknown | {' | '.join(sets)} |", rows)
+
+
+#: As benchmarks/bars.py calls them: engine and number of modes.
+BARS = {
+    "rpie": ("rPIE", 1),
+    "lsqml": ("LSQML", 1),
+    "lsqml, positions, momentum": ("LSQML, positions from epoch 10, momentum", 1),
+    "lsqml, 3 modes": ("LSQML", 3),
+    "lsqml, 3 modes, positions, momentum": ("LSQML, positions from epoch 10, momentum", 3),
+    "dm 30 + ap 20": ("DM 30, then AP 20", 1),
+    "raar, beta 0.75": ("RAAR, beta 0.75", 1),
+    "cg": ("CG", 1),
+    "bh": ("BH", 1),
+    "l-bfgs": ("L-BFGS", 1),
+    "adam": ("Adam", 1),
+}
+
+
+def bars() -> str:
+    """Where each engine ends on the star: frozen residual of all views; of views held out in runs of their own."""
+    frozen, held, rows = newest("siemens-star"), newest("bars-held-out"), []
+    for name, (engine, modes) in BARS.items():
+        at, out = frozen[name]["at"], held[name]["at"]
+        cells = ([f"{at[epoch]['residual']:.5f}", f"{out[epoch]['held_out']:.5f}"] for epoch in at)
+        seconds = (f"{at[epoch]['processor_s']:.0f}" for epoch in at)
+        rows.append([engine, modes, *(", ".join(column) for column in (at, *zip(*cells, strict=True), seconds))])
+    return table("| engine | modes | epochs | residual | held out | seconds |", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "bars": bars,
+    "auto-studies": auto_studies,
+    "safe-rates": safe_rates,
     "floor": floor,
     "batches": lambda: turns("bench-batches", lambda one: int(one["batch"]), (16, 64, 256), True),
     "objects": lambda: turns("bench-objects", lambda one: int(one["object"][0]), (1024, 4096), False),
