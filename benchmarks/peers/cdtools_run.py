@@ -1,6 +1,7 @@
 """CDTools on the star: adam on its standard model (FancyPtycho); positions, weights and background are fixed.
 
---rate: Adam's.
+Through several slices on MultislicePtycho, which moves the wave by the fraction of a pixel in every slice anew, and so
+wants whole pixels. --rate: Adam's.
 """
 
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 from cdtools.datasets import Ptycho2DDataset
-from cdtools.models import FancyPtycho
+from cdtools.models import FancyPtycho, MultislicePtycho
 from cdtools.reconstructors import AdamReconstructor
 from cdtools.tools.interactions import translations_to_pixel
 from turns import Saved, arguments, load, serve, synchronise
@@ -26,6 +27,9 @@ object_pixel_m = wavelength_m * distance_m / (np.array([h, w]) * pixel_m)
 if given.distance:
     wavelength_m, distance_m, pixel_m = 1e-10 * given.wavelength, given.distance, 1e-10 * given.pixel
     object_pixel_m = np.full(2, pixel_m)
+elif given.slices > 1:
+    wavelength_m, object_pixel_m = 1e-10 * given.wavelength, np.full(2, 1e-10 * given.pixel)
+    pixel_m = wavelength_m * distance_m / (h * object_pixel_m[0])
 # its translations are of the beam over the sample, x y z with x along the columns, in metres
 translations = np.zeros((len(star.positions), 3))
 translations[:, 0] = star.positions[:, 1] * object_pixel_m[1]
@@ -40,7 +44,12 @@ dataset = Ptycho2DDataset(
         "corner": None,
     },
 )
-model = FancyPtycho.from_dataset(dataset, n_modes=given.modes, obj_padding=10, near_field=bool(given.distance))
+options = {"n_modes": given.modes, "obj_padding": 10}
+if given.slices > 1:
+    thick = {"dz": 1e-10 * given.spacing, "nz": given.slices}
+    model = MultislicePtycho.from_dataset(dataset, **thick, **options)
+else:
+    model = FancyPtycho.from_dataset(dataset, near_field=bool(given.distance), **options)
 with torch.no_grad():
     start = torch.as_tensor(star.modes(given.modes))
     model.probe_norm.fill_(float(start[0].abs().max()))

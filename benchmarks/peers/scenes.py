@@ -27,12 +27,18 @@ class Scene:
     whole: whether positions are rounded to whole pixels before patterns are made.
     candidates: what the search tries, by peer: engine, batch and rate.
     found: what it found with one mode; ptymesh's is the default recipe.
+    more_modes: what it found with so many, by peer, where that is something else.
     """
 
     candidates: dict[str, list[Options]]
     found: dict[str, Options]
+    more_modes: dict[int, dict[str, Options]] = field(default_factory=dict)
     simulated: Options = field(default_factory=dict)
     whole: bool = False
+
+    def best(self, name: str, modes: int) -> Options:
+        """What the search found for a program."""
+        return self.more_modes.get(modes, {}).get(name, self.found[name])
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -109,6 +115,8 @@ STAR = Scene(
             {"engine": "lsqml", "batch": 64, "momentum": 0.5},
             {"engine": "adam", "batch": 64, "rate": 0.05},
             {"engine": "rpie", "batch": 16, "rate": 0.3},
+            {"engine": "adam", "batch": 128, "rate": 0.02},
+            {"engine": "adam", "batch": 128, "rate": 0.05},
         ],
         "cdtools": [
             {"engine": "adam", "batch": 30, "rate": 0.01},
@@ -117,6 +125,8 @@ STAR = Scene(
             {"engine": "adam", "batch": 64, "rate": 0.02},
             {"engine": "adam", "batch": 15, "rate": 0.01},
             {"engine": "adam", "batch": 64, "rate": 0.05},
+            {"engine": "adam", "batch": 128, "rate": 0.02},
+            {"engine": "adam", "batch": 128, "rate": 0.05},
         ],
         "ptyrad": [
             {"engine": "adam", "batch": 32, "rate": 0.005, "unblurred": True},
@@ -125,17 +135,25 @@ STAR = Scene(
             {"engine": "adam", "batch": 32, "rate": 0.01},
             {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
             {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
+            {"engine": "adam", "batch": 128, "rate": 0.01, "unblurred": True},
+            {"engine": "adam", "batch": 128, "rate": 0.02, "unblurred": True},
         ],
     },
     found={
         "ptymesh": {"engine": "default"},
-        "ptychi": {"engine": "adam", "batch": 64, "rate": 0.02},
-        "cdtools": {"engine": "adam", "batch": 64, "rate": 0.02},
+        "ptychi": {"engine": "adam", "batch": 128, "rate": 0.05},
+        "cdtools": {"engine": "adam", "batch": 128, "rate": 0.05},
         "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.01, "unblurred": True},
+    },
+    more_modes={
+        3: {
+            "cdtools": {"engine": "adam", "batch": 128, "rate": 0.02},
+            "ptyrad": {"engine": "adam", "batch": 16, "rate": 0.002, "unblurred": True},
+        }
     },
 )
 
-#: CDTools's model of several slices is not run.
+#: CDTools moves the wave by the fraction of a pixel in every slice anew: there are whole pixels alone.
 CRYSTAL = Scene(
     simulated={
         "kind": "electron",
@@ -147,6 +165,7 @@ CRYSTAL = Scene(
         "energy_eV": 200e3,
         "seed": 1,
     },
+    whole=True,
     candidates={
         "ptychi": [
             {"engine": "adam", "batch": 32, "rate": 0.02},
@@ -156,6 +175,15 @@ CRYSTAL = Scene(
             {"engine": "lsqml", "batch": 64, "momentum": 0.5},
             {"engine": "adam", "batch": 32, "rate": 0.002},
             {"engine": "adam", "batch": 64, "rate": 0.005},
+        ],
+        "cdtools": [
+            {"engine": "adam", "batch": 30, "rate": 0.02},
+            {"engine": "adam", "batch": 30, "rate": 0.01},
+            {"engine": "adam", "batch": 30, "rate": 0.005},
+            {"engine": "adam", "batch": 30, "rate": 0.002},
+            {"engine": "adam", "batch": 64, "rate": 0.005},
+            {"engine": "adam", "batch": 64, "rate": 0.01},
+            {"engine": "adam", "batch": 15, "rate": 0.005},
         ],
         "ptyrad": [
             {"engine": "adam", "batch": 32, "rate": 0.005, "unblurred": True},
@@ -169,7 +197,8 @@ CRYSTAL = Scene(
     },
     found={
         "ptymesh": {"engine": "default"},
-        "ptychi": {"engine": "adam", "batch": 64, "rate": 0.005},
+        "ptychi": {"engine": "lsqml", "batch": 64, "momentum": 0.5},
+        "cdtools": {"engine": "adam", "batch": 64, "rate": 0.005},
         "ptyrad": {"engine": "adam", "batch": 64, "rate": 0.005, "unblurred": True},
     },
 )

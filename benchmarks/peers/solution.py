@@ -84,8 +84,9 @@ def read_ptychi(saved: dict[str, np.ndarray]) -> Found:
 
 
 def read_cdtools(saved: dict[str, np.ndarray]) -> Found:
-    """The probe in units of `probe_norm`."""
-    return Found(saved["obj"][None], saved["probe"] * saved["probe_norm"], saved["positions"].astype(float))
+    """The object without slices where there is one; the probe in units of `probe_norm`."""
+    obj = saved["obj"].reshape(-1, *saved["obj"].shape[-2:])
+    return Found(obj, saved["probe"] * saved["probe_norm"], saved["positions"].astype(float))
 
 
 def read_ptyrad(saved: dict[str, np.ndarray]) -> Found:
@@ -214,14 +215,15 @@ def search(name: str, python: Path, judge: Judge, given: argparse.Namespace) -> 
 
 def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All programs as they were found best; ptymesh between the peers, so that it sees what they see of the machine."""
-    found = SCENES[given.scene].found
-    others = [name for name in found if name != "ptymesh" and name in given.programs]
+    scene = SCENES[given.scene]
+    others = [name for name in scene.found if name != "ptymesh" and name in given.programs]
     with tempfile.TemporaryDirectory() as place:
         held = _noted(judge, Path(place))
 
         def once(name: str, modes: int, turn: int, limits: argparse.Namespace) -> Path:
             folder = Path(place) / f"{name}-{modes}-{turn}"
-            run(Path(sys.executable) if name == "ptymesh" else peers, name, found[name], modes, held, folder, limits)
+            python, options = Path(sys.executable) if name == "ptymesh" else peers, scene.best(name, modes)
+            run(python, name, options, modes, held, folder, limits)
             return folder
 
         short = argparse.Namespace(**{**vars(given), "seconds": 0.001})
@@ -235,7 +237,7 @@ def race(peers: Path, judge: Judge, given: argparse.Namespace) -> Iterator[dict[
                 if turn < len(others):
                     folders[others[turn]] = [once(others[turn], modes, turn, given)]
             for name, runs in folders.items():
-                case = {"program": name, "modes": modes, "options": found[name]}
+                case = {"program": name, "modes": modes, "options": scene.best(name, modes)}
                 yield case | medians([judged(name, folder, judge) for folder in runs])
 
 
