@@ -109,10 +109,10 @@ def auto_studies() -> str:
 
 
 def _of_study(study: dict[str, Any]) -> str:
-    """The best recipe of a study: epochs, engine, what each view has for itself, modes."""
+    """The best recipe of a study: epochs, engine, what it refines, modes."""
     said = {key.rsplit(".", 1)[-1]: value for key, value in study["settings"].items()}
-    refined = _refined({"positions": said["positions"], "probe": {"intensity": said["intensity"]}})
-    return f"{study['epochs']} {said['engine']}{refined}, {_modes(said['modes'])}"
+    names = [name for name in ("positions", "intensity", "background") if said.get(name)]
+    return f"{study['epochs']} {said['engine']}{_in_brackets(names)}, {_modes(said['modes'])}"
 
 
 def _stage(one: dict[str, Any]) -> str:
@@ -128,7 +128,10 @@ def _refined(stage: dict[str, Any]) -> str:
         "intensity": (stage.get("probe") or {}).get("intensity"),
         "background": (stage.get("unknowns") or {}).get("background"),
     }
-    names = [name for name, option in options.items() if option not in (None, False)]
+    return _in_brackets([name for name, option in options.items() if option not in (None, False)])
+
+
+def _in_brackets(names: list[str]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -71,3 +73,17 @@ def test_kernels_of_other_files_are_not_taken_for_these(tmp_path: Path, monkeypa
     assert not compiling.kept() and len(compiling.missing("complex64")) == len(compiling.kernels())
     compiling.mark_as(tmp_path, compiling.digest())
     assert compiling.kept()
+
+
+@pytest.mark.parametrize(("reads_s", "waits_s", "threads"), [(0.3, 10.0, 1), (60.0, 0.1, 2)])
+def test_a_program_that_ends_waits_for_who_reads_kernels(reads_s: float, waits_s: float, threads: int) -> None:
+    """As long as it may: a run whose data are missing ends while they are read."""
+    program = f"""
+import atexit, threading, time, torch
+from ptymesh.kernels import ready
+atexit.register(lambda: print(threading.active_count()))  # what is registered first comes last
+ready._read_or_compile, ready.ENDS_S = lambda dtype: time.sleep({reads_s}), {waits_s}
+ready.begin(torch.complex64)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(done.stdout) == threads

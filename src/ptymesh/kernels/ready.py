@@ -7,6 +7,7 @@ waits for anybody.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -29,6 +30,10 @@ MESSAGE = "Compiling kernels for this processor; that takes a minute or two, and
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 #: Arrays of fewer bytes than these (the most that glibc allows) come from the heap, which keeps so many when free.
 MAPPED_BYTES, FREE_BYTES = 32 << 20, 256 << 20
+
+#: A program that ends waits so long for a thread that reads kernels, which may crash while the libraries that it is in
+#: are taken apart.
+ENDS_S = 2.0
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()
@@ -53,8 +58,9 @@ def begin(dtype: torch.dtype) -> None:
         with suppress(Exception):
             _read_or_compile(str(dtype).removeprefix("torch."))
 
-    _begun[dtype] = threading.Thread(target=act, name="ptymesh-kernels", daemon=True)
-    _begun[dtype].start()
+    thread = _begun[dtype] = threading.Thread(target=act, name="ptymesh-kernels", daemon=True)
+    thread.start()
+    atexit.register(thread.join, ENDS_S)
 
 
 def make_ready(dtype: torch.dtype) -> bool:
