@@ -71,6 +71,21 @@ def test_the_noise_floor_is_the_end_without_held_out_views() -> None:
     assert verdict(judged, 0.0064).kind == "falling", "held-out views still gain"
 
 
+def test_a_fall_with_the_steps_foretells_nothing() -> None:
+    """Whether it falls with them or lies flat at last; views held out, noise and what gets worse come first."""
+    rate = 0.06 * (1 + np.cos(np.pi * E60 / 61)) / 2
+    for values in (0.1 * 0.99**E60, 0.01 + 0 * E60):
+        found = verdict(curve(values) | {"rate": rate})
+        assert (found.kind, found.more_epochs) == ("at rest", 0)
+        assert str(found) == "at rest: steps have shrunk to 0.066 % as scheduled; a stage of more epochs may end lower"
+        assert verdict(curve(values) | {"rate": rate[::-1]}).kind != "at rest" != verdict(curve(values)).kind
+    assert verdict(curve(0.01 + 0 * E60) | {"rate": rate}, 0.0099).kind == "converged"
+    assert verdict(curve(0.01 * 1.01**E60) | {"rate": rate}).kind == "diverging"
+    first = {name: np.concatenate([column, column]) for name, column in curve(0.1 * 0.99**E60).items()}
+    first["stage"][60:] = 1
+    assert verdict(first | {"rate": np.concatenate([rate, np.zeros(60)])}).kind == "falling"
+
+
 def test_only_the_last_stage_is_judged() -> None:
     first, second = curve(0.1 * 0.9**E60), curve(0.0002 + 0 * E60, stage=1)
     both = {name: np.concatenate([first[name], second[name]]) for name in first}

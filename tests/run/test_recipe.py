@@ -87,7 +87,7 @@ def test_yaml_reproduces_the_recipe(recipe_file: Path) -> None:
 def test_defaults(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, "data: {path: a.cxi}\nprobe:\nobject: {}\n"))
     stages = [(stage.name, stage.epochs, stage.batch) for stage in recipe.stages]
-    assert stages == [("rpie", 10, 32), ("adam", 20, 32), ("adam", 10, 64)]
+    assert stages == [("rpie", 5, 32), ("adam", 20, 32)]
     assert recipe.output.checkpoint_every == 10
     assert recipe == Recipe(data=DataOptions(path=tmp_path / "a.cxi"))
 
@@ -120,7 +120,7 @@ def test_overrides_reach_the_default_stage_and_switched_upkeep(tmp_path: Path) -
     path = write(tmp_path, "data: {path: a.cxi}")
     recipe = load_recipe(path, ["stages.0.positions=true", "stages.0.positions.start=4", "probe.modes=2"])
     assert recipe.stages[0].positions is not None and recipe.stages[0].positions.start == 4
-    assert recipe.stages[0].epochs == 10 and len(recipe.stages) == 3 and recipe.probe.modes == 2
+    assert recipe.stages[0].epochs == 5 and len(recipe.stages) == 2 and recipe.probe.modes == 2
 
 
 BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}

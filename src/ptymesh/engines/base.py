@@ -207,6 +207,10 @@ class Engine(Options):
             if constraint.active(epoch):
                 constraint.apply(problem, estimate, self)
 
+    def rate(self, epoch: int) -> float:
+        """Learning rate of this epoch (from 1), 0 where an engine has none that changes."""
+        return 0.0
+
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """What is computed once per epoch, before its first batch; kept in `state`, for an epoch may be interrupted."""
 

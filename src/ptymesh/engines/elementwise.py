@@ -179,6 +179,14 @@ class Elementwise(Autodiff):
             own = sent(problem.layout.own, problem.device)
             batch.asked.positions = [(own, leaves["positions"][own])]
 
+    def rate(self, epoch: int) -> float:
+        """Learning rate of the first unknown that moves, where a scheduler changes it."""
+        if self.scheduler is None:
+            return 0.0
+        (first, *_) = self.unknowns.moving()
+        self._pace, losses = self._pace or self._new_pace(), self.state.get("losses")
+        return float(self._pace.at(epoch, None if losses is None else losses[: epoch - 1])[first]["lr"])
+
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """Keeps the epoch's loss for a scheduler that looks at it."""
         if self.scheduler and self.scheduler.looks_at_losses:

@@ -18,8 +18,8 @@ h, w    window pixels
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
     /background             (h, w) float         counts added to every pattern, when there are any
     /residuals              (N,) float64         final residual of each view
-    /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, and change_* of each
-                                                 unknown that was moved, per epoch (run/changes.py)
+    /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, rate, and change_* of
+                                                 each unknown that was moved, per epoch (run/changes.py)
     /recipe                 string               the YAML that reproduces the run
     attributes of the file                       final_residual, ptymesh_version, engine, ...
     attribute xxh3_128 of file and datasets      digests (digests.py), which are checked when the file is read; a file
@@ -63,7 +63,7 @@ REAL = "fiu"
 
 
 #: Columns of the history that are numbers; others may be text.
-NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out")
+NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out", "rate")
 #: Columns that begin so are how far an unknown has moved in an epoch.
 CHANGE = "change_"
 

@@ -300,8 +300,8 @@ def environment(run: RunInfo) -> list[str]:
 class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
-    Keys: stage, engine, epoch, loss, residual, seconds, views_per_s, held_out and noise_floor where there are such, and
-    change_* of each unknown that has moved (changes.py). Numbers that are not finite are null.
+    Keys: stage, engine, epoch, loss, residual, seconds, views_per_s; held_out, noise_floor, rate where there are
+    such; change_* of each unknown that has moved (changes.py). Numbers that are not finite are null.
     A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
     """
 
@@ -319,7 +319,7 @@ class MetricsFile(Watcher):
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
             row[name] = _finite(value)
-        known = {"held_out": report.held_out, "noise_floor": report.noise_floor}
+        known = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
         row |= {name: _finite(value) for name, value in known.items() if value is not None}
         row |= {name: _finite(change) for name, change in report.changes.items() if change}
         if lines := self._lines:

@@ -4,7 +4,8 @@ e       epoch of the last stage
 r(e)    residual of the epoch, or the held-out residual where views were held out
 
 What more epochs would bring is foretold by a power law: -d log r / de = s (e0 / e)^p, its exponent from two stretches
-of the curve; a fall that slows down by p > 1 ends somewhere, one with p < 1 goes on.
+of the curve; a fall that slows down by p > 1 ends somewhere, one with p < 1 goes on. Where a scheduler makes steps
+small, the curve falls with them and then lies flat, whatever larger steps would still find: it foretells nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from ptymesh.run.reports import EpochReport
 
-Kind = Literal["converged", "falling", "diverging", "over-fitting", "unclear"]
+Kind = Literal["converged", "falling", "diverging", "over-fitting", "at rest", "unclear"]
 
 #: Epochs of a stage below which its curve says nothing.
 FEWEST = 5
@@ -28,6 +29,8 @@ RISE, RISING = 0.03, 3
 SLOW, WORTH = 0.001, 0.01
 #: Residual, relative to the noise floor, below which only noise is left to be fitted.
 AT_FLOOR = 1.02
+#: Part of a stage's largest learning rate below which its steps are too small to move far.
+SMALL = 0.2
 #: Longest stretch of the curve over which a slope is taken.
 STRETCH = 15
 
@@ -51,8 +54,8 @@ class Verdict:
 
 
 def verdict(history: Mapping[str, np.ndarray], noise_floor: float | None = None) -> Verdict:
-    """How the last stage ends. history: columns stage, residual and, where views were held out, held_out."""
-    residual, held = _last_stage(history)
+    """How the last stage ends. history: columns stage, residual; held_out and rate where there are such."""
+    residual, held, rate = _last_stage(history)
     if len(residual) < FEWEST:
         word = f"{len(residual)} epoch{'s' * (len(residual) != 1)}"
         return Verdict("unclear", f"too early to tell: the last stage has {word}")
@@ -60,32 +63,37 @@ def verdict(history: Mapping[str, np.ndarray], noise_floor: float | None = None)
     curve, name = (held, "held-out residual") if known else (residual, "residual")
     if not (np.isfinite(curve).all() and (curve > 0).all()):
         return Verdict("unclear", "unclear: the residual is not a positive number in every epoch")
-    return _worse(curve, residual, name) or _better(curve, name, noise_floor)
+    at_floor = noise_floor is not None and curve is residual and bool(curve[-1] <= AT_FLOOR * noise_floor)
+    if worse := _worse(curve, residual, name):
+        return worse
+    return (None if at_floor else _at_rest(curve, rate)) or _better(curve, name, noise_floor if at_floor else None)
 
 
 class Curve:
     """A history that grows epoch by epoch, as watchers are told of it."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, list[float]] = {"stage": [], "residual": [], "held_out": []}
+        self.columns: dict[str, list[float]] = {"stage": [], "residual": [], "held_out": [], "rate": []}
 
     def add(self, report: EpochReport) -> None:
         """One more epoch."""
-        held = math.nan if report.held_out is None else report.held_out
-        for column, value in zip(self.columns.values(), (report.stage, report.residual, held), strict=True):
-            column.append(value)
+        row = report.stage, report.residual, report.held_out, report.rate
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(math.nan if value is None else value)
 
     def verdict(self, noise_floor: float | None) -> Verdict:
         """As far as the run has come."""
         return verdict({name: np.asarray(column) for name, column in self.columns.items()}, noise_floor)
 
 
-def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the last stage: residual, held-out residual, learning rate; the last two may be missing."""
     residual = np.asarray(history.get("residual", ()), dtype=float)
     stage = np.asarray(history.get("stage", np.zeros(len(residual))))
-    held = np.asarray(history.get("held_out", ()), dtype=float)
     last = stage == stage[-1] if len(stage) == len(residual) and len(stage) else np.ones(len(residual), dtype=bool)
-    return residual[last], held[last] if len(held) == len(residual) else held
+    others = (np.asarray(history.get(name, ()), dtype=float) for name in ("held_out", "rate"))
+    held, rate = (column[last] if len(column) == len(residual) else column for column in others)
+    return residual[last], held, rate
 
 
 def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None:
@@ -105,14 +113,23 @@ def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None
     return Verdict("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
 
 
+def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Verdict | None:
+    """A scheduler has made steps small."""
+    if not (len(rate) and rate.max() > 0) or rate[-1] > SMALL * rate.max():
+        return None
+    said = f"at rest: steps have shrunk to {100 * rate[-1] / rate.max():.2g} % as scheduled"
+    per_epoch = 1 - math.exp(_slope(np.log(curve[-3:]))[0])
+    return Verdict("at rest", f"{said}; a stage of more epochs may end lower", per_epoch)
+
+
 def _better(curve: np.ndarray, name: str, noise_floor: float | None) -> Verdict:
-    """Converged or still falling."""
+    """Converged or still falling; noise_floor: where the curve has reached it."""
     n, logs = len(curve), np.log(curve)
     stretch = int(np.clip(n // 3, 3, STRETCH))
     slope, error = _slope(logs[-stretch:])
     now = max(0.0, -slope)
     per_epoch = 1 - math.exp(slope)
-    if noise_floor is not None and name == "residual" and curve[-1] <= AT_FLOOR * noise_floor:
+    if noise_floor is not None:
         at = f"the residual {curve[-1]:.3g} has reached the noise floor {noise_floor:.3g}"
         return Verdict("converged", f"converged: {at}", per_epoch)
     if now <= 2 * error or now < SLOW / 2:

@@ -154,7 +154,8 @@ class Loop:
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
         held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
-        self._note(loss, residual, seconds, held_out, moved)
+        rate = engine.rate(state.epoch)
+        self._note(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
             state.stage,
             engine.name,
@@ -169,6 +170,7 @@ class Loop:
             held_out,
             moved,
             self.noise_floor,
+            rate,
         )
         with heartbeat.doing("report"):
             for callback in self.callbacks:
@@ -264,10 +266,16 @@ class Loop:
         self.state.before = self._after or snapshot(self.problem, self.state.estimate)
 
     def _note(
-        self, loss: float, residual: float, seconds: float, held_out: float | None, moved: dict[str, float]
+        self,
+        loss: float,
+        residual: float,
+        seconds: float,
+        held_out: float | None,
+        rate: float,
+        moved: dict[str, float],
     ) -> None:
         row = {"epoch": self.state.epoch, "stage": self.state.stage, "loss": loss, "residual": residual}
-        row |= {"seconds": seconds, "held_out": math.nan if held_out is None else held_out, **moved}
+        row |= {"seconds": seconds, "held_out": math.nan if held_out is None else held_out, "rate": rate, **moved}
         for name, column in self.state.history.items():
             column.append(row[name])
 

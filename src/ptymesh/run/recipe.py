@@ -48,12 +48,19 @@ from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
 
-#: What is done when a recipe does not say: rPIE is fast at first, small batches of Adam pass by poor minima, and small
-#: steps end in the middle of where the others wander about (docs/reference/engines.md, "The default").
-DEFAULT_STAGES = [
-    {"engine": "rpie", "epochs": 10, "batch": 32},
-    {"engine": "adam", "epochs": 20, "batch": 32},
-    {"engine": "adam", "epochs": 10, "batch": 64, "lr": 0.01},
+#: What is done when a recipe does not say: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter
+#: and shorter ones end in the middle of where those wandered about (docs/reference/engines.md, "The default").
+DEFAULT_STAGES: list[dict[str, Any]] = [
+    {"engine": "rpie", "epochs": 5, "batch": 32},
+    {
+        "engine": "adam",
+        "epochs": 20,
+        "batch": 32,
+        "lr": 0.06,
+        "betas": [0.7, 0.8],
+        "unknowns": {"probe": {"lr": 0.15}},
+        "scheduler": {"name": "cosine", "eta_min": 0.001},
+    },
 ]
 
 #: What a recipe says in place of a list of stages that are to be found.

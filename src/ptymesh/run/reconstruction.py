@@ -374,9 +374,10 @@ class Reconstruction(Displayed):
         )
 
     def _history(self) -> dict[str, np.ndarray]:
-        """Without changes of what was never moved."""
+        """Without changes of what was never moved, and without rates where no scheduler changed any."""
         columns = {name: np.asarray(column) for name, column in self.state.history.items()}
-        return {name: column for name, column in columns.items() if not name.startswith(CHANGE) or column.any()}
+        may_lack = {name for name in columns if name == "rate" or name.startswith(CHANGE)}
+        return {name: column for name, column in columns.items() if name not in may_lack or column.any()}
 
     def _traffic(self) -> dict[str, float]:
         """Bytes and messages per batch of the busiest rank, where there are several. Collective."""

@@ -73,7 +73,7 @@ class EpochReport:
 
     done_epochs and total_epochs count over all stages; held_out is the frozen residual of the views that no update
     sees, None where there are none; changes: how far each unknown has moved (changes.py); noise_floor: the residual
-    that counting alone leaves, None where that is not known.
+    that counting alone leaves, None where that is not known; rate: learning rate where a scheduler changes it, else 0.
     """
 
     stage: int
@@ -89,6 +89,7 @@ class EpochReport:
     held_out: float | None = None
     changes: Mapping[str, float] = field(default_factory=dict)
     noise_floor: float | None = None
+    rate: float = 0.0
 
     def __str__(self) -> str:
         return (

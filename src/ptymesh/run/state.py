@@ -26,7 +26,7 @@ from ptymesh.run.counters import Counters, counters_of
 from ptymesh.unknowns import BUILT_IN, of_scope
 
 #: Columns of the history, one entry per epoch.
-HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", *COLUMNS)
+HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", *COLUMNS)
 
 #: Arrays of the estimate in a checkpoint, by how they are held; anchors and nominal positions are no unknowns.
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
@@ -185,7 +185,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
-    known = (f"history/{name}" for name in HISTORY if name not in COLUMNS)
+    known = (f"history/{name}" for name in HISTORY if name not in ("rate", *COLUMNS))
     expected = {*_SHARED, *declared, *known} - saved.shared.keys()
     if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
