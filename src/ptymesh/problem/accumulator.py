@@ -405,8 +405,8 @@ def expected(
     """How large terms of each kind of sum (6,) are about to be.
 
     of_probe: what `lit` says of its M modes; brightest: root of the largest sum of a view's counts, A, and the largest
-    count of a pixel. Exit waves have norms of about A, and the object is about A / |P|. With the largest light of a
-    pixel, p^2 = max sum_m |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
+    count of a pixel. Exit waves have norms of about A, the object is about A / |P|. With the largest light of a pixel,
+    p^2 = max sum_m |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
     """
     wave, pixel = brightest
     light, obj = 2 * modes * of_probe[0], wave / of_probe[1].sqrt()
