@@ -63,10 +63,8 @@ def verdict(history: Mapping[str, np.ndarray], noise_floor: float | None = None)
     curve, name = (held, "held-out residual") if known else (residual, "residual")
     if not (np.isfinite(curve).all() and (curve > 0).all()):
         return Verdict("unclear", "unclear: the residual is not a positive number in every epoch")
-    at_floor = noise_floor is not None and curve is residual and bool(curve[-1] <= AT_FLOOR * noise_floor)
-    if worse := _worse(curve, residual, name):
-        return worse
-    return (None if at_floor else _at_rest(curve, rate)) or _better(curve, name, noise_floor if at_floor else None)
+    floor = None if known else noise_floor
+    return _worse(curve, residual, name) or _at_floor(curve, floor) or _at_rest(curve, rate) or _better(curve, name)
 
 
 class Curve:
@@ -113,25 +111,38 @@ def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None
     return Verdict("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
 
 
+def _at_floor(curve: np.ndarray, noise_floor: float | None) -> Verdict | None:
+    """Only noise is left to be fitted."""
+    if noise_floor is None or curve[-1] > AT_FLOOR * noise_floor:
+        return None
+    at = f"the residual {curve[-1]:.3g} has reached the noise floor {noise_floor:.3g}"
+    return Verdict("converged", f"converged: {at}", _now(curve)[1])
+
+
 def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Verdict | None:
     """A scheduler has made steps small."""
     if not (len(rate) and rate.max() > 0) or rate[-1] > SMALL * rate.max():
         return None
     said = f"at rest: steps have shrunk to {100 * rate[-1] / rate.max():.2g} % as scheduled"
-    per_epoch = 1 - math.exp(_slope(np.log(curve[-3:]))[0])
-    return Verdict("at rest", f"{said}; a stage of more epochs may end lower", per_epoch)
+    return Verdict("at rest", f"{said}; a stage of more epochs may end lower", _now(curve)[1])
 
 
-def _better(curve: np.ndarray, name: str, noise_floor: float | None) -> Verdict:
-    """Converged or still falling; noise_floor: where the curve has reached it."""
-    n, logs = len(curve), np.log(curve)
-    stretch = int(np.clip(n // 3, 3, STRETCH))
-    slope, error = _slope(logs[-stretch:])
+def _stretch(n: int) -> int:
+    """Epochs over which a slope is taken, of n."""
+    return int(np.clip(n // 3, 3, STRETCH))
+
+
+def _now(curve: np.ndarray) -> tuple[float, float, float]:
+    """Slope of log r at the end, the fraction by which r falls an epoch, and the slope's error."""
+    slope, error = _slope(np.log(curve[-_stretch(len(curve)) :]))
+    return slope, 1 - math.exp(slope), error
+
+
+def _better(curve: np.ndarray, name: str) -> Verdict:
+    """Converged or still falling."""
+    n, logs, stretch = len(curve), np.log(curve), _stretch(len(curve))
+    slope, per_epoch, error = _now(curve)
     now = max(0.0, -slope)
-    per_epoch = 1 - math.exp(slope)
-    if noise_floor is not None:
-        at = f"the residual {curve[-1]:.3g} has reached the noise floor {noise_floor:.3g}"
-        return Verdict("converged", f"converged: {at}", per_epoch)
     if now <= 2 * error or now < SLOW / 2:
         return Verdict("converged", f"converged: the {name} falls by {100 * now:.2g} % an epoch", per_epoch)
     before = max(now, -_slope(logs[-2 * stretch : -stretch])[0]) if n >= 2 * stretch else now
