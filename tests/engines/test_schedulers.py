@@ -75,5 +75,6 @@ def test_plateau_looks_at_the_losses_of_the_run() -> None:
     options = {"name": "plateau", "patience": 0, "threshold": 0.5, "factor": 1e-3}
     state = run(toy, Adam(scheduler=options, **stage))
     assert state.engines[0]["losses"].tolist() == pytest.approx(state.history["loss"])
+    assert state.history["rate"] == pytest.approx([1e-6, 1e-6, 1e-9, 1e-9])
     still, moving = (run(toy, Adam(scheduler=s, **stage)).estimate.object - 1 for s in (options, None))
     assert float(still.abs().max()) < 0.7 * float(moving.abs().max())

@@ -49,6 +49,17 @@ def test_the_default_is_that_of_a_recipe() -> None:
     assert len(result.history["epoch"]) == sum(stage.epochs for stage in stages)
 
 
+def test_the_history_has_rates_where_a_scheduler_changes_them(tmp_path: Path) -> None:
+    steps = pm.Adam(epochs=6, batch=20, lr=0.1, scheduler={"name": "cosine"})
+    result = pm.reconstruct(scan(), [pm.RPIE(epochs=2), steps])
+    cosine = 0.05 * (1 + np.cos(np.pi * np.arange(6) / 6))
+    np.testing.assert_allclose(result.history["rate"], [0, 0, *cosine])
+    assert str(result.attrs["verdict"]).startswith("at rest: steps have shrunk to 6.7 % as scheduled")
+    result.save(tmp_path / "result.h5")
+    assert pm.Result.load(tmp_path / "result.h5").history["rate"].tolist() == result.history["rate"].tolist()
+    assert "rate" not in pm.reconstruct(scan(), pm.Adam(epochs=2)).history
+
+
 def test_a_tilt_reaches_model_and_result() -> None:
     slices = {"slices": 2, "slice_spacing_m": 2e-5}
     straight, tilted = (
