@@ -123,6 +123,13 @@ def test_overrides_reach_the_default_stage_and_switched_upkeep(tmp_path: Path) -
     assert recipe.stages[0].epochs == 5 and len(recipe.stages) == 2 and recipe.probe.modes == 2
 
 
+def test_overrides_leave_the_default_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {path: a.cxi}")
+    before = load_recipe(path).stages
+    changed = load_recipe(path, ["stages.1.scheduler.eta_min=0.01", "stages.1.unknowns.probe.lr=0.5"]).stages
+    assert changed != before == load_recipe(path).stages
+
+
 BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -317,7 +318,7 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
     if len(parts) > DEEPEST:
         raise BadInput(f"{said} {shown(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
     if parts[0] == "stages" and raw.get("stages") is None:
-        raw["stages"] = [dict(stage) for stage in DEFAULT_STAGES]
+        raw["stages"] = deepcopy(DEFAULT_STAGES)
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
         raw["positions"].setdefault("affine", [[1.0, 0.0], [0.0, 1.0]])
     node: Any = raw
