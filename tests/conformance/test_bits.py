@@ -23,7 +23,7 @@ from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.problem import accumulator
-from ptymesh.problem.accumulator import expected, lit
+from ptymesh.problem.accumulator import expected
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative, share
@@ -362,7 +362,7 @@ def test_what_is_expected_of_terms_is_free_of_threads(shape: tuple[int, ...]) ->
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(expected(lit(probe), len(probe), (30.0, 5.0), "amplitude", "exit_wave_update"))
+            found.append(expected(probe, (30.0, 5.0), "amplitude", "exit_wave_update"))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

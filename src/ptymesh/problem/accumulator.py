@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -381,7 +380,7 @@ def begun(
     powers of two; and zeros (6,), as the sums become. steps: where these are to lie."""
     for array in sums:
         array.zero_()
-    shifts, limits = shifts_for(expected(lit(probe), len(probe), brightest, fidelity, task) * 2.0**room, terms)
+    shifts, limits = shifts_for(expected(probe, brightest, fidelity, task) * 2.0**room, terms)
     if steps is None:
         return shifts, limits, torch.zeros_like(limits)
     for into, found in zip(steps, (shifts, limits, torch.zeros_like(limits)), strict=True):
@@ -389,27 +388,17 @@ def begun(
     return steps
 
 
-def lit(probe: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest square of a real or imaginary part of a probe (M, h, w), and the sum of all squares; 0-d float64."""
-    pairs = torch.view_as_real(probe.detach().resolve_conj())
-    if pairs.device.type == "cpu":  # numpy takes a quarter of torch's time, in one order
-        squares = np.square(pairs.numpy(), dtype=np.float64)
-        return torch.tensor(squares.max()), torch.tensor(squares.sum())
-    squares = pairs.to(torch.float64).square()
-    return squares.amax(), squares.sum()
+def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
+    """How large terms of each kind of sum (6,) are about to be; free of order.
 
-
-def expected(
-    of_probe: tuple[Tensor, Tensor], modes: int, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None
-) -> Tensor:
-    """How large terms of each kind of sum (6,) are about to be.
-
-    of_probe: what `lit` says of its M modes; brightest: root of the largest sum of a view's counts, A, and the largest
-    count of a pixel. Exit waves have norms of about A, the object is about A / |P|. With the largest light of a pixel,
-    p^2 = max sum_m |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
+    probe (M, h, w); brightest: root of the largest sum of a view's counts, A, and the largest count of a pixel. Exit
+    waves have norms of about A, and the object is about A / |P|. With the largest light of a pixel, p^2 = max sum_m
+    |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
     """
     wave, pixel = brightest
-    light, obj = 2 * modes * of_probe[0], wave / of_probe[1].sqrt()
+    squares = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64).square()
+    # row by row: torch shares a sum of everything out to threads, and its last bit would tell how many there are
+    light, obj = 2 * len(probe) * squares.amax(), wave / squares.flatten(2).sum(2).sum(1).sum().sqrt()
     slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))
