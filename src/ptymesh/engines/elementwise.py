@@ -184,8 +184,7 @@ class Elementwise(Autodiff):
         if self.scheduler is None:
             return 0.0
         (first, *_) = self.unknowns.moving()
-        self._pace, losses = self._pace or self._new_pace(), self.state.get("losses")
-        return float(self._pace.at(epoch, None if losses is None else losses[: epoch - 1])[first]["lr"])
+        return float(self._paced(epoch)[first]["lr"])
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """Keeps the epoch's loss for a scheduler that looks at it."""
@@ -232,12 +231,17 @@ class Elementwise(Autodiff):
         estimate.background.copy_((estimate.background - step.to(estimate.background.dtype)).clamp(min=0))
 
     def _groups(self, epoch: int) -> dict[str, dict[str, Any]]:
-        """Options by unknown in this epoch."""
-        if self._pace is None:
-            self._pace = self._new_pace()
+        """Options by unknown in this epoch, which is running."""
         if "losses" in self.state:  # an earlier call's are not this one's
             self.state["losses"] = self.state["losses"][: epoch - 1]
-        return self._pace.at(epoch, self.state.get("losses"))
+        return self._paced(epoch)
+
+    def _paced(self, epoch: int) -> dict[str, dict[str, Any]]:
+        """Options by unknown in an epoch, from the losses of those before it."""
+        if self._pace is None:
+            self._pace = self._new_pace()
+        losses = self.state.get("losses")
+        return self._pace.at(epoch, None if losses is None else losses[: epoch - 1])
 
     def _new_pace(self) -> Pace:
         rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}
