@@ -61,6 +61,8 @@ def test_a_cycled_momentum_reaches_the_optimiser() -> None:
         ({"name": "SequentialLR"}, "several stages"),
         ({"name": "step", "gama": 0.5}, "StepLR has no option 'gama'; it has step_size, gamma"),
         ({"name": "step"}, "step_size"),
+        ({"name": "cosine", "eta_min": "x"}, "CosineAnnealingLR does not accept {'eta_min': 'x'}"),
+        ({"name": "step", "step_size": 0}, "StepLR does not accept {'step_size': 0}"),
         ({"name": "cyclic", "base_lr": 0.1, "max_lr": 0.2, "cycle_momentum": "x", "mode": "up"}, "mode"),
     ],
 )

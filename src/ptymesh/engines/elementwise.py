@@ -133,7 +133,7 @@ class Elementwise(Autodiff):
                 "unknowns.opr and unknowns.weights refine what probe.opr and probe.intensity do; "
                 "set both of probe's to false"
             )
-        self._new_pace()  # torch's own checks
+        self._new_pace().try_out()
         return self
 
     def check(self, problem: Problem) -> None:

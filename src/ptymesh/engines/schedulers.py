@@ -87,7 +87,11 @@ class Scheduler(Options):
         try:
             return self.kind(optimiser, **options)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"torch's {self.kind.__name__} does not accept {options}: {error}") from error
+            raise self.refusal(options, error) from error
+
+    def refusal(self, options: dict[str, Any], error: Exception) -> ValueError:
+        """What says that torch does not accept these options."""
+        return ValueError(f"torch's {self.kind.__name__} does not accept {options}: {error}")
 
 
 class Pace:
@@ -121,6 +125,14 @@ class Pace:
             self.steps += 1
         groups = zip(self.rates, self.stand_in.param_groups, strict=True)
         return {name: {key: value for key, value in group.items() if key != "params"} for name, group in groups}
+
+    def try_out(self) -> None:
+        """Raises ValueError where torch does not accept options, some of which it looks at in the first step only."""
+        try:
+            self.at(min(2, self.epochs), torch.zeros(1))
+        except (TypeError, ValueError, ArithmeticError) as error:
+            assert self.scheduler
+            raise self.scheduler.refusal(self.scheduler.model_extra or {}, error) from error
 
     def _restart(self) -> None:
         groups = [{"params": [torch.zeros(())], "lr": rate} for rate in self.rates.values()]
