@@ -136,27 +136,27 @@ def serve(epoch: Callable[[], float], given: argparse.Namespace, about: str, sav
 
 def solve(epoch: Callable[[], float], given: argparse.Namespace, about: str, saved: Callable[[], Saved]) -> None:
     """Epochs until the time is over, or there are no more; what was found by then after each, later after every 20th
-    part more of them.
+    part more of them, and after the last.
 
     A snapshot's seconds are those that the process would have taken if it had ended with it: from its start (--began)
     until the arrays are on the disk, without the snapshots before.
     """
-    off, seconds, number, due = 0.0, 0.0, 0, 1
-    while seconds < given.seconds:
+    off, number, written, due, over = 0.0, 0, 0, 1, False
+    while not over:
         try:
             loss = epoch()
+            number += 1
         except StopIteration:
-            break
-        number += 1
+            over = True
         before = clock(given)
-        seconds = before - off
-        if number < due and seconds < given.seconds:
+        over = over or before - off >= given.seconds
+        if number == written or (number < due and not over):
             continue
         np.savez(given.snapshots / f"{number}.npz", **saved())
         line = {"about": about, "epoch": number, "seconds": clock(given) - off, "loss": float(loss)}
         with (given.snapshots / "snapshots.jsonl").open("a", encoding="utf-8") as notes:
             print(json.dumps(line), file=notes)
-        due = number + 1 + number // 20
+        written, due = number, number + 1 + number // 20
         off += clock(given) - before
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "peers"))
@@ -195,10 +196,13 @@ def test_seconds_are_those_of_a_process_that_ends_there(tmp_path: Path, monkeypa
     assert {path.stem for path in tmp_path.glob("*.npz")} == {str(line["epoch"]) for line in lines}
 
 
-def test_a_program_that_is_done_ends_there(tmp_path: Path) -> None:
-    left = iter([0.5, 0.4])
+@pytest.mark.parametrize("epochs, saved", [(2, [1, 2]), (22, [*range(1, 21), 22]), (25, [*range(1, 21), 22, 24, 25])])
+def test_a_program_that_is_done_ends_there(tmp_path: Path, epochs: int, saved: list[int]) -> None:
+    """Its last epoch is saved once, whether or not its turn had come."""
+    left = iter([0.5] * epochs)
     turns.serve(lambda: next(left), argparse.Namespace(snapshots=tmp_path, seconds=1e9, clock="cpu"), "done", dict)
-    assert len((tmp_path / "snapshots.jsonl").read_text().splitlines()) == 2
+    lines = [json.loads(line) for line in (tmp_path / "snapshots.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == saved
 
 
 def few(name: str) -> scenes.Scene:
@@ -270,7 +274,8 @@ def test_ptymesh_runs_its_default_without_the_views_held_out(
     solution.run(Path(sys.executable), "ptymesh", {"engine": "default"}, 2, held, tmp_path / "run", given)
     found = solution.judged("ptymesh", tmp_path / "run", judge)
     points = found["curve"]
-    assert points[-1]["epoch"] == 40 and points[0]["seconds"] < points[-1]["seconds"] < 60
+    assert points[-1]["epoch"] == sum(stage["epochs"] for stage in DEFAULT_STAGES)
+    assert points[0]["seconds"] < points[-1]["seconds"] < 60
     assert points[-1]["held_out"] < points[0]["held_out"]
     assert found["training"] == pytest.approx(found["own_training"], rel=0.2)
 
