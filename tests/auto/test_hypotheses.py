@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from ptymesh.auto.hypotheses import GAINS, Hypotheses
+from ptymesh.auto.length import adam
 from ptymesh.auto.race import Arena, Budget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate
 
-RPIE, ADAM = {"engine": "rpie", "batch": 8}, {"engine": "adam", "lr": 0.01, "batch": 8}
+RPIE, ADAM = {"engine": "rpie", "batch": 8}, {**adam(0.01), "batch": 8}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,7 @@ def test_what_is_kept_is_not_asked_again(arena: Arena, begun: Track) -> None:
     for name, track in by_name(all_, begun).items():
         assert (name in by_name(all_, track)) == (name == "modes")  # of which there may be more
     assert by_name(all_, by_name(all_, begun)["modes"])["modes"].modes == 4
+    assert by_name(all_, begun.using(ADAM))["background"].engine["unknowns"]["probe"] == ADAM["unknowns"]["probe"]
 
 
 def test_modes_that_did_not_help(arena: Arena, begun: Track) -> None:

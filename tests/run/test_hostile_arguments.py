@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ptymesh as pm
+from ptymesh.engines.autodiff import Regulariser
 from ptymesh.engines.constraints import Limits
 from ptymesh.engines.schedulers import Scheduler
 from ptymesh.io.cxi_writer import write_cxi
@@ -177,7 +178,7 @@ UNMADE: dict[str, Callable[[], Any]] = {
     "epochs is True; it should be a whole number.": lambda: pm.Adam(epochs=True),
     "Low (2.0) is above high (1.0).": lambda: Limits(low=2, high=1),
     "'cosin' is no scheduler of torch": lambda: Scheduler(name="cosin"),
-    "name is missing": lambda: Scheduler(),  # type: ignore[call-arg]
+    "weight is missing": lambda: Regulariser(kind="tv"),  # type: ignore[call-arg]
     "modes is 0; it should be greater": lambda: ProbeOptions(modes=0),
     "slices is inf; it should be": lambda: ObjectOptions(slices=float("inf")),  # type: ignore[arg-type]
     "subpixel is 'cubic'; it should be": lambda: PositionOptions(subpixel="cubic"),  # type: ignore[arg-type]

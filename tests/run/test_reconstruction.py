@@ -50,14 +50,14 @@ def test_the_default_is_that_of_a_recipe() -> None:
 
 
 def test_the_history_has_rates_where_a_scheduler_changes_them(tmp_path: Path) -> None:
-    steps = pm.Adam(epochs=6, batch=20, lr=0.1, scheduler={"name": "cosine"})
+    steps = pm.Adam(epochs=6, batch=20, lr=0.1)
     result = pm.reconstruct(scan(), [pm.RPIE(epochs=2), steps])
     cosine = 0.05 * (1 + np.cos(np.pi * np.arange(6) / 6))
     np.testing.assert_allclose(result.history["rate"], [0, 0, *cosine])
     assert str(result.attrs["verdict"]).startswith("at rest: steps have shrunk to 6.7 % as scheduled")
     result.save(tmp_path / "result.h5")
     assert pm.Result.load(tmp_path / "result.h5").history["rate"].tolist() == result.history["rate"].tolist()
-    assert "rate" not in pm.reconstruct(scan(), pm.Adam(epochs=2)).history
+    assert "rate" not in pm.reconstruct(scan(), pm.Adam(epochs=2, scheduler=None)).history
 
 
 def test_a_tilt_reaches_model_and_result() -> None:
@@ -83,11 +83,11 @@ def test_deterministic_is_no_option_any_more(capsys: pytest.CaptureFixture[str])
 
 def test_an_engine_s_memory_is_kept_between_calls() -> None:
     whole, parts = pm.Reconstruction(scan()), pm.Reconstruction(scan())
-    for _ in whole.run(pm.Adam(epochs=6, batch=10)):
+    for _ in whole.run(pm.Adam(epochs=6, batch=10, scheduler=None)):
         pass
-    for _ in parts.run(pm.Adam(batch=10), epochs=3):
+    for _ in parts.run(pm.Adam(batch=10, scheduler=None), epochs=3):
         pass
-    for _ in parts.run(pm.Adam(batch=10), epochs=3):
+    for _ in parts.run(pm.Adam(batch=10, scheduler=None), epochs=3):
         pass
     assert relative(parts.object, whole.object) < 1e-6
 

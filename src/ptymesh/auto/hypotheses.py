@@ -54,7 +54,7 @@ class Hypotheses:
         more = self.more_modes(track)
         if more:
             yield Hypothesis("modes", f"{more} probe modes", "probe.modes", self.arena.with_modes(track, more), track)
-        if "unknowns" not in track.engine:
+        if "background" not in track.engine.get("unknowns", {}):
             adam = track.using(self.adam)
             yield Hypothesis("background", "A background", "stages", self.lit(track, BACKGROUND[0]), adam)
 
@@ -67,7 +67,8 @@ class Hypotheses:
 
     def lit(self, track: Track, lr: float) -> Track:
         """With a background, at this rate."""
-        return track.using({**self.adam, "unknowns": {"background": {"lr": lr}}})
+        unknowns = {**self.adam["unknowns"], "background": {"lr": lr}}
+        return track.using({**self.adam, "unknowns": unknowns})
 
     def without(self, track: Track, name: str, engine: dict[str, Any]) -> Track:
         """The track without what was kept: as the recipe starts there; `engine` where no background asks for Adam."""

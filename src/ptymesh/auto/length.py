@@ -25,8 +25,17 @@ BOLDER, FAST = 3, 0.05
 #: Engines that go on nearly as well, to this share, are held against each other behind the large steps, for so many
 #: epochs; the second one is taken where it is ahead by so much then.
 CLOSE, RACE, AHEAD = 0.01, 40, 0.02
+
+
+def adam(lr: float) -> dict[str, Any]:
+    """Adam whose steps stay as they are, as it is not known yet how many there will be; the probe's are no larger than
+    the object's, or further modes of it seem to help where none are."""
+    return {"engine": "adam", "lr": lr, "betas": BETAS, "scheduler": None, "unknowns": {"probe": {"lr": lr}}}
+
+
+BETAS = [0.9, 0.999]
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
-ADAM: dict[str, Any] = {"engine": "adam", "lr": 0.01}
+ADAM = adam(0.01)
 LSQML: dict[str, Any] = {"engine": "lsqml"}
 
 
@@ -92,7 +101,8 @@ class Length:
     def _adam(self, track: Track, times: float) -> Track:
         """The track with Adam in so many times the usual steps; a background goes on."""
         engine = track.engine if track.engine["engine"] == "adam" else sized(ADAM, self.opening)
-        return track.using({**engine, "lr": float(f"{times * ADAM['lr']:.2g}")})
+        stepping = adam(float(f"{times * ADAM['lr']:.2g}"))
+        return track.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
 
     def _bold(self, begun: Track, first: Track) -> tuple[Track, int]:
         """Where large steps of Adam lead, and in how many epochs: as long as they bring the residual down fast. first:

@@ -37,7 +37,8 @@ from ptymesh.problem import Batch, Problem
 
 
 class Unknown(Schedule):
-    """One unknown: its own learning rate (default: the engine's), and the epochs in which it moves."""
+    """One unknown: its own learning rate (default: the engine's lr; the probe's 2.5 times lr where the engine is adam,
+    adamw, nadam, radam or adamax), and the epochs in which it moves."""
 
     lr: float | None = Field(None, gt=0)
 
@@ -96,10 +97,12 @@ class Elementwise(Autodiff):
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
     #: Whether steps are about lr however small gradients are.
     alike: ClassVar[bool] = True
+    #: How many times lr an unknown's rate is where the recipe names none.
+    larger: ClassVar[dict[str, float]] = {}
 
     lr: float = Field(0.03, gt=0)
     unknowns: Unknowns = Unknowns()
-    scheduler: Scheduler | None = None
+    scheduler: Annotated[Scheduler | None, OnOff] = None
 
     _pace: Pace | None = PrivateAttr(None)
 
@@ -244,7 +247,8 @@ class Elementwise(Autodiff):
         return self._pace.at(epoch, None if losses is None else losses[: epoch - 1])
 
     def _new_pace(self) -> Pace:
-        rates = {name: getattr(unknown, "lr", None) or self.lr for name, unknown in self.unknowns}
+        usual = {name: self.lr * self.larger.get(name, 1.0) for name, _ in self.unknowns}
+        rates = {name: getattr(unknown, "lr", None) or usual[name] for name, unknown in self.unknowns}
         if not self.unknowns.amplitude:
             rates["amplitude"] = rates["object"]
         return Pace(self.torch_class, rates, self._hyperparameters(), self.scheduler, self.epochs)

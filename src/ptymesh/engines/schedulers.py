@@ -48,7 +48,7 @@ class Scheduler(Options):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: str = "cosine"
 
     @model_validator(mode="after")
     def _known(self) -> Scheduler:

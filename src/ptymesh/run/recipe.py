@@ -53,15 +53,7 @@ from ptymesh.types import Precision
 #: and shorter ones end in the middle of where those wandered about (docs/reference/engines.md, "The default").
 DEFAULT_STAGES: list[dict[str, Any]] = [
     {"engine": "rpie", "epochs": 5, "batch": 32},
-    {
-        "engine": "adam",
-        "epochs": 20,
-        "batch": 32,
-        "lr": 0.06,
-        "betas": [0.7, 0.8],
-        "unknowns": {"probe": {"lr": 0.15}},
-        "scheduler": {"name": "cosine", "eta_min": 0.001},
-    },
+    {"engine": "adam", "epochs": 20, "batch": 32},
 ]
 
 #: What a recipe says in place of a list of stages that are to be found.
