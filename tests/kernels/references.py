@@ -77,8 +77,11 @@ class Case:
 
     def _move(self) -> None:
         """To the device, on which they were not made lest it should matter to the numbers."""
-        kernel = self.model.kernel
-        self.model = replace(self.model, kernel=None if kernel is None else kernel.to(self.device))
+        held = vars(self.model).items()
+        of_model = {name: value.to(self.device) for name, value in held if isinstance(value, Tensor)}
+        if self.model.tilt_rates is not None:
+            of_model["tilt_rates"] = tuple(rates.to(self.device) for rates in self.model.tilt_rates)
+        self.model = replace(self.model, **of_model)
         self.object, self.probe, self.opr = (t.to(self.device) for t in (self.object, self.probe, self.opr))
         moved = {name: value.to(self.device) for name, value in vars(self.chunk).items() if isinstance(value, Tensor)}
         self.chunk = replace(self.chunk, **moved)
@@ -259,6 +262,16 @@ def compare_systems(case: Case) -> None:
     for few in {1, len(case.probe)}:
         reference, fused = (p.systems(case.model, c, s, d_object, d_probe, chi[:, :few]) for p, c, s in case.forwards())
         case.close(fused, reference)
+
+
+def compare_gaps(case: Case) -> None:
+    """What unknowns between slices ask for: one of them, and all three at once."""
+    chi = case.many()
+    rates = torch.cat([case.model.gap_rates(name) for name in ("slice_spacing", "tilt")])
+    for some in (rates[:1], rates):
+        reference, fused = (p.gap_products(case.model, c, s, some, chi) for p, c, s in case.forwards())
+        for unknown in range(len(some)):
+            case.close(fused[:, unknown], reference[:, unknown])
 
 
 def compare_in_one_go(case: Case, task: str, **changes: object) -> None:

@@ -14,6 +14,7 @@ from references import (
     Case,
     check_pixels_without_data,
     compare_detector,
+    compare_gaps,
     compare_in_one_go,
     compare_scenes,
     compare_steps,
@@ -168,6 +169,8 @@ def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch:
         "position_step": (case.object, case.probe, case.opr, made, chi),
         "systems": (made, case.object, case.probe, chi),
     }
+    if case.model.slice_kernel is not None:
+        given["gap_products"] = (made, case.model.gap_rates("tilt"), chi)
     if case.model.subpixel == "none":  # positions have no derivative
         del given["position_step"]
     for name, words in given.items():
@@ -221,6 +224,8 @@ def test_variable_probes(
         if dtype == torch.complex128:
             compare_scenes(case)
             compare_systems(case)
+        if slices > 1:
+            compare_gaps(case)
     if subpixel == "fourier":
         compare_sweeps(case, task, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
 
@@ -243,6 +248,7 @@ def test_waves_carried_on(window: tuple[int, int], slices: int, propagation: str
         case = Case(torch.complex128, window, modes, subpixel, **kind)  # type: ignore[arg-type]
         if slices > 1:
             assert all(case.fused.supports(case.model, case.chunk, one) for one in ("forward", "sweep", "systems"))
+            compare_gaps(case)
         compare_sweeps(case, task)
         compare_scenes(case)
         compare_systems(case)
@@ -260,6 +266,8 @@ def test_waves_carried_on_in_single_precision(slices: int, propagation: str) -> 
         case = Case(torch.complex64, (16, 16), 3, subpixel, propagation=propagation, slices=slices)
         compare_sweeps(case, "exit_wave_update")
         compare_systems(case)
+        if slices > 1:
+            compare_gaps(case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -400,6 +408,7 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
     case, before, found = Case(torch.complex64, (50, 35), 2, **kind), torch.get_num_threads(), []
     assert case.fused.supports(case.model, case.chunk, "sweep")
     d_object, d_probe = case.waves(*case.object.shape), case.waves(*case.probe.shape)
+    rates = None if case.model.slice_kernel is None else case.model.gap_rates("tilt")
     names = ("views", "rows", "anchors", "fractions", "weights", "counts")
     try:
         for threads, order in ((1, [[0, 1, 2, 3, 4]]), (2, [[0, 1, 2, 3, 4]]), (2, [[4], [1, 0], [3, 2]])):
@@ -407,6 +416,7 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
             backend, sums = case.fused, nothing(case)
             chi, systems = torch.empty_like(case.many()), torch.empty(case.views, 5, dtype=torch.float64)
             weights, positions = torch.empty(case.views, 1), torch.empty(case.views, 2, dtype=torch.float64)
+            gaps = torch.ones(case.views, 2, 2, dtype=torch.float64)
             for views in order:
                 some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
                 made = backend.forward(case.model, some, case.object, case.probe)
@@ -420,11 +430,13 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
                 again = backend.detector(case.model, some, made, "exit_wave_update")[0]
                 assert torch.equal(again, chi[views]), "without sums it is the same"
                 systems[views] = backend.systems(case.model, some, made, d_object, d_probe, chi[views])
+                if rates is not None:
+                    gaps[views] = backend.gap_products(case.model, some, made, rates, chi[views])
             backend.settle(sums)
             backend.finish(sums)
             asked = (weights, positions) if case.model.subpixel == "fourier" else (weights,)
             found.append(
-                (chi, systems, *asked, *(getattr(sums, name) for name in ("object", "object_weight", "probe")))
+                (chi, systems, gaps, *asked, *(getattr(sums, name) for name in ("object", "object_weight", "probe")))
             )
     finally:
         torch.set_num_threads(before)

@@ -38,9 +38,9 @@ CELLS = [(engine, "fourier") for engine in ENGINES] + [
 ]
 
 
-def outcome(engine: str, case: str) -> tuple[RunState, float]:
+def outcome(engine: str, case: str, **more: object) -> tuple[RunState, float]:
     toy = make(views=20, **CASES[case])  # type: ignore[arg-type]
-    options: dict = {"epochs": 2, "fidelity": toy.model.fidelity}
+    options: dict = {"epochs": 2, "fidelity": toy.model.fidelity, **more}
     if ENGINES[engine].model_fields["batch"].annotation is not type(None):
         options["batch"] = 7
     if toy.model.subpixel != "none":
@@ -69,14 +69,26 @@ def test_twins(engine: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("engine", ["epie", "rpie", "mpie", "lsqml", "adam"])
 def test_several_slices_leave_no_pass_to_torch(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With positions and intensities refined."""
-    for name in ("detector", "adjoint", "sweep", "position_step", "weight_step", "systems"):
+    for name in ("detector", "adjoint", "sweep", "position_step", "weight_step", "systems", "gap_products"):
 
         def refuse(*given: object, name: str = name) -> None:
             raise AssertionError(f"torch was asked for {name}")
 
         monkeypatch.setattr(Backend, name, refuse)
-    state, _ = outcome(engine, "slices")
+    more = {"unknowns": {"slice_spacing": True, "tilt": True}} if engine == "adam" else {}
+    state, _ = outcome(engine, "slices", **more)
     assert float((state.estimate.weights - 1).abs().max()) > 0, "intensities have moved"
+    assert (state.estimate.tilt_rad != (0.0, 0.0)) == bool(more)
+
+
+def test_what_is_between_slices_is_found_as_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknowns = {"slice_spacing": {"lr": 0.01}, "tilt": {"lr": 0.05}}
+    fused, _ = outcome("adam", "slices", unknowns=unknowns)
+    monkeypatch.setenv(VARIABLE, "torch")
+    plain, _ = outcome("adam", "slices", unknowns=unknowns)
+    assert fused.estimate.slice_spacing_m == pytest.approx(plain.estimate.slice_spacing_m, rel=1e-9)
+    assert fused.estimate.tilt_rad == pytest.approx(plain.estimate.tilt_rad, rel=1e-7)
+    assert relative(fused.estimate.object, plain.estimate.object) < 1e-9
 
 
 def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:

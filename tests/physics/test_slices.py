@@ -35,10 +35,12 @@ def test_derivatives(slices: int, window: tuple[int, int]) -> None:
         return scene_of(toy, tilted(toy, spacing_m, (TILT[0] + y, TILT[1] + x))).exit
 
     model, h = tilted(toy, z, TILT), 1e-6
-    assert relative(model.tilt_derivative(intermediates, 0), (at(z, h) - at(z, -h)) / (2 * h)) < 1e-7
-    assert relative(model.tilt_derivative(intermediates, 1), (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
+    down, across = (model.gap_derivative(intermediates, rate) for rate in model.gap_rates("tilt"))
+    assert relative(down, (at(z, h) - at(z, -h)) / (2 * h)) < 1e-7
+    assert relative(across, (at(z, 0, h) - at(z, 0, -h)) / (2 * h)) < 1e-7
     step = 1e-4 * z
-    assert relative(model.spacing_derivative(intermediates), (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
+    apart = model.gap_derivative(intermediates, model.gap_rates("slice_spacing")[0]) / z
+    assert relative(apart, (at(z + step) - at(z - step)) / (2 * step)) < 1e-6
 
 
 @pytest.mark.parametrize(("absorbing", "accuracy"), [(False, 1e-5), (True, 0.4)])

@@ -26,8 +26,11 @@ from ptymesh.physics.backend import Task
 from ptymesh.physics.background import darkness, told
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
-from ptymesh.physics.model import Intermediates, inner, power
+from ptymesh.physics.model import Intermediates, power
 from ptymesh.problem import Batch, Chunk, Gradients, Problem
+
+#: Unknowns between slices, in the order in which they are swept.
+GAPS = ("slice_spacing", "tilt")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Sweep:
         vary = batch.vary or "weights" in wanted
         self._others = {one.name: one for one in problem.model.unknowns if one.name in wanted}
         #: Unknowns between slices, which look at waves and what comes back to them.
-        self._gaps = {"slice_spacing", "tilt"} & wanted
+        self._gaps = [name for name in GAPS if name in wanted]
         #: Whether waves are those of the model's fidelity, and nothing else looks at them.
         self._plain = isinstance(loss, OfFidelity) and not self._others
         #: Whether passes over the detector tell a background what they find; slopes of other losses may have any size.
@@ -69,7 +72,7 @@ class Sweep:
                 intermediates = self.problem.evaluator.forward(self.estimate, chunk)
                 waves, terms = self.accumulator.loss_gradient(chunk, intermediates, note)
                 self.terms.add(terms)
-                self._add_gaps(intermediates, waves)
+                self._add_gaps(chunk, intermediates, waves)
             return
         for chunk in self.problem.loader.chunks(self.estimate, self.batch.views):
             self._add(chunk, note)
@@ -85,19 +88,21 @@ class Sweep:
         else:
             waves = self._loss_gradient(chunk, intermediates, note)
         self.accumulator.add(chunk, intermediates, waves)
-        self._add_gaps(intermediates, waves)
+        self._add_gaps(chunk, intermediates, waves)
         if self._others:
             self._add_others(problem.model.operator_slopes(intermediates, waves))
 
-    def _add_gaps(self, intermediates: Intermediates, waves: Tensor) -> None:
+    def _add_gaps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """What spacing and tilt of the slices ask for, where they are wanted."""
+        if not self._gaps:
+            return
         model = self.problem.model
-        if "slice_spacing" in self._gaps:
-            stretched = model.spacing_derivative(intermediates) * self.estimate.slice_spacing_m
-            self.reductions["slice_spacing"].add(_along(stretched, waves))
+        rates = torch.cat([model.gap_rates(name) for name in self._gaps])
+        found = self.problem.backend.gap_products(model, chunk, intermediates, rates, waves)
         if "tilt" in self._gaps:
-            both = [_along(model.tilt_derivative(intermediates, axis), waves) for axis in (0, 1)]
-            self.reductions["tilt"].add(torch.stack(both, dim=2))
+            self.reductions["tilt"].add(found[:, -2:].transpose(1, 2).contiguous())
+        if "slice_spacing" in self._gaps:
+            self.reductions["slice_spacing"].add(found[:, 0])
 
     def _add_others(self, found: dict[str, tuple[Tensor, Tensor]]) -> None:
         """What the unknowns of the model's operators ask for; of those with a row per view, its largest curvature."""
@@ -180,7 +185,7 @@ class Sweep:
             # c sum 1 / (2 I), in which a single dark speckle would outweigh all others
             curvature = c / 2 * (dark.square() / views).clamp(min=DARK)
             parts["background"] = Part(slope / D, D / curvature, mean)
-        for gap in [name for name in ("slice_spacing", "tilt") if name in others]:
+        for gap in [name for name in GAPS if name in others]:
             along, norm = others[gap]
             unit = sent(self._pixel_tilt().to(along.dtype), along.device) if gap == "tilt" else 1.0
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
@@ -222,11 +227,6 @@ def _of_modes(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) -> tupl
     D, c = D_c
     rms = (2 * means(real(probe).square().flatten())).sqrt()
     return real(field) * (-2 / D), D / (2 * c * above_zero(weight.max())), rms
-
-
-def _along(derivative: Tensor, waves: Tensor) -> Tensor:
-    """<d psi, waves> and ||d psi||^2 of each view, (B, 2) float64."""
-    return torch.stack((inner(derivative, waves), inner(derivative, derivative)), dim=1)
 
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,6 +71,8 @@ class CpuBackend(CpuPaths):
         at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
         if wanted in ("sweep", "steps"):
             return at_once
+        if wanted == "gap_products":
+            return at_once
         if wanted == "systems":
             shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
             return at_once if sliced else shifted
@@ -268,9 +270,15 @@ class CpuBackend(CpuPaths):
     # --- adjoints ---
 
     def to_object(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        waves: Tensor,
+        into: Adjoints,
+        index: int = 0,
     ) -> None:
-        """See the base."""
+        """See the base; several slices go another way."""
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
         _, _, beams, amplitudes = _parts(intermediates)
@@ -395,6 +403,15 @@ class CpuBackend(CpuPaths):
         work = self._work(threads, chi.shape[1:])
         compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out
+
+    def gap_products(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
+    ) -> Tensor:
+        """As `Backend.gap_products`; waves are made again from the probe, and stay in the cache view by view."""
+        if not self.supports(model, chunk, "gap_products"):
+            return super().gap_products(model, chunk, intermediates, rates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        return self.over_gaps(model, chunk, intermediates, rates, chi)
 
     def step_systems(
         self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor

@@ -14,7 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import column_panels, compiled_detector, compiled_moves, compiled_probes, compiled_slices, panels
+from ptymesh.kernels import (
+    column_panels,
+    compiled_detector,
+    compiled_gaps,
+    compiled_moves,
+    compiled_probes,
+    compiled_slices,
+    panels,
+)
 from ptymesh.kernels.arguments import (
     Transform,
     array_of,
@@ -370,6 +378,21 @@ class CpuPaths(CpuSums):
         compiled_slices.sliced_systems(
             work, array_of(chi), obj, change, n, shift, path, self.transform(chi).tables, out.numpy()
         )
+        return out
+
+    def over_gaps(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, rates: Tensor, chi: Tensor
+    ) -> Tensor:
+        """`gap_products`, of waves that are made again from the probe."""
+        window = intermediates.window
+        given = self._inputs(model, chunk, intermediates, chi[:0], shifts_probe(model, chunk))
+        (obj, n, _, a), (start, fractions, shares), path = given
+        by_panel = np.concatenate([panels.in_panels(rate.numpy()) for rate in rates]).astype(a.dtype, copy=False)
+        numbers = compiled_gaps.room(*window, len(intermediates.whole_object), len(rates))
+        work = self.room("gaps", threads_for(len(chi)), (numbers,), self.real)
+        out = torch.empty((len(chi), len(rates), 2), dtype=torch.float64)
+        shift, tables = (start, fractions, a, shares), self.transform(chi).tables
+        compiled_gaps.gap_products(work, array_of(chi), obj, n, shift, path, by_panel, tables, out.numpy())
         return out
 
     # --- what kernels are given ---

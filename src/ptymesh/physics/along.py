@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh.physics import views
 from ptymesh.physics.elementwise import overlap, times
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.propagate import apply_kernel, fft, frequencies, ifft
+from ptymesh.physics.propagate import fft, frequencies, ifft
 
 Key = TypeVar("Key")
 
@@ -121,7 +121,7 @@ def exit_jet(
     )
     for index in range(len(intermediates.incoming)):
         if index:
-            wave = wave.through(lambda waves: _to_next(model, waves))
+            wave = wave.through(model.to_next)
         wave = wave * windows.through(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
     if model.subpixel == "fourier" and model.kernel is not None:
         wave = wave.moved({i: -dp for i, dp in moves.items()})
@@ -165,7 +165,7 @@ def exit_polynomial(model: Model, intermediates: Intermediates, probes: Tensor, 
     coefficients = [intermediates.incoming[0], probes]
     for index in range(len(intermediates.incoming)):
         if index:
-            coefficients = [_to_next(model, c) for c in coefficients]
+            coefficients = [model.to_next(c) for c in coefficients]
         window, change = intermediates.windows[:, index, None], windows[:, index, None]
         unchanged, changed = ([times(c, by) for c in coefficients] for by in (window, change))
         middle = [a + b for a, b in zip(unchanged[1:], changed[:-1], strict=True)]
@@ -189,8 +189,3 @@ def evaluated(coefficients: Sequence[Tensor], t: float) -> Tensor:
     for q in coefficients[-2::-1]:
         total = total * t + q
     return total
-
-
-def _to_next(model: Model, waves: Tensor) -> Tensor:
-    assert model.slice_kernel is not None, "several slices need a slice kernel"
-    return apply_kernel(waves, model.slice_kernel)

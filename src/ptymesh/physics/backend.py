@@ -40,7 +40,16 @@ Result = TypeVar("Result")
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
 #: What a backend is asked whether it does: methods of `Backend`; "steps": whether `sweep` may be told of them.
 Wanted = Literal[
-    "forward", "at_detector", "there_and_back", "detector", "adjoint", "sweep", "steps", "position_step", "systems"
+    "forward",
+    "at_detector",
+    "there_and_back",
+    "detector",
+    "adjoint",
+    "sweep",
+    "steps",
+    "position_step",
+    "systems",
+    "gap_products",
 ]
 
 
@@ -85,9 +94,9 @@ class Chunk:
 class Backend(BlockOperations):
     """The contract of a backend, and its reference for any model and device.
 
-    Nine operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
-    `adjoint`, `sweep`, `position_step`, `weight_step` and `systems`. A subclass does some of them otherwise, for the
-    models and chunks that `supports` names, and hands all others to the class it inherits from.
+    Ten operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
+    `adjoint`, `sweep`, `position_step`, `weight_step`, `systems` and `gap_products`. A subclass does some of them
+    otherwise, for the models and chunks that `supports` names, and hands all others to the class it inherits from.
     """
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
@@ -323,6 +332,16 @@ class Backend(BlockOperations):
         )
         p, o = by_object[:, : chi.shape[1]], by_probe[:, : chi.shape[1]]
         return torch.stack([inner(a, b) for a, b in ((p, p), (o, o), (p, o), (p, chi), (o, chi))], dim=1)
+
+    def gap_products(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
+    ) -> Tensor:
+        """<d_k psi, chi> and ||d_k psi||^2 of each view, (B, K, 2) float64, chi (B, M, h, w).
+
+        rates (K, h, w): of the phase of the transfer function between slices by each of K unknowns.
+        """
+        changes = [model.gap_derivative(intermediates, rate) for rate in rates]
+        return torch.stack([torch.stack((inner(d, chi), inner(d, d)), dim=1) for d in changes], dim=1)
 
 
 def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:

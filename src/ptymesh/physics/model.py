@@ -181,7 +181,7 @@ class Model:
         """Waves through all slices; values: of the operators' unknowns."""
         incoming = [through(self.operators, "probe", probes, values)]
         for window in windows.unbind(1)[:-1]:
-            incoming.append(self._to_next(times(incoming[-1], window[:, None])))
+            incoming.append(self.to_next(times(incoming[-1], window[:, None])))
         behind = times(incoming[-1], windows[:, -1, None])
         if not self.operators:
             return Intermediates(windows, tuple(incoming), behind)
@@ -229,7 +229,7 @@ class Model:
             to_windows.append(times(intermediates.incoming[index].conj(), chi).sum(1))
             chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
-                chi = self._to_next_adjoint(chi)
+                chi = self.to_next_adjoint(chi)
         if self.operators:
             chi = back_through(self.operators, "probe", chi, intermediates.values)
         return torch.stack(to_windows[::-1], dim=1), chi
@@ -246,7 +246,7 @@ class Model:
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
-                chi = self._to_next_adjoint(chi)
+                chi = self.to_next_adjoint(chi)
         assert intermediates.probes is not None, "made by a model with operators"
         return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
@@ -308,24 +308,23 @@ class Model:
             d_exit = times(d_incoming, intermediates.windows[:, index, None])
             if windows is not None:
                 d_exit = d_exit + times(incoming, windows[:, index, None])
-            d_incoming = d_exit if index == last else self._to_next(d_exit)
+            d_incoming = d_exit if index == last else self.to_next(d_exit)
         return self._behind(d_incoming, intermediates)
 
-    def spacing_derivative(self, intermediates: Intermediates) -> Tensor:
-        """d psi / d z at the exit of the last slice, (B, M, h, w) per metre, z the distance between all neighbours."""
-        assert self.slice_rate is not None, "several slices need a slice kernel"
-        return self._gaps_derivative(intermediates, self.slice_rate)
+    def gap_rates(self, name: str) -> Tensor:
+        """How fast the phase of the transfer function between slices changes: "slice_spacing", by the fraction by which
+        their distance does, (1, h, w); "tilt", per radian along y and x, (2, h, w)."""
+        assert self.slice_rate is not None and self.tilt_rates is not None, "several slices need a slice kernel"
+        if name == "slice_spacing":
+            return self.slice_rate[None] * self.slice_spacing_m
+        return torch.stack([rate.expand_as(self.slice_rate) for rate in self.tilt_rates])
 
-    def tilt_derivative(self, intermediates: Intermediates, axis: int) -> Tensor:
-        """d psi / d t_a at the exit of the last slice, (B, M, h, w) per radian; axis 0 = y, 1 = x."""
-        assert self.tilt_rates is not None, "several slices need a slice kernel"
-        return self._gaps_derivative(intermediates, self.tilt_rates[axis])
-
-    def _gaps_derivative(self, intermediates: Intermediates, rate: Tensor) -> Tensor:
-        """Each slice gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
+    def gap_derivative(self, intermediates: Intermediates, rate: Tensor) -> Tensor:
+        """d psi / d x at the exit of the last slice, (B, M, h, w), of an unknown x by which that phase changes at this
+        rate (h, w): each gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
         changed = torch.zeros_like(intermediates.incoming[0])
         for index, incoming in enumerate(intermediates.incoming[1:]):
-            carried = self._to_next(times(changed, intermediates.windows[:, index, None]))
+            carried = self.to_next(times(changed, intermediates.windows[:, index, None]))
             changed = carried + apply_kernel(incoming, 1j * rate)
         return self._behind(times(changed, intermediates.windows[:, -1, None]), intermediates)
 
@@ -333,11 +332,13 @@ class Model:
         """What a change of the wave behind the last slice is at the exit."""
         return through(self.operators, "exit", change, intermediates.values) if self.operators else change
 
-    def _to_next(self, waves: Tensor) -> Tensor:
+    def to_next(self, waves: Tensor) -> Tensor:
+        """Waves that leave a slice, (..., h, w), where they enter the next one."""
         assert self.slice_kernel is not None, "several slices need a slice kernel"
         return apply_kernel(waves, self.slice_kernel)
 
-    def _to_next_adjoint(self, waves: Tensor) -> Tensor:
+    def to_next_adjoint(self, waves: Tensor) -> Tensor:
+        """The adjoint of `to_next`."""
         assert self.slice_kernel is not None, "several slices need a slice kernel"
         return apply_kernel_adjoint(waves, self.slice_kernel)
 

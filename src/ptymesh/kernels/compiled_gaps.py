@@ -1,0 +1,231 @@
+"""How waves change with the distance and the tilt of slices, compiled by numba for this CPU.
+
+phi          a mode's wave
+c_k          how it changes with the k-th of K unknowns of the gaps between slices
+r_k          rate of the phase of the transfer function from slice to slice, which is changed by i r_k times itself
+L, M, h, w   slices, modes, window pixels;  h, w >= 8
+panel, plane, row   see column_panels.py;  row panels   see row_panels.py;  path   see compiled_detector.py
+
+From one slice to the next, in Fourier space, before the transfer function is applied to both:
+
+    c_k <- c_k + i r_k phi
+
+All go through the slices together, view by view and mode by mode, in one core's cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from ptymesh.kernels.column_panels import (
+    ONE,
+    PAIR,
+    TWO,
+    WIDTH,
+    ZERO,
+    U,
+    pixels,
+    plane_of,
+    row_panel_back,
+    row_panel_from,
+    row_panel_in,
+    rows_of,
+    transform,
+)
+from ptymesh.kernels.jit import inlined, parallel
+from ptymesh.kernels.row_panels import counted, first_of, window_in
+from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
+from ptymesh.kernels.vectors import LANES, load, spread, store, total
+
+
+def room(h: int, w: int, slices: int, unknowns: int) -> int:
+    """Numbers that a band works in: a row and two spare ones, planes and two rows of all waves, one of chi, windows."""
+    waves = 1 + unknowns
+    rows = 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + 2 * (2 * waves + 1) * pixels(WIDTH, w)
+    return rows + 2 * waves * pixels(h, w) + 2 * slices * pixels(h + -h % WIDTH, w)
+
+
+@inlined
+def _rooms(work: Any, h: int, w: int, waves: int) -> Any:
+    """Room for transforms, planes of all waves, twice their rows and one of chi, windows."""
+    _, spare, at = rows_of(work, ZERO, h, w)
+    wide = (w + LANES - ONE) // LANES * LANES
+    block, start = PAIR * wide, at + TWO * waves * h * wide
+    late, other = start + block * waves, start + TWO * block * waves
+    return (
+        spare,
+        work[at:start],
+        (work[start:late], work[late:other], work[other : other + block]),
+        work[other + block :],
+    )
+
+
+@inlined
+def _over_gap(
+    planes: Any,
+    size: int,
+    waves: int,
+    begins: bool,
+    rates: Any,
+    kernel: Any,
+    h: int,
+    w: int,
+    spare: Any,
+    plan: Any,
+    twiddles: Any,
+) -> None:
+    """Columns of all waves, whose rows are transformed, to the next slice; conjugate then. begins: nothing has changed
+    before this gap."""
+    wave, minus = plane_of(planes, ZERO, size), spread(-twiddles[0, 0])
+    for start in range(ZERO, w, LANES):
+        at, end = TWO * h * start, TWO * h * start + PAIR * h
+        transform(wave, at, spare, h, plan[0], twiddles[0])
+        for k in range(ONE, waves):
+            change, ahead = plane_of(planes, k, size), size * (k - ONE)
+            if not begins:
+                transform(change, at, spare, h, plan[0], twiddles[0])
+            for i in range(at, end, PAIR):
+                rate = load(rates, ahead + i // TWO)
+                p, q = minus * rate * load(wave, i + LANES), rate * load(wave, i)
+                if not begins:
+                    p, q = p + load(change, i), q + load(change, i + LANES)
+                s, t = load(kernel, i), load(kernel, i + LANES)
+                store(change, i, p * s - q * t)
+                store(change, i + LANES, minus * (p * t + q * s))
+            transform(change, at, spare, h, plan[0], twiddles[0])
+        for i in range(at, end, PAIR):
+            p, q, s, t = load(wave, i), load(wave, i + LANES), load(kernel, i), load(kernel, i + LANES)
+            store(wave, i, p * s - q * t)
+            store(wave, i + LANES, minus * (p * t + q * s))
+        transform(wave, at, spare, h, plan[0], twiddles[0])
+
+
+@inlined
+def _times(rows: Any, block: int, first: int, waves: int, minus: Any, windows: Any, at: int, w: int) -> None:
+    """Rows of conjugate waves, from the first on and `block` numbers each, become those of waves times the object."""
+    for i in range(ZERO, PAIR * w, PAIR):
+        s, t = load(windows, at + i), load(windows, at + i + LANES)
+        for k in range(block * first + i, block * waves, block):
+            a, b = load(rows, k), minus * load(rows, k + LANES)
+            store(rows, k, a * s - b * t)
+            store(rows, k + LANES, a * t + b * s)
+
+
+@inlined
+def _add_products(rows: Any, block: int, waves: int, w: int, by: Any, chi: Any, sums: Any) -> None:
+    """sums (K, 2) += Re <c_k, chi>, ||c_k||^2; by: 1 in rows that count, otherwise 0."""
+    for k in range(ONE, waves):
+        along = norm = by - by
+        for i in range(ZERO, PAIR * w, PAIR):
+            o = block * k + i
+            p, q, u, v = by * load(rows, o), by * load(rows, o + LANES), load(chi, i), load(chi, i + LANES)
+            along, norm = along + (p * u + q * v), norm + (p * p + q * q)
+        sums[k - ONE, 0] += total(along)
+        sums[k - ONE, 1] += total(norm)
+
+
+@inlined
+def _through_slice(
+    planes: Any,
+    size: int,
+    waves: int,
+    l: int,
+    L: int,
+    h: int,
+    w: int,
+    rooms: Any,
+    spare: Any,
+    windows: Any,
+    plan: Any,
+    twiddles: Any,
+    plain: bool,
+    chi: Any,
+    place: int,
+    mask: Any,
+    sums: Any,
+) -> None:
+    """Rows of all waves, whose columns are transformed, through a slice, transformed again; of the last one the
+    products with chi, whose wave starts at a place, instead. plain: rows stand as they are."""
+    (usual, late, other), minus, last = rooms, spread(-twiddles[0, 0]), l + ONE == L
+    block = U(len(other))
+    panels = block * counted(h)
+    # nothing has changed before the first gap, and of the last slice the wave itself is not wanted
+    begin, end = ONE if last else ZERO, ONE if l == ZERO else waves
+    for i in range(counted(h)):
+        first, overlaps = first_of(i, h), h % LANES > ZERO and i == 0
+        rows = late if overlaps else usual
+        for k in range(begin, end):
+            row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
+            if not plain:
+                transform(rows, block * k, spare, w, plan[1], twiddles[1])
+        _times(rows, block, begin, end, minus, windows, panels * l + block * U(i), w)
+        if last:
+            row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
+            by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
+            _add_products(rows, block, waves, w, by, other, sums)
+            continue
+        for k in range(begin, end):
+            transform(rows, block * k, spare, w, plan[1], twiddles[1])
+            if not overlaps:  # rows that are still to be taken out
+                row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
+    if h % LANES > ZERO and not last:
+        for k in range(begin, end):
+            row_panel_back(late, block * k, plane_of(planes, k, size), h - LANES, h, w)
+
+
+@inlined
+def _products(
+    j: int, work: Any, chi: Any, obj: Any, n: Any, shift: Any, path: Any, rates: Any, tables: Any, mask: Any, out: Any
+) -> None:
+    (spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
+    constants, plan, twiddles = tables
+    M, h, w, L, waves = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices), U(out.shape[1]) + ONE
+    (spare, planes, rooms, windows), (down, across) = _rooms(work, h, w, waves), factors(h, w, constants.dtype)
+    minus, stride, panels = spread(-constants[1]), TWO * U(obj.shape[1]), U(len(rooms[2])) * counted(h)
+    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
+    size, wave = U(len(planes)) // (TWO * waves), planes[: U(len(planes)) // waves]
+    for l in range(L):
+        window_in(obj, window + height * l, stride, h, w, windows[panels * l : panels * (l + ONE)])
+    out[j] = 0.0
+    if ramped:
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+    for m in range(M):
+        if ramped:
+            columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, wave)
+        else:
+            waves_in(spectrum, m, M, shares[j], a[j], h, spare, wave)
+        place = TWO * h * w * (j * M + m)
+        for l in range(L):
+            begins, plain = l == ZERO, l == ZERO and not ramped
+            given = planes, size, waves, l, L, h, w, rooms, spare, windows, plan, twiddles
+            _through_slice(*given, plain, chi, place, mask, out[j])
+            if l + ONE < L:
+                _over_gap(planes, size, waves, begins, rates, between, h, w, spare, plan, twiddles)
+
+
+@parallel
+def gap_products(
+    work: Any, chi: Any, obj: Any, n: Any, shift: Any, path: Any, rates: Any, tables: Any, out: Any
+) -> None:
+    """out (B, K, 2): Re <c_k, chi>, ||c_k||^2 of waves behind the last slice, chi (B, M, h, w).
+
+    obj (L H, W): slices one below the other. shift: as sliced_systems has it, but for the probe's direction. rates (K h
+    w',): of each unknown, panel after panel.
+    """
+    count, bands = len(out), len(work)
+    rest = chi.shape[2] % WIDTH
+    for i in prange(bands):
+        band = np.int64(i)
+        mask = np.zeros(WIDTH, work.dtype)
+        mask[WIDTH - rest :] = 1  # of the last eight rows, those that are in no other eight
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            _products(U(j), work[band], chi, obj, n, shift, path, rates, tables, mask, out)
+
+
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
+SIGNATURES = {
+    gap_products: "r2 c4 c2 i2 (c3 r2 r1 r2) (i r1 r1 b) r1 (r1 i2 r2) d3",
+}
