@@ -40,6 +40,8 @@ CHUNKED: dict[str, tuple[str, bool, dict[str, Any], dict[str, Any]]] = {
     "lsqml": ("lsqml", True, {}, {}),
     "adam": ("adam", True, {}, {}),
     "dm": ("dm", True, {}, {}),
+    "slices": ("adam", True, {"slices": 3}, {"unknowns": {"tilt": True}}),
+    "bilinear slices": ("lsqml", True, {"slices": 2, "subpixel": "bilinear"}, {"positions": {"gain": 1}}),
     "torch's rpie": ("rpie", False, {}, {"positions": {"gain": 1}}),
     "torch's lsqml": ("lsqml", False, {"slices": 2}, {}),
     "torch's cg": ("cg", False, {}, {}),

@@ -19,6 +19,7 @@ from references import (
     Case,
     check_pixels_without_data,
     compare_detector,
+    compare_gaps,
     compare_scenes,
     compare_steps,
     compare_systems,
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import triton_backend
-from ptymesh.kernels.fused import FusedIntermediates, KeptProbes
+from ptymesh.kernels.fused import FusedIntermediates, KeptProbes, StackedIntermediates
 from ptymesh.kernels.triton_backend import GpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.halves import Halves
@@ -89,6 +90,26 @@ def test_the_scene_is_fused() -> None:
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
 def test_scene_and_adjoint(dtype: torch.dtype, subpixel: str) -> None:
     compare_scenes(GpuCase(dtype, (13, 22), 1 + (dtype == SINGLE), subpixel))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sampled(
+        {"slices": 3},
+        {"slices": 2, "subpixel": "bilinear"},
+        {"slices": 2, "subpixel": "none", "propagation": "angular_spectrum"},
+        {"slices": 2, "opr": 1, "dtype": torch.complex128},
+    ),
+)
+def test_several_slices(kind: dict[str, Any]) -> None:
+    """One after the other; what torch makes of single views finds its waves."""
+    case = GpuCase(**{"dtype": SINGLE, **kind})
+    assert type(case.forwards()[1][2]) is StackedIntermediates
+    compare_scenes(case)
+    compare_systems(case)
+    compare_gaps(case)
+    if case.model.subpixel != "none":
+        compare_steps(case)
 
 
 @more

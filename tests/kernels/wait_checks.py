@@ -108,6 +108,7 @@ MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bilinear": ("rpie", {"subpixel": "bilinear"}, {"positions": True}),
     "near field": ("lsqml", {"propagation": "angular_spectrum"}, {"positions": True}),
     "slices": ("lsqml", {"slices": 2}, {}),
+    "slices, Adam": ("adam", {"slices": 3}, {"positions": {"gain": 1}}),
     "poisson": ("rpie", {"fidelity": "poisson", "noise": True}, {"fidelity": "poisson"}),
     "compact": ("lsqml", {}, {"order": "compact", "momentum": True, "probe_direction": "weighted"}),
     "unknowns": (
@@ -163,8 +164,9 @@ def test_nor_after_a_checkpoint_is_read(device: Pretended) -> None:
     assert "engines/pie.py:step" in found[1]
 
 
+#: At rates that stay: those of a scheduler depend on the number of epochs.
 REMEMBERED: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in ENGINES},
+    **{name: (name, {"scheduler": None} if "scheduler" in one.model_fields else {}) for name, one in ENGINES.items()},
     "momentum": ("lsqml", {"momentum": {"memory": 1}, "positions": True}),
     "compact momentum": ("lsqml", {"order": "compact", "momentum": {"memory": 1}}),
     "plateau": ("adam", {"scheduler": {"name": "ReduceLROnPlateau"}, "positions": {"gain": "auto"}}),

@@ -2,8 +2,9 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
-Fused are single slices, near and far field alike, with every kind of sub-pixel position. What remains (several slices,
-arithmetic on blocks) is left to torch (`Backend`), unless a kernel says otherwise.
+Fused are single slices, near and far field alike, with every kind of sub-pixel position, and where a backend says so
+several, one after the other. What remains (arithmetic on blocks) is left to torch (`Backend`), unless a kernel says
+otherwise.
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class FusedIntermediates(Intermediates):
         """(B, M, h, w)."""
         return self.backend.exit_waves(self)
 
+    def slice(self, index: int) -> FusedIntermediates:
+        """Those of a slice, whose beams are the waves that enter it."""
+        return self
+
     @cached_property
     def _cut(self) -> tuple[Tensor, Tensor]:
         return self.backend.cut_from(self.model, self.chunk, self.whole_object, self.window)
@@ -99,6 +104,42 @@ class FusedIntermediates(Intermediates):
     def corners(self) -> Tensor:
         """(B, 2)."""
         return self._cut[1]
+
+
+class StackedIntermediates(FusedIntermediates):
+    """Intermediates of several slices: of each those of a single one."""
+
+    def slice(self, index: int) -> FusedIntermediates:
+        """See the base."""
+        return self._slices[index]
+
+    @cached_property
+    def _slices(self) -> list[FusedIntermediates]:
+        found, beams = [], self.beams
+        for obj in self.whole_object[:, None]:
+            one = FusedIntermediates(self.backend, self.model, self.chunk, obj, self.probe, self.opr)
+            one.__dict__["beams"] = beams
+            found.append(one)
+            if len(found) < len(self.whole_object):
+                waves = self.model.to_next(self.backend.exit_waves(one))
+                beams = Beams(waves, torch.ones_like(beams.amplitudes))
+        return found
+
+    @cached_property
+    def windows(self) -> Tensor:
+        """(B, L, h, w)."""
+        return self.model.windows(self.whole_object, self.chunk.anchors, self.chunk.fractions, self.window)
+
+    @property
+    def incoming(self) -> tuple[Tensor, ...]:
+        """(B, M, h, w) of each slice."""
+        first, *others = self._slices
+        return (*first.incoming, *(one.beams.waves for one in others))
+
+    @cached_property
+    def exit(self) -> Tensor:
+        """(B, M, h, w)."""
+        return self.backend.exit_waves(self._slices[-1])
 
 
 @dataclass(frozen=True)
@@ -140,9 +181,16 @@ class FusedBackend(Backend, ABC):
 
     @abstractmethod
     def to_object(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        waves: Tensor,
+        into: Adjoints,
+        index: int = 0,
     ) -> None:
-        """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2."""
+        """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2, in
+        the slice of this index, which is 0 where a backend knows single ones alone."""
 
     @abstractmethod
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
@@ -194,11 +242,12 @@ class FusedBackend(Backend, ABC):
             return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()
-        return FusedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
+        kind = FusedIntermediates if model.slice_kernel is None else StackedIntermediates
+        return kind(self, model, chunk, obj.contiguous(), probe, opr)
 
     def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
-        """A fused intermediates with its probes, which took a transform."""
-        if not isinstance(intermediates, FusedIntermediates):
+        """A fused intermediates with its probes, which took a transform; several slices are rather made again."""
+        if not isinstance(intermediates, FusedIntermediates) or isinstance(intermediates, StackedIntermediates):
             return None
         intermediates.__dict__.pop("exit", None)  # made again if it is asked for
         beams = intermediates.beams
@@ -249,20 +298,24 @@ class FusedBackend(Backend, ABC):
             super().adjoint(model, chunk, intermediates, waves, into)
             return
         assert isinstance(intermediates, FusedIntermediates)
-        waves = waves.contiguous()
-        if into.object is not None and into.object_weight is not None:
-            self.to_object(model, chunk, intermediates, waves, into)
+        waves, first = waves.contiguous(), intermediates.slice(0)
+        for index in range(len(intermediates.whole_object) - 1, -1, -1):
+            one = intermediates.slice(index)
+            if into.object is not None and into.object_weight is not None:
+                self.to_object(model, chunk, one, waves, into, index)
+            if index:
+                waves = model.to_next_adjoint(self.to_probes(one, waves))
         if into.probe is None:
             return
         amplitudes = chunk.weights[:, 0].contiguous()
         if into.opr.shape[0]:
-            window = intermediates.windows[:, 0]
+            window = first.windows[:, 0]
             lit = window.real.square() + window.imag.square()
-            self.gather(model, chunk, self.to_probes(intermediates, waves), lit, into)
+            self.gather(model, chunk, self.to_probes(first, waves), lit, into)
         elif into.shifted:
-            self.to_spectrum(model, chunk, intermediates, waves, amplitudes, into)
+            self.to_spectrum(model, chunk, first, waves, amplitudes, into)
         else:
-            self.to_probe(intermediates, waves, amplitudes, into)
+            self.to_probe(first, waves, amplitudes, into)
 
     # --- sums of single views ---
 
@@ -289,7 +342,7 @@ class FusedBackend(Backend, ABC):
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """As `Backend.systems`."""
-        if not self.supports(model, chunk, "forward"):
+        if not FusedBackend.supports(self, model, chunk, "systems"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
         modes = chi.shape[1]

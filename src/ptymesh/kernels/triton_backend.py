@@ -2,8 +2,9 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
-Fused are single slices, near and far field alike; bilinear positions are interpolated by torch. What remains (several
-slices, arithmetic on blocks) is left to torch (`Backend`).
+Fused are slices, one after the other, to near and far fields alike. From slice to slice waves go by torch, which also
+interpolates bilinear positions. What remains (what single views ask of several slices, OPR modes) is left to torch
+(`Backend`).
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class GpuBackend(FusedBackend):
         self._tops = (torch.empty(0),) * 3
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Far detectors of any slices in one go; sweeps of single slices as graphs, where launches can be captured."""
+        """Far detectors of any slices in one go, several slices one after the other; sweeps of single slices as graphs,
+        where launches can be captured."""
         if wanted == "there_and_back":
             return model.kernel is None
+        if wanted in ("forward", "adjoint"):
+            return not model.operators
         known = super().supports(model, chunk, wanted)
         if wanted == "sweep":
             return known and not varies(chunk) and self.graphs is not None and self.graphs.captures(chunk.mask.device)
@@ -255,12 +259,19 @@ class GpuBackend(FusedBackend):
     # --- adjoints ---
 
     def to_object(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        waves: Tensor,
+        into: Adjoints,
+        index: int = 0,
     ) -> None:
         """See the base."""
         assert into.object is not None and into.object_weight is not None
-        out, light = into.object, into.object_weight
-        bilinear, (H, W) = model.subpixel == "bilinear", out.shape[1:]
+        half = into.object[0].numel() * len(into.object) // into.parts
+        out, light = into.object[index:], into.object_weight[index:]
+        bilinear = model.subpixel == "bilinear"
         corner, t = corners(chunk) if bilinear else (chunk.anchors, chunk.fractions)
         reached = _reached(waves, len(waves) * _tiles(waves))
         given = (
@@ -273,7 +284,7 @@ class GpuBackend(FusedBackend):
             out,
             light,
             reached,
-            H * W,
+            half,
         )
         flags = {"SHARED": intermediates.beams.shared, "BILINEAR": bilinear, "PARTS": into.parts}
         _by_view(kernels.to_object, waves, *given, *_sizes(waves, out), **flags)

@@ -191,8 +191,9 @@ def to_object(
 ):
     """out += sum_j S_j^H sum_m conj(a_j beams_jm) chi_jm and weight += sum_j S_j^H sum_m |a_j beams_jm|^2.
 
-    out, weight (PARTS, H, W) of double precision, half = H W; t (B, 2): weights of the next pixel, down and right,
-    where BILINEAR. What is shared out between pixels is noted whole: no pixel gets more of a view.
+    out, weight (PARTS, L, H, W) of double precision, from the slice on; half = L H W; t (B, 2): weights of the next
+    pixel, down and right, where BILINEAR. What is shared out between pixels is noted whole: no pixel gets more of a
+    view.
     """
     j, _, pixels, inside = _place(area, TILE)
     f = tl.load(a + j)
