@@ -274,6 +274,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.distributed.layout import Replicated
 from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.distributed.world import Solo
+from ptymesh.kernels import ready
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
@@ -293,6 +294,7 @@ data = DataOptions(path=sys.argv[1], keys={"patterns": "patterns", "positions": 
 scan = load_measurement(data, PositionOptions(unit="px"))
 model = Model.for_geometry(scan.geometry, dtype=torch.complex64)
 budget = int(sys.argv[2]) or None
+ready.make_ready(torch.complex64)  # to read kernels takes 80 to 160 MB, more or less of them from run to run
 before = peak()
 layout = Replicated(Solo(), scan.positions)
 problem = Problem(model, scan, layout, torch.complex64, MemoryBudget(budget, Path(sys.argv[1]).parent))
