@@ -25,6 +25,8 @@ BOLDER, FAST = 3, 0.05
 #: Engines that go on nearly as well, to this share, are held against each other behind the large steps, for so many
 #: epochs; the second one is taken where it is ahead by so much then.
 CLOSE, RACE, AHEAD = 0.01, 40, 0.02
+#: Of Adam's moments: torch's.
+BETAS = [0.9, 0.999]
 
 
 def adam(lr: float) -> dict[str, Any]:
@@ -33,7 +35,6 @@ def adam(lr: float) -> dict[str, Any]:
     return {"engine": "adam", "lr": lr, "betas": BETAS, "scheduler": None, "unknowns": {"probe": {"lr": lr}}}
 
 
-BETAS = [0.9, 0.999]
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
 ADAM = adam(0.01)
 LSQML: dict[str, Any] = {"engine": "lsqml"}
