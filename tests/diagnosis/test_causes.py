@@ -95,9 +95,12 @@ def test_steps_as_wide_as_the_beam() -> None:
 
 
 def test_a_residual_below_the_floor_and_held_out_views_above_it() -> None:
-    assert named(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})) == ["over_fitting"]
+    (found,) = report(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})).findings
+    assert found.cause == "over_fitting" and found.recipe.startswith("hold_out")
     history = {"stage": np.zeros(9), "residual": np.full(9, 0.01), "held_out": np.full(9, 0.02)}
     assert named(result(history=history)) == ["over_fitting"]
+    advice = report(result(history=history)).findings[0].recipe
+    assert advice == "stages: [{..., object: {smooth: true}}]  # or fewer epochs or modes", "views are held out already"
     refined = result(history=history)
     refined.nominal_px = refined.positions_px + 0.01
     assert "over_fitting" not in named(refined), "held-out views keep the positions that they were told"

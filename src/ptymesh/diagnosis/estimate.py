@@ -150,4 +150,6 @@ class OverFitting(Cause):
         return f"the residual is {1 / self._below(look):.2g} of what counting alone leaves: noise has been fitted"
 
     def recipe(self, look: Look) -> str:
-        return "hold_out: 0.05  # and fewer epochs or modes, or object: {smooth: true}"
+        if np.isfinite(np.asarray(look.result.history.get("held_out", ()), dtype=float)).any():
+            return "stages: [{..., object: {smooth: true}}]  # or fewer epochs or modes"
+        return "hold_out: 0.05  # and fewer epochs or modes, or stages: [{..., object: {smooth: true}}]"
