@@ -27,40 +27,16 @@ from ptymesh.kernels.column_panels import (
     WIDTH,
     ZERO,
     U,
-    pixels,
     plane_of,
-    row_panel_back,
     row_panel_from,
     row_panel_in,
-    rows_of,
     transform,
 )
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.row_panels import counted, first_of, window_in
+from ptymesh.kernels.propagation import panel_through
+from ptymesh.kernels.row_panels import counted, first_of, rooms_of, rows_back, rows_on, window_in
 from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
 from ptymesh.kernels.vectors import LANES, load, spread, store, total
-
-
-def room(h: int, w: int, slices: int, unknowns: int) -> int:
-    """Numbers that a band works in: a row and two spare ones, planes and two rows of all waves, one of chi, windows."""
-    waves = 1 + unknowns
-    rows = 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + 2 * (2 * waves + 1) * pixels(WIDTH, w)
-    return rows + 2 * waves * pixels(h, w) + 2 * slices * pixels(h + -h % WIDTH, w)
-
-
-@inlined
-def _rooms(work: Any, h: int, w: int, waves: int) -> Any:
-    """Room for transforms, planes of all waves, twice their rows and one of chi, windows."""
-    _, spare, at = rows_of(work, ZERO, h, w)
-    wide = (w + LANES - ONE) // LANES * LANES
-    block, start = PAIR * wide, at + TWO * waves * h * wide
-    late, other = start + block * waves, start + TWO * block * waves
-    return (
-        spare,
-        work[at:start],
-        (work[start:late], work[late:other], work[other : other + block]),
-        work[other + block :],
-    )
 
 
 @inlined
@@ -92,15 +68,10 @@ def _over_gap(
                 p, q = minus * rate * load(wave, i + LANES), rate * load(wave, i)
                 if not begins:
                     p, q = p + load(change, i), q + load(change, i + LANES)
-                s, t = load(kernel, i), load(kernel, i + LANES)
-                store(change, i, p * s - q * t)
-                store(change, i + LANES, minus * (p * t + q * s))
-            transform(change, at, spare, h, plan[0], twiddles[0])
-        for i in range(at, end, PAIR):
-            p, q, s, t = load(wave, i), load(wave, i + LANES), load(kernel, i), load(kernel, i + LANES)
-            store(wave, i, p * s - q * t)
-            store(wave, i + LANES, minus * (p * t + q * s))
-        transform(wave, at, spare, h, plan[0], twiddles[0])
+                store(change, i, p)
+                store(change, i + LANES, q)
+            panel_through(change, at, kernel, minus, h, spare, plan, twiddles)
+        panel_through(wave, at, kernel, minus, h, spare, plan, twiddles)
 
 
 @inlined
@@ -167,13 +138,9 @@ def _through_slice(
             by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
             _add_products(rows, block, waves, w, by, other, sums)
             continue
-        for k in range(begin, end):
-            transform(rows, block * k, spare, w, plan[1], twiddles[1])
-            if not overlaps:  # rows that are still to be taken out
-                row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
+        rows_on(rows, planes, size, begin, end, first, overlaps, h, w, spare, plan, twiddles)
     if h % LANES > ZERO and not last:
-        for k in range(begin, end):
-            row_panel_back(late, block * k, plane_of(planes, k, size), h - LANES, h, w)
+        rows_back(late, planes, size, begin, end, h - LANES, h, w)
 
 
 @inlined
@@ -183,7 +150,7 @@ def _products(
     (spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
     constants, plan, twiddles = tables
     M, h, w, L, waves = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices), U(out.shape[1]) + ONE
-    (spare, planes, rooms, windows), (down, across) = _rooms(work, h, w, waves), factors(h, w, constants.dtype)
+    (spare, planes, rooms, windows), (down, across) = rooms_of(work, waves, h, w), factors(h, w, constants.dtype)
     minus, stride, panels = spread(-constants[1]), TWO * U(obj.shape[1]), U(len(rooms[2])) * counted(h)
     window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
     size, wave = U(len(planes)) // (TWO * waves), planes[: U(len(planes)) // waves]

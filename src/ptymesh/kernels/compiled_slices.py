@@ -23,25 +23,16 @@ from ptymesh.kernels.column_panels import (
     WIDTH,
     ZERO,
     U,
-    pixels,
     plane_of,
-    row_panel_back,
     row_panel_from,
     row_panel_in,
-    rows_of,
     transform,
 )
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import columns_through
-from ptymesh.kernels.row_panels import counted, first_of, window_in
+from ptymesh.kernels.row_panels import counted, first_of, rooms_of, rows_back, rows_on, window_in
 from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
 from ptymesh.kernels.vectors import LANES, load, spread, store, total
-
-
-def room(h: int, w: int, slices: int) -> int:
-    """Numbers that a band works in: a row and two spare ones, three planes, seven rows, windows of both."""
-    rows = 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + 14 * pixels(WIDTH, w)
-    return rows + 6 * pixels(h, w) + 4 * slices * pixels(h + -h % WIDTH, w)
 
 
 @inlined
@@ -126,24 +117,9 @@ def _through_slice(
             by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
             _add_products(rows, block, w, by, other, sums)
             continue
-        for k in range(THREE):
-            transform(rows, block * k, spare, w, plan[1], twiddles[1])
-            if not overlaps:  # rows that are still to be taken out
-                row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
+        rows_on(rows, planes, size, ZERO, THREE, first, overlaps, h, w, spare, plan, twiddles)
     if h % LANES > ZERO and not last:
-        for k in range(THREE):
-            row_panel_back(late, block * k, plane_of(planes, k, size), h - LANES, h, w)
-
-
-@inlined
-def _rooms(work: Any, h: int, w: int) -> Any:
-    """Room for transforms, three planes, twice three rows and another one, windows."""
-    _, spare, at = rows_of(work, ZERO, h, w)
-    wide = (w + LANES - ONE) // LANES * LANES
-    block, start = PAIR * wide, at + TWO * THREE * h * wide
-    usual, late = work[start : start + THREE * block], work[start + THREE * block : start + TWO * THREE * block]
-    after = start + TWO * THREE * block
-    return spare, work[at:start], (usual, late, work[after : after + block]), work[after + block :]
+        rows_back(late, planes, size, ZERO, THREE, h - LANES, h, w)
 
 
 @inlined
@@ -153,7 +129,7 @@ def _system(
     (spectrum, d_spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
     constants, plan, twiddles = tables
     M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
-    (spare, planes, rooms, windows), (down, across) = _rooms(work, h, w), factors(h, w, constants.dtype)
+    (spare, planes, rooms, windows), (down, across) = rooms_of(work, THREE, h, w), factors(h, w, constants.dtype)
     one, minus, stride, panels = (
         constants[1],
         spread(-constants[1]),

@@ -69,9 +69,7 @@ class CpuBackend(CpuPaths):
         if wanted == "there_and_back":
             return self._far(model, window)
         at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
-        if wanted in ("sweep", "steps"):
-            return at_once
-        if wanted == "gap_products":
+        if wanted in ("sweep", "steps", "gap_products"):
             return at_once
         if wanted == "systems":
             shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
@@ -270,15 +268,9 @@ class CpuBackend(CpuPaths):
     # --- adjoints ---
 
     def to_object(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: FusedIntermediates,
-        waves: Tensor,
-        into: Adjoints,
-        index: int = 0,
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> None:
-        """See the base; several slices go another way."""
+        """See the base."""
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
         _, _, beams, amplitudes = _parts(intermediates)

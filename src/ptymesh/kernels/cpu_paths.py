@@ -36,8 +36,9 @@ from ptymesh.kernels.arguments import (
 from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
-from ptymesh.kernels.kept import Planes
+from ptymesh.kernels.kept import Kernels, Planes
 from ptymesh.kernels.object_sums import ObjectSums
+from ptymesh.kernels.row_panels import room_for
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through
 from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
 from ptymesh.physics.kinds import SUMS
@@ -74,23 +75,6 @@ class SlicedIntermediates(FusedIntermediates):
     def exit(self) -> Tensor:
         """(B, M, h, w)."""
         return self._made.exit
-
-
-class Kernels:
-    """Transfer functions as kernels read them (propagation.py), by name; made anew when there are others."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
-
-    def __call__(self, name: str, kernel: Tensor | None, real: torch.dtype) -> np.ndarray[Any, Any]:
-        """A transfer function (h, w) with the scale of two transforms, panel after panel; None has no numbers."""
-        if kernel is None:
-            return np.zeros(0, numpy_dtype(real))
-        known = self._made.get(name)
-        if known is None or known[0] is not kernel:
-            scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
-            known = self._made[name] = kernel, panels.waves_in_panels(scaled[None]).astype(numpy_dtype(real))
-        return known[1]
 
 
 class CpuPaths(CpuSums):
@@ -371,7 +355,7 @@ class CpuPaths(CpuSums):
         start, shares = self._beam(chunk, intermediates, shifted, modes)
         direction = array_of(self.spectrum(chunk, d_probe) if shifted else d_probe)
         change, _ = self._tall(model, chunk, d_object, window)
-        numbers = compiled_slices.room(*window, len(d_object))
+        numbers = room_for(3, 2 * len(d_object), *window)
         work = self.room("systems", threads_for(count), (numbers,), self.real)
         out = torch.empty((count, 5), dtype=torch.float64)
         shift = start, direction[:modes], fractions, a, shares
@@ -388,7 +372,7 @@ class CpuPaths(CpuSums):
         given = self._inputs(model, chunk, intermediates, chi[:0], shifts_probe(model, chunk))
         (obj, n, _, a), (start, fractions, shares), path = given
         by_panel = np.concatenate([panels.in_panels(rate.numpy()) for rate in rates]).astype(a.dtype, copy=False)
-        numbers = compiled_gaps.room(*window, len(intermediates.whole_object), len(rates))
+        numbers = room_for(1 + len(rates), len(intermediates.whole_object), *window)
         work = self.room("gaps", threads_for(len(chi)), (numbers,), self.real)
         out = torch.empty((len(chi), len(rates), 2), dtype=torch.float64)
         shift, tables = (start, fractions, a, shares), self.transform(chi).tables

@@ -64,6 +64,7 @@ class FusedIntermediates(Intermediates):
     probe: Tensor  # what beams are made of
     opr: Tensor  # and what else, of no modes if that is all
     window: tuple[int, int]
+    index: int = 0  # of the slice
 
     @cached_property
     def beams(self) -> Beams:
@@ -116,11 +117,11 @@ class StackedIntermediates(FusedIntermediates):
     @cached_property
     def _slices(self) -> list[FusedIntermediates]:
         found, beams = [], self.beams
-        for obj in self.whole_object[:, None]:
+        for index, obj in enumerate(self.whole_object[:, None]):
             one = FusedIntermediates(self.backend, self.model, self.chunk, obj, self.probe, self.opr)
-            one.__dict__["beams"] = beams
+            one.__dict__ |= {"index": index, "beams": beams}
             found.append(one)
-            if len(found) < len(self.whole_object):
+            if index + 1 < len(self.whole_object):
                 waves = self.model.to_next(self.backend.exit_waves(one))
                 beams = Beams(waves, torch.ones_like(beams.amplitudes))
         return found
@@ -181,16 +182,10 @@ class FusedBackend(Backend, ABC):
 
     @abstractmethod
     def to_object(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: FusedIntermediates,
-        waves: Tensor,
-        into: Adjoints,
-        index: int = 0,
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> None:
         """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2, in
-        the slice of this index, which is 0 where a backend knows single ones alone."""
+        the slice whose intermediates these are."""
 
     @abstractmethod
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
@@ -302,7 +297,7 @@ class FusedBackend(Backend, ABC):
         for index in range(len(intermediates.whole_object) - 1, -1, -1):
             one = intermediates.slice(index)
             if into.object is not None and into.object_weight is not None:
-                self.to_object(model, chunk, one, waves, into, index)
+                self.to_object(model, chunk, one, waves, into)
             if index:
                 waves = model.to_next_adjoint(self.to_probes(one, waves))
         if into.probe is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import panels
-from ptymesh.kernels.arguments import array_of
+from ptymesh.kernels.arguments import array_of, numpy_dtype
 
 
 class Arrays:
@@ -78,3 +78,20 @@ class Planes:
             made = panels.in_panels(plane.numpy()).astype(real, copy=False)
             known = self._known[name] = plane, plane._version, made, bool(made.any())
         return known[2], known[3]
+
+
+class Kernels:
+    """Transfer functions as kernels read them (propagation.py), by name; made anew when there are others."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
+
+    def __call__(self, name: str, kernel: Tensor | None, real: torch.dtype) -> np.ndarray[Any, Any]:
+        """A transfer function (h, w) with the scale of two transforms, panel after panel; None has no numbers."""
+        if kernel is None:
+            return np.zeros(0, numpy_dtype(real))
+        known = self._made.get(name)
+        if known is None or known[0] is not kernel:
+            scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
+            known = self._made[name] = kernel, panels.waves_in_panels(scaled[None]).astype(numpy_dtype(real))
+        return known[1]

@@ -47,12 +47,19 @@ def columns_through(
                 p, q = turned_by(plane, at + PAIR * r, c, d, down, r)
                 store(plane, at + PAIR * r, p)
                 store(plane, at + PAIR * r + LANES, q)
-        turn, back = spread(-twiddles[0, 0]), minus
-        for i in range(at, at + PAIR * h, PAIR):
-            p, q, s, t = load(plane, i), load(plane, i + LANES), load(kernel, i), back * load(kernel, i + LANES)
-            store(plane, i, p * s + q * t)
-            store(plane, i + LANES, p * t + turn * (q * s))
-        transform(plane, at, spare, h, plan[0], twiddles[0])
+        panel_through(plane, at, kernel, minus, h, spare, plan, twiddles)
+
+
+@inlined
+def panel_through(plane: Any, at: int, kernel: Any, minus: Any, h: int, spare: Any, plan: Any, twiddles: Any) -> None:
+    """A panel in Fourier space that starts at number `at`, times the kernel, and back; conjugate then. minus: -1, or 1
+    for the conjugate kernel."""
+    turn = spread(-twiddles[0, 0])
+    for i in range(at, at + PAIR * h, PAIR):
+        p, q, s, t = load(plane, i), load(plane, i + LANES), load(kernel, i), minus * load(kernel, i + LANES)
+        store(plane, i, p * s + q * t)
+        store(plane, i + LANES, p * t + turn * (q * s))
+    transform(plane, at, spare, h, plan[0], twiddles[0])
 
 
 @inlined

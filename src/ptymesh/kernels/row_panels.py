@@ -18,12 +18,16 @@ from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
     TWO,
+    WIDTH,
     ZERO,
     U,
+    pixels,
+    plane_of,
     row_panel_back,
     row_panel_from,
     row_panel_in,
     row_panel_out,
+    rows_of,
     transform,
 )
 from ptymesh.kernels.jit import inlined
@@ -74,6 +78,58 @@ def row_panels_of(room: Any, l: int, L: int, M: int, h: int, w: int) -> Any:
         room[total:light],
         room[light : light + size // TWO],
     )
+
+
+def room_for(waves: int, windows: int, h: int, w: int) -> int:
+    """Numbers that a band works in where several waves go on together: see `rooms_of`; of so many windows."""
+    rows = 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + 2 * (2 * waves + 1) * pixels(WIDTH, w)
+    return rows + 2 * waves * pixels(h, w) + 2 * windows * pixels(h + -h % WIDTH, w)
+
+
+@inlined
+def rooms_of(work: Any, waves: int, h: int, w: int) -> Any:
+    """Room for transforms, planes of all waves, twice their rows and another row, windows."""
+    _, spare, at = rows_of(work, ZERO, h, w)
+    wide = (w + LANES - ONE) // LANES * LANES
+    block, start = PAIR * wide, at + TWO * waves * h * wide
+    late, other = start + block * waves, start + TWO * block * waves
+    return (
+        spare,
+        work[at:start],
+        (work[start:late], work[late:other], work[other : other + block]),
+        work[other + block :],
+    )
+
+
+@inlined
+def rows_on(
+    rows: Any,
+    planes: Any,
+    size: int,
+    begin: int,
+    end: int,
+    first: int,
+    overlaps: bool,
+    h: int,
+    w: int,
+    spare: Any,
+    plan: Any,
+    twiddles: Any,
+) -> None:
+    """Rows of several waves, transformed, back to their planes, unless they overlap some that are to be taken out."""
+    block = PAIR * ((w + LANES - ONE) // LANES * LANES)
+    for k in range(begin, end):
+        transform(rows, block * k, spare, w, plan[1], twiddles[1])
+    if not overlaps:
+        rows_back(rows, planes, size, begin, end, first, h, w)
+
+
+@inlined
+def rows_back(rows: Any, planes: Any, size: int, begin: int, end: int, first: int, h: int, w: int) -> None:
+    """Rows of several waves back to their planes."""
+    block = PAIR * ((w + LANES - ONE) // LANES * LANES)
+    for k in range(begin, end):
+        row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
 
 
 @inlined

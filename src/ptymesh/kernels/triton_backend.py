@@ -259,18 +259,12 @@ class GpuBackend(FusedBackend):
     # --- adjoints ---
 
     def to_object(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: FusedIntermediates,
-        waves: Tensor,
-        into: Adjoints,
-        index: int = 0,
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> None:
         """See the base."""
         assert into.object is not None and into.object_weight is not None
         half = into.object[0].numel() * len(into.object) // into.parts
-        out, light = into.object[index:], into.object_weight[index:]
+        out, light = into.object[intermediates.index :], into.object_weight[intermediates.index :]
         bilinear = model.subpixel == "bilinear"
         corner, t = corners(chunk) if bilinear else (chunk.anchors, chunk.fractions)
         reached = _reached(waves, len(waves) * _tiles(waves))
