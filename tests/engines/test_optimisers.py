@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, REFUSED, SGD, Adam, NAdam, RMSprop
 from ptymesh.engines.elementwise import Elementwise
-from ptymesh.engines.optimisers import ELEMENTWISE, Moments
+from ptymesh.engines.optimisers import ELEMENTWISE
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
@@ -26,7 +25,6 @@ from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.state import RunState
-from ptymesh.simulate import simulate
 from toy import Toy, make, relative
 
 BATCHES = [np.arange(start, 40, 4) for start in range(4)]
@@ -268,28 +266,6 @@ def test_unknowns_start_stop_and_have_rates_of_their_own() -> None:
         for rate in (0.001, 0.01)
     )
     assert relative(slow * 10, fast) < 1e-12
-
-
-@pytest.mark.parametrize("engine", ELEMENTWISE)
-def test_rates_that_nobody_named(engine: type[Elementwise]) -> None:
-    """The probe's is larger than lr where steps are by means of slopes, and constant where they are not."""
-    means = issubclass(engine, Moments)
-    first, last = (engine(epochs=10, lr=0.1)._new_pace().at(epoch) for epoch in (1, 10))
-    assert first["probe"]["lr"] == pytest.approx(0.25 if means else 0.1) and first["object"]["lr"] == 0.1
-    assert last["object"]["lr"] == pytest.approx(0.1 * np.sin(np.pi / 20) ** 2 if means else 0.1)
-    own = engine(lr=0.1, scheduler=False, unknowns={"probe": {"lr": 0.03}})._new_pace().at(40)  # type: ignore[arg-type]
-    assert own["probe"]["lr"] == 0.03 and own["object"]["lr"] == own["amplitude"]["lr"] == 0.1
-
-
-def test_usual_options_end_lower_than_torch_s() -> None:
-    """In a near field and with few views, at most half as high."""
-    torch_s = {"betas": (0.9, 0.999), "scheduler": None, "unknowns": {"probe": {"lr": 0.03}}, "lr": 0.03}
-    scan = simulate(kind="near", views=49, window=32, seed=3).measurement
-    usual, others = (
-        pm.reconstruct(scan, pm.Adam(epochs=40, batch=16, **options)).history["residual"][-1]  # type: ignore[arg-type]
-        for options in ({}, torch_s)
-    )
-    assert usual < others / 2
 
 
 def test_amplitude_has_a_rate_of_its_own() -> None:

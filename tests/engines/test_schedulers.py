@@ -7,11 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import ptymesh as pm
 from ptymesh.engines import Adam
+from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.optimisers import ELEMENTWISE, Moments
 from ptymesh.engines.schedulers import SHORT, Pace, Scheduler
 from ptymesh.errors import BadInput
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
+from ptymesh.simulate import simulate
 from toy import Toy, make
 
 
@@ -80,3 +84,25 @@ def test_plateau_looks_at_the_losses_of_the_run() -> None:
     assert state.history["rate"] == pytest.approx([1e-6, 1e-6, 1e-9, 1e-9])
     still, moving = (run(toy, Adam(scheduler=s, **stage)).estimate.object - 1 for s in (options, None))
     assert float(still.abs().max()) < 0.7 * float(moving.abs().max())
+
+
+@pytest.mark.parametrize("engine", ELEMENTWISE)
+def test_rates_that_nobody_named(engine: type[Elementwise]) -> None:
+    """The probe's is larger than lr where steps are by means of slopes, and constant where they are not."""
+    means = issubclass(engine, Moments)
+    first, last = (engine(epochs=10, lr=0.1)._new_pace().at(epoch) for epoch in (1, 10))
+    assert first["probe"]["lr"] == pytest.approx(0.25 if means else 0.1) and first["object"]["lr"] == 0.1
+    assert last["object"]["lr"] == pytest.approx(0.1 * np.sin(np.pi / 20) ** 2 if means else 0.1)
+    own = engine(lr=0.1, scheduler=False, unknowns={"probe": {"lr": 0.03}})._new_pace().at(40)  # type: ignore[arg-type]
+    assert own["probe"]["lr"] == 0.03 and own["object"]["lr"] == own["amplitude"]["lr"] == 0.1
+
+
+def test_usual_options_end_lower_than_torch_s() -> None:
+    """In a near field and with few views, at most half as high."""
+    torch_s = {"betas": (0.9, 0.999), "scheduler": None, "unknowns": {"probe": {"lr": 0.03}}, "lr": 0.03}
+    scan = simulate(kind="near", views=49, window=32, seed=3).measurement
+    usual, others = (
+        pm.reconstruct(scan, pm.Adam(epochs=40, batch=16, **options)).history["residual"][-1]  # type: ignore[arg-type]
+        for options in ({}, torch_s)
+    )
+    assert usual < others / 2
