@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ptymesh as pm
-from ptymesh.auto import decide, described, helpers
+from ptymesh.auto import decide, described
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
@@ -86,29 +86,6 @@ def test_time_becomes_sweeps_before_anything_is_asked(run: Run, scan: Path, tmp_
     ):
         status, _, err = run("run", scan, "--out", "none", *wrong)
         assert status == 2 and said in err, err
-
-
-def test_helpers_are_there_while_stages_are_found(
-    run: Run, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[helpers.Helper] = []
-
-    class Noted(helpers.Helper):
-        def __init__(self, threads: int) -> None:
-            super().__init__(threads)
-            made.append(self)
-
-    monkeypatch.setattr(helpers, "Helper", Noted)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    plain = ["--set", "stages=[{engine: rpie, epochs: 1}]", "--set", "output.figures=false"]
-    (tmp_path / "open.yaml").write_text(f"data: {{path: {scan}}}\nstages: auto\nauto: {{sweeps: 5}}\n")
-    (tmp_path / "plain.yaml").write_text(f"data: {{path: {scan}}}\nstages: [{{engine: rpie, epochs: 1}}]\n")
-    for count, arguments in enumerate(
-        [["plain.yaml", *plain[2:]], [scan, *plain], ["open.yaml", *plain[2:]], ["open.yaml", "--device", "cuda:77"]]
-    ):
-        status, _, err = run("run", *arguments, "--out", f"out{count}")
-        assert status == (2 if count == 3 else 0), err
-        assert len(made) == min(count, 2) and all(one._process.returncode is not None for one in made)
 
 
 def test_a_recipe_may_leave_stages_open(run: Run, scan: Path, tmp_path: Path) -> None:

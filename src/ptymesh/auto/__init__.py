@@ -8,7 +8,6 @@ length     the numbers of epochs of its stages
 sweeps     how many there are for all of that
 race       two ways to go on from the same estimate, and which of them explains more of what neither has seen
 judging    the residual of held-out views, whose own unknowns are fitted on half of their pixels
-helpers    processes that take over some of what is tried
 written    the recipe with the reasons as comments
 python     the same in one call
 """
@@ -34,7 +33,7 @@ __all__ = ["decide", "described", "is_data", "named_after", "reconstruct"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when they are first used: helpers start before torch is there."""
+    """Import what is public when it is first used, as it takes torch."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ptymesh.auto' has no attribute {name!r}")
     return getattr(import_module(f"ptymesh.auto.{_PUBLIC[name]}"), name)

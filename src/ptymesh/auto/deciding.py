@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptymesh.auto.helpers import Helpers
 from ptymesh.auto.interview import Found, Interview, Say
 from ptymesh.auto.race import Budget, Stop, Terms, together
 from ptymesh.auto.sweeps import sweeps_in, sweeps_of
@@ -25,7 +24,6 @@ def decide(
     reasons: dict[str, list[str]] | None = None,
     say: Say | None = None,
     write: bool = True,
-    helpers: Helpers | None = None,
 ) -> Found:
     """The recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
 
@@ -35,13 +33,9 @@ def decide(
         reasons: of what has been chosen before.
         say: told what is found, on rank 0.
         write: the recipe with all reasons, into the output folder.
-        helpers: that take over some of what is tried, where this is the only rank, on CPUs.
 
     Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
     """
-    usable = world.size == 1 and world.device.type == "cpu" and recipe.memory_budget is None
-    if helpers is not None and not usable:
-        helpers.close()
     said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
     scan = together(world, lambda: load_measurement(recipe.data, recipe.positions))
@@ -50,7 +44,7 @@ def decide(
     if time_s is not None:
         sweeps = sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    terms = Terms(world, stop, Budget(sweeps or sweeps_of(scan)), helpers if usable else None)
+    terms = Terms(world, stop, Budget(sweeps or sweeps_of(scan)))
     found = Interview(recipe, scan, terms, said, speak).hold()
     if write:
         together(world, lambda: _write(found) if world.rank == 0 else None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,8 +33,6 @@ from ptymesh.run.recipe import Recipe, engine_of
 OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.4, 0.44, 0.5
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
-#: Pixels of all views up to which helpers hold them, too; transforms of more use all threads as they are.
-HELPED = 2**25
 #: Epochs until the answer to a question.
 ANSWER = 8
 #: What falls by more than this share until an answer is not asked anything yet.
@@ -137,25 +135,20 @@ class Interview:
 
     def _arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
         """For the scan that a recipe describes."""
-        scan = self._loaded(recipe) if scan is None else scan
-        small = scan.views * math.prod(scan.window) <= HELPED
-        return Arena(recipe, scan, self.terms if small else replace(self.terms, helpers=None), self.scan.views)
+        return Arena(recipe, self._loaded(recipe) if scan is None else scan, self.terms, self.scan.views)
 
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
         def begin(recipes: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
             still = {"probe": {"frozen": OPENING}} if frozen else {}
-            helpers, tracks = self.terms.helpers, list[Track | None]()
-            at_once = helpers.processes if helpers else 1
-            for first in range(0, len(recipes), at_once):
-                some = recipes[first : first + at_once]
+            tracks: list[Track | None] = []
+            for recipe in recipes:
                 try:
-                    tracks += self._begun(some, still, times * OPENING)
+                    tracks.append(self._begun(recipe, still, times * OPENING))
                 except OverBudget:
                     if not tracks:
                         raise
-                if len(tracks) < first + len(some):
                     break
             return tracks
 
@@ -163,17 +156,14 @@ class Interview:
         if found != self.recipe:
             self.recipe, self.scan = found, self._loaded(found)
 
-    def _begun(self, recipes: Sequence[Recipe], still: dict[str, Any], epochs: int) -> list[Track | None]:
-        """The first epochs of each, as far as the budget goes; None where a recipe cannot be begun."""
-        with ExitStack() as stack:
-            arenas: dict[int, Arena] = {}
-            for place, recipe in enumerate(recipes):
-                with suppress(BadInput):  # the window cannot hold such a beam
-                    arenas[place] = stack.enter_context(closing(self._arena(self._part(recipe))))
-            ways = [(arena, arena.start({**self._first(arena), **still}), epochs) for arena in arenas.values()]
-            tracks = dict(zip(arenas, side_by_side(ways, OPTICS) if ways else (), strict=False))
-        lost = next((place for place in arenas if place not in tracks), len(recipes))
-        return [tracks.get(place) for place in range(lost)]
+    def _begun(self, recipe: Recipe, still: dict[str, Any], epochs: int) -> Track | None:
+        """Return the first epochs of a recipe; None where it cannot be begun. Raises OverBudget."""
+        try:
+            arena = self._arena(self._part(recipe))
+        except BadInput:  # the window cannot hold such a beam
+            return None
+        with closing(arena):
+            return arena.run(arena.start({**self._first(arena), **still}), epochs, OPTICS)
 
     def _loaded(self, recipe: Recipe) -> Measurement:
         made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from ptymesh.auto.race import Arena, OverBudget, Track, ahead, better, gain
+from ptymesh.auto.race import Arena, OverBudget, Track, better, gain
 
 #: Epochs of rPIE before all else.
 OPENING = 12
@@ -132,7 +132,6 @@ class Length:
         courses = [self.arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
         if len(ways) == 1 or not self.arena.budget.holds(2 * sum(self.arena.cost(way, RACE) for way in ways)):
             return ways[0], courses[0]
-        ahead(courses, RACE // STRIDE)
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
         taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
         said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))

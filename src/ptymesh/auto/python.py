@@ -7,11 +7,8 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ptymesh.auto.data import described
 from ptymesh.auto.deciding import decide
-from ptymesh.auto.helpers import Helpers
 from ptymesh.auto.written import written
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import World
@@ -50,9 +47,7 @@ def reconstruct(
         raise BadInput(f"reconstruct has no option {unknown[0]}; it has {', '.join(_TOP)}, probe_modes and subpixel.")
     recipe = Recipe.parse({**raw, **{name: value for name, value in options.items() if value is not None}})
     with nullcontext(device) if isinstance(device, World) else join(device) as world:
-        alone = world.size == 1 and world.device.type == "cpu"
-        with Helpers(torch.get_num_threads() if alone else 1) as helpers:
-            found = decide(recipe, world, reasons=reasons, write=False, helpers=helpers)
+        found = decide(recipe, world, reasons=reasons, write=False)
         with closing(reconstruction(found.recipe, world)) as recon:
             recon.loop(hold_out=found.recipe.hold_out).run()
             return recon.result(written(found.recipe, found.reasons))

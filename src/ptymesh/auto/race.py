@@ -6,16 +6,13 @@ Every number on which something is decided is a sum over all ranks, and nothing 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from ptymesh.auto.helpers import Helper, Helpers, Task
 from ptymesh.auto.judging import Judged, judge, judging
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
@@ -70,12 +67,11 @@ class Budget:
 
 @dataclass
 class Terms:
-    """Who runs what is tried, and within what: ranks, whether to stop, the budget, and helpers that take over some."""
+    """Who runs what is tried, and within what: ranks, whether to stop, the budget, in sweeps."""
 
     world: World
     stop: Stop
     budget: Budget
-    helpers: Helpers | None = None
 
 
 @dataclass
@@ -188,9 +184,18 @@ class Arena:
         """
         return side_by_side([(self, track, epochs)], until)[0]
 
-    def follow(self, track: Track, epochs: int, every: int, until: float) -> Course:
-        """How a track goes on, every so many epochs, with one engine, whose memory goes on; pays for itself."""
-        return Course(self, track, epochs, every, until)
+    def follow(self, track: Track, epochs: int, every: int, until: float) -> Iterator[Track]:
+        """Yield the track after every so many epochs, with one engine, whose memory goes on.
+
+        Each stride is paid for when it is asked for. Ends where the track diverges. Raises OverBudget, Undecided.
+        """
+        steps = self.steps(track, epochs, every)
+        for _ in range(epochs // every):
+            self.budget.pay(self.cost(track, every), until)
+            reached = next(steps)
+            yield reached
+            if reached.judged is None:
+                return
 
     def steps(self, track: Track, epochs: int, every: int) -> Iterator[Track]:
         """The track after every so many epochs; ends where it diverges. Raises Undecided."""
@@ -230,105 +235,22 @@ class Arena:
         self.recon.close()
 
 
-_numbers = count()
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a helper does of a course.
-
-    Fields:
-        number: of the course. recipe: of its data. strides: that are asked for. ends: whether no more will be.
-        begin: its track, number of epochs, and how many epochs a stride has; None: the helper has begun it.
-    """
-
-    number: int
-    recipe: Recipe
-    strides: int
-    ends: bool
-    begin: tuple[Track, int, int] | None
-
-
-class Course:
-    """How a track goes on: where it stands every so many epochs, one after the other. Each is paid for when it is asked
-    for, which raises OverBudget; raises Undecided."""
-
-    def __init__(self, arena: Arena, track: Track, epochs: int, every: int, until: float = 1.0) -> None:
-        self.arena, self.track, self.epochs, self.every, self.until = arena, track, epochs, every, until
-        self.number, self._done = next(_numbers), 0
-        self._known: deque[Track] = deque()
-        self._here: Iterator[Track] | None = None
-        self._by: Helper | None = None
-
-    def __iter__(self) -> Iterator[Track]:
-        return self
-
-    def __next__(self) -> Track:
-        if not self._known:
-            ahead([self], 1)
-        if not self._known:
-            raise StopIteration
-        return self._known.popleft()
-
-    def pay(self) -> None:
-        """For one more stride. Raises OverBudget."""
-        self.arena.budget.pay(self.arena.cost(self.track, self.every), self.until)
-
-    def task(self, strides: int) -> Task:
-        """So many more strides. Who has begun goes on; where that was a helper that was lost, this process starts
-        anew."""
-        by = self._by if self._by is not None and not self._by.lost else None
-        message = None
-        if by is not None or not self._done:
-            begin = (self.track, self.epochs, self.every) if by is None else None
-            ends = (self._done + strides) * self.every >= self.epochs
-            message = Message(self.number, self.arena.recipe, strides, ends, begin)
-
-        def here() -> list[Track]:
-            if self._here is None:
-                self._here = islice(self.arena.steps(self.track, self.epochs, self.every), self._done, None)
-            return list(islice(self._here, strides))
-
-        return Task(message, here, by)
-
-    def note(self, task: Task, tracks: list[Track]) -> None:
-        """What came of its task."""
-        self._by = task.by
-        self._done += len(tracks)
-        self._known.extend(tracks)
-
-
-def ahead(courses: Sequence[Course], strides: int) -> None:
-    """Goes so many strides ahead on each course, side by side. Raises OverBudget, Undecided."""
-    for course in courses:
-        for _ in range(strides):
-            course.pay()
-    _together(courses, strides)
-
-
 def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -> list[Track]:
-    """Where each track comes in so many epochs, in an arena; those for which the budget does not suffice are left out,
-    and all that follow. Raises OverBudget where that leaves none, Undecided."""
-    courses: list[Course] = []
+    """Return where each track comes in so many epochs, in an arena.
+
+    Those for which the budget does not suffice are left out, and all that follow. Raises OverBudget where that leaves
+    none, Undecided.
+    """
+    paid = 0
     for arena, track, epochs in ways:
-        course = Course(arena, track, epochs, epochs, until)
         try:
-            course.pay()
+            arena.budget.pay(arena.cost(track, epochs), until)
         except OverBudget:
-            if not courses:
+            if not paid:
                 raise
             break
-        courses.append(course)
-    _together(courses, 1)
-    return [next(course) for course in courses]
-
-
-def _together(courses: Sequence[Course], strides: int) -> None:
-    tasks = [course.task(strides) for course in courses]
-    terms = courses[0].arena.terms
-    helpers = Helpers(1) if terms.helpers is None else terms.helpers
-    for course, task, tracks in zip(courses, tasks, helpers.share(tasks, terms.stop), strict=True):
-        course.note(task, tracks)
+        paid += 1
+    return [next(arena.steps(track, epochs, epochs)) for arena, track, epochs in ways[:paid]]
 
 
 def together(world: World, make: Callable[[], Any]) -> Any:

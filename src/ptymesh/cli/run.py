@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ptymesh.cli.launching import Holding, Launching, Settings, folder, spread
-from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
-    from ptymesh.auto.helpers import Helpers
     from ptymesh.cli.running import Open
     from ptymesh.run.recipe import Recipe
 
@@ -36,23 +33,11 @@ def command(
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
     from ptymesh.auto.given import is_data
-    from ptymesh.auto.helpers import Helpers
     from ptymesh.cli.running import Open
 
     settings, data = [*(set_ or ()), *room.settings], is_data(recipe)
-    with ExitStack() as stack:
-
-        def helpers() -> Helpers | None:
-            alone = world().size == 1 and how.ranks in (None, 1) and how.device in ("auto", "cpu")
-            return stack.enter_context(Helpers()) if alone else None
-
-        found = Open(time_s=time, helpers=helpers() if data else None)  # before long imports
-        loaded = _loaded(recipe, settings, out, found, data)
-        if loaded.auto is None:
-            stack.close()  # nothing is to be found
-        elif not data:
-            found.helpers = helpers()
-        _run(recipe, loaded, settings, time, force, how, found)
+    found = Open(time_s=time)
+    _run(recipe, _loaded(recipe, settings, out, found, data), settings, time, force, how, found)
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from subprocess import Popen
     from typing import TypeAlias
 
-    from ptymesh.auto.helpers import Helpers
     from ptymesh.distributed.world import World
     from ptymesh.run.drawing import Job
     from ptymesh.run.recipe import Recipe
@@ -132,28 +131,17 @@ def restarted() -> bool:
 class Open:
     """How stages that a recipe leaves open are found.
 
-    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key; helpers: that take over
-    some of what is tried.
+    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key.
     """
 
     time_s: float | None = None
     reasons: dict[str, list[str]] = field(default_factory=dict)
-    helpers: Helpers | None = None
 
     def decide(self, recipe: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
         """The recipe with stages, which is written into the output folder. Collective."""
         from ptymesh.auto import decide
 
-        with self.helpers or nullcontext():  # what follows is for this process alone
-            return decide(
-                recipe,
-                world,
-                stop,
-                time_s=self.time_s,
-                reasons=self.reasons,
-                say=typer.echo,
-                helpers=self.helpers,
-            ).recipe
+        return decide(recipe, world, stop, time_s=self.time_s, reasons=self.reasons, say=typer.echo).recipe
 
 
 def execute(
