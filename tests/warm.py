@@ -172,7 +172,7 @@ class _Spares:
 def _is_python(command: Any) -> bool:
     """Whether this is a command that `_run` knows; streams are never held back (-u) for longer than a line."""
     words = [str(word) for word in command if word != "-u"] if isinstance(command, (list, tuple)) else []
-    return len(words) > 1 and words[0] == sys.executable and (words[1] in ("-m", "-c") or words[1][0] != "-")
+    return len(words) > 1 and words[0] == sys.executable and (words[1] in ("-P", "-m", "-c") or words[1][0] != "-")
 
 
 def _serve(pipe: socket.socket) -> None:
@@ -227,16 +227,17 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> i
 
 
 def _run(arguments: list[str]) -> None:
-    """`python -m MODULE ...`, `python -c CODE ...` or `python SCRIPT ...`."""
+    """`python -m MODULE ...`, `python -c CODE ...` or `python SCRIPT ...`; with -P, without their folder in sys.path."""
+    if safe := arguments[0] == "-P":
+        arguments = arguments[1:]
+    folder = {"-m": os.getcwd(), "-c": ""}.get(arguments[0], str(Path(arguments[0]).resolve().parent))
+    sys.path[:0] = [] if safe else [folder]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     elif arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
-        sys.path.insert(0, "")
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = list(arguments)
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         runpy.run_path(arguments[0], run_name="__main__")

@@ -3,16 +3,20 @@
 A run answers signals from its first moment, so that this comes before the command line's own imports.
 """
 
+import contextlib
 import gc
 import os
 import sys
 
 from ptymesh import stopping
+from ptymesh.cli.streams import open_closed_streams
 from ptymesh.distributed.child import settle
 
 
 def main() -> None:
     """Entry point."""
+    open_closed_streams()  # before anything opens a file
+    ignore_working_folder()
     if stopping.wanted(sys.argv[1:]):
         stopping.watch(speaks=first_rank())
         gc.disable()  # what is imported stays: to look through it time and again takes a fifth of the start
@@ -25,6 +29,19 @@ def main() -> None:
         command_line()
     finally:
         gc.freeze()  # else Python looks through all that torch and numba have made, again and again, before it ends
+
+
+def ignore_working_folder() -> None:
+    """Import nothing from the working folder, where data lie, and take no machine code from there.
+
+    `python -m` puts it first in sys.path, and numba reads in its `.numba_config.yaml` where compiled functions are
+    kept, which are pickles; the environment goes before that file.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with contextlib.suppress(OSError):  # there is no working folder any more
+        if sys.path and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != home:
+            del sys.path[0]
+    os.environ.setdefault("NUMBA_CACHE_DIR", "")
 
 
 def first_rank() -> bool:

@@ -33,10 +33,11 @@ class Lasting(io.FileIO):
         return memoryview(data).nbytes
 
 
-def keep() -> None:
-    """From here on, nothing that is printed fails. Streams that are closed are opened, onto nothing.
+def open_closed_streams() -> None:
+    """Open descriptors 0, 1 and 2 onto nothing where they are closed; before any other file is opened.
 
-    Their numbers would be given to the next files that are opened, and what libraries print would go there.
+    Their numbers would be given to the next files that are opened (the pipe of signals, the result), and what libraries
+    print, or read, would go there.
     """
     for number in range(3):
         try:
@@ -45,6 +46,11 @@ def keep() -> None:
             while os.open(os.devnull, os.O_RDWR) < number:
                 pass
             os.set_inheritable(number, True)
+
+
+def keep() -> None:
+    """From here on, nothing that is printed fails. Streams that are closed are opened, onto nothing."""
+    open_closed_streams()
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or isinstance(_raw(stream), Lasting):

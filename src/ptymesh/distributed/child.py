@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+from ptymesh.distributed.processes import restore_python_path
 from ptymesh.errors import BadInput
 from ptymesh.stopping import SIGNALS
 
@@ -38,9 +39,11 @@ def settle() -> None:
     """Send output where the launcher wants it, and stop (after a checkpoint) should the launcher be killed.
 
     Signals that came since the launcher started this process were held back, and are acted upon from here on.
+    PYTHONPATH becomes what it was for the launcher.
     Does nothing in a process that no launcher started.
     """
     global _launched
+    restore_python_path()
     if path := os.environ.pop(OUTPUT, ""):
         sys.stdout.flush()
         sys.stderr.flush()

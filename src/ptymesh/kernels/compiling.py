@@ -30,6 +30,7 @@ import numba
 from numba.core import event
 
 from ptymesh import stopping
+from ptymesh.distributed.processes import start_python
 from ptymesh.kernels import (
     compiled,
     compiled_blocks,
@@ -131,16 +132,15 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
     kept = [name for name in names if kernels()[name][0].stats.cache_path]
     if not (kept and sys.executable):
         return
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory() as claims:
-        command = [sys.executable, "-m", "ptymesh.kernels.compiling", dtype, claims, *kept]
+        words = ("-m", "ptymesh.kernels.compiling", dtype, claims, *kept)
         count = min(config.NUMBA_DEFAULT_NUM_THREADS, MOST, len(kept))
         quiet: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL,
             "stderr": subprocess.DEVNULL,
         }
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[subprocess.Popen[Any]] = []
         ended = threading.Event()
 
         def end() -> None:
@@ -153,7 +153,7 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
             atexit.register(end)  # where a thread waits here, and the program ends (ready.begin)
             try:
                 for _ in range(count):
-                    processes.append(subprocess.Popen(command, env=environment, **quiet))
+                    processes.append(start_python(*words, **quiet))
                 for process in processes:
                     process.wait()
             finally:

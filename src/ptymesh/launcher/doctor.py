@@ -13,7 +13,6 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,17 +25,10 @@ import torch
 
 from ptymesh.distributed import shared_memory
 from ptymesh.distributed.devices import available_backends, is_slice, memory_nodes, say_cpus
-from ptymesh.launcher.launch import cores
+from ptymesh.distributed.processes import cores, start_python
 
 #: Module that each rank of the hang test runs, and module for copies between GPUs; tests put others here.
 PROBE, PEERS = ("-m", "ptymesh.launcher.probe"), ("-m", "ptymesh.distributed.peers")
-#: The launcher, as a process that can be given up.
-_LAUNCH = """
-import sys
-from ptymesh.launcher.launch import launch
-ranks, *program = sys.argv[1:]
-sys.exit(launch((), int(ranks), program=program))
-"""
 #: Bytes that are written to and read from the disk.
 DISK_BYTES = 64 << 20
 NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
@@ -158,9 +150,9 @@ def hang_test(
 ) -> dict[str, Any]:
     """Whether `ranks` ranks on these devices can sum over this backend, and how fast; `extra`: environment besides."""
     tried: dict[str, Any] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
-    command = [sys.executable, "-c", _LAUNCH, str(ranks), *PROBE, device, backend]
+    words = ("-m", "ptymesh.launcher.apart", str(ranks), *PROBE, device, backend)
     began = time.monotonic()
-    status, out, err = run(command, timeout_s, {**os.environ, **(extra or {})})
+    status, out, err = run_python(words, timeout_s, extra)
     seconds = timeout_s if status is None else time.monotonic() - began  # ending what hangs takes time of its own
     tried |= {"works": status == 0, "hangs": status is None, "seconds": seconds, "allreduce": []}
     if status == 0:
@@ -171,10 +163,24 @@ def hang_test(
     return tried
 
 
-def run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> tuple[int | None, str, str]:
-    """Status (None: it hung, and was ended with all its children), standard output and standard error."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environ), start_new_session=True
+def run_python(
+    words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Return status (None: it hung, and was ended with all its children), standard output and standard error.
+
+    Args:
+        words: what Python runs.
+        timeout_s: after which it hangs.
+        environment: variables that it gets besides.
+    """
+    process = start_python(
+        *words,
+        environment=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -191,7 +197,7 @@ def run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) ->
 
 def peers(timeout_s: float) -> list[dict[str, Any]]:
     """Copies between every two GPUs; the pair at which they hang, or fail, has no bandwidth."""
-    status, out, err = run([sys.executable, *PEERS], timeout_s, os.environ)
+    status, out, err = run_python(PEERS, timeout_s)
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if status != 0:
         begun = [json.loads(line) for line in err.splitlines() if line.startswith("{")]

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start
 from ptymesh import stopping
 from ptymesh.distributed.child import CORES, LAUNCHER, OUTPUT
 from ptymesh.distributed.devices import bindings, memory_nodes, visible_slice
-from ptymesh.distributed.processes import cores
+from ptymesh.distributed.processes import cores, python_command, python_environment
 from ptymesh.distributed.watchdog import AGREED, read_verdict
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
@@ -89,7 +89,10 @@ def launch(
             store = _store()
             given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
             environments = {
-                rank: _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal) | given
+                rank: python_environment(
+                    _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal)
+                )
+                | given
                 for rank in range(ranks)
             }
             watch = _attempt((*program, *arguments), environments, signals, store)
@@ -126,9 +129,10 @@ def _attempt(
     command: Sequence[str], environments: dict[int, dict[str, str]], signals: Signals, store: TCPStore
 ) -> Watch:
     """Start the ranks and return when all have ended."""
+    python, *arguments = python_command(*command)
     with _held_back():
         context = start_processes(
-            "rank", sys.executable, dict.fromkeys(environments, tuple(command)), environments, logs_specs=_Inherit()
+            "rank", python, dict.fromkeys(environments, tuple(arguments)), environments, logs_specs=_Inherit()
         )
     watch = Watch(context, signals, store)
     try:

@@ -13,7 +13,7 @@ def main() -> None:
     """Runs it as `python SCRIPT ARGUMENTS` would."""
     settle()
     del sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ptymesh import stopping
 from ptymesh.distributed.child import end_with
-from ptymesh.distributed.processes import importing_alike
+from ptymesh.distributed.processes import start_python
 from ptymesh.errors import BadInput, PtymeshError
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def standing_by(*, waited_for: bool) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _started(waited_for: bool) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "ptymesh.run.drawing"]
-    own = importing_alike() | dict.fromkeys(THREADS, "1")
-    return subprocess.Popen(
-        command + ["--waited-for", str(os.getpid())] * waited_for,
+    return start_python(
+        "-m",
+        "ptymesh.run.drawing",
+        *["--waited-for", str(os.getpid())] * waited_for,
+        environment=dict.fromkeys(THREADS, "1"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if waited_for else subprocess.DEVNULL,
-        env=os.environ | own,
         start_new_session=True,  # a terminal's Ctrl-C, and its end, are not for the figures
     )
 

@@ -6,13 +6,13 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ptymesh.distributed.child import LAUNCHER
 from ptymesh.distributed.devices import device_for, visible_gpus
+from ptymesh.distributed.processes import start_python
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.launcher.launch import MOST_RANKS, cores
 
@@ -126,12 +126,13 @@ class Crew:
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         share = self.given[place]
-        environment = {**os.environ, **share.environment, LAUNCHER: str(os.getpid())}
         arguments = [str(self.folder), share.device, share.name]
         with self._log(place).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "ptymesh.tune.worker", *arguments],
-                env=environment,
+            return start_python(
+                "-m",
+                "ptymesh.tune.worker",
+                *arguments,
+                environment={**share.environment, LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
