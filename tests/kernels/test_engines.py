@@ -102,6 +102,37 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel_backend(cpu, torch.complex64)
 
 
+#: A reconstruction, and commands about kernels, in a process that cannot import numba.
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+import torch
+import ptymesh
+from ptymesh.cli import doctor, warm
+from ptymesh.kernels import begin, kernel_backend
+from ptymesh.physics.backend import Backend
+from toy import make
+begin(torch.device("cpu"), torch.complex64)
+toy = make(views=4, window=(16, 16), blocks=1)
+assert type(toy.problem().backend) is type(kernel_backend(torch.device("cpu"), torch.complex64)) is Backend
+assert doctor.kernels() == {}
+try:
+    warm.command()
+except ptymesh.BadInput as error:
+    print(error)
+"""
+
+
+def test_without_numba_torch_computes_and_one_sentence_says_so() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    environment.pop(VARIABLE, None)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "There is nothing to compile kernels with; install a numba that goes with this numpy.\n"
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("ptymesh: the kernels of CPUs are off, as numba cannot be imported (import of numba halted")
+
+
 #: Makes ready a single small kernel, having done what `first` says; prints how often it was found on disk.
 MAKE_READY = """
 import sys, ptymesh.kernels

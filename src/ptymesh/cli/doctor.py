@@ -30,7 +30,12 @@ def command(
         raise BadInput(f"There is no folder {folder}; give an existing one with --dir.")
     found = examine(folder, timeout, ranks)
     found["kernels"] = kernels()
-    if not all(found["kernels"].values()):
+    if not found["kernels"]:
+        found["advice"].append(
+            "The kernels of CPUs are off, as numba cannot be imported, and CPUs are slower for it: install a numba "
+            "that goes with this numpy."
+        )
+    elif not all(found["kernels"].values()):
         found["advice"].append(
             "`ptymesh warm` compiles the kernels for this processor now; otherwise the first run does, which takes it "
             "a minute or two."
@@ -47,7 +52,11 @@ def command(
 
 
 def kernels() -> dict[str, bool]:
-    """By precision, whether those for the CPU are compiled."""
+    """By precision, whether those for the CPU are compiled; empty where nothing can compile them."""
+    from ptymesh.kernels import can_compile
+
+    if not can_compile():
+        return {}
     from ptymesh.kernels import compiling
 
     return {name: not compiling.missing(waves) for name, waves in (("single", "complex64"), ("double", "complex128"))}

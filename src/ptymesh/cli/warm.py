@@ -29,6 +29,10 @@ def command(
     import torch
 
     from ptymesh.errors import BadInput
+    from ptymesh.kernels import can_compile
+
+    if not can_compile():
+        raise BadInput("There is nothing to compile kernels with; install a numba that goes with this numpy.")
     from ptymesh.kernels import compiling, ready
 
     if not compiling.places():

@@ -343,8 +343,23 @@ def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> 
             chunk = math.prod(plan.get_chunk()) * found.get_type().get_size()
             check_room(chunk, f"One chunk of {what}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
         if any(plan.get_filter(i)[0] >= 256 for i in range(plan.get_nfilters())):  # 256: first registered plugin
-            import hdf5plugin  # noqa: F401
+            _load_filters(what)
         return h5py.Dataset(found), deep
+
+
+def _load_filters(what: str) -> None:
+    """Let HDF5 find the registered filters, which are for compressed data alone and 46 MB.
+
+    Raises:
+        BadInput: They are not installed.
+    """
+    try:
+        import hdf5plugin  # noqa: F401
+    except ImportError as error:
+        raise BadInput(
+            f"{what} is compressed by a filter of hdf5plugin, which cannot be imported ({error}): pip install "
+            "hdf5plugin, or write the file without compression."
+        ) from error
 
 
 def _opened_object(group: Any, part: bytes) -> Any:

@@ -49,9 +49,26 @@ def _launches(device: torch.device) -> bool:
     return True
 
 
+@cache
+def can_compile() -> bool:
+    """Return True if numba can be imported; where it cannot, standard error says so, once."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:  # not installed, or it refuses a numpy that is newer than itself
+        reason = " ".join(str(error).split())[:200]
+        print(
+            f"ptymesh: the kernels of CPUs are off, as numba cannot be imported ({reason}); torch's operations are "
+            "used on CPUs, which are slower. Install a numba that goes with this numpy.",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return True
+
+
 def begin(device: torch.device, dtype: torch.dtype) -> None:
     """Starts to read, or to compile, what `kernel_backend` will need, and returns at once."""
-    if device.type == "cpu" and os.environ.get(VARIABLE, "auto") == "auto":
+    if device.type == "cpu" and os.environ.get(VARIABLE, "auto") == "auto" and can_compile():
         from ptymesh.kernels import ready
 
         ready.begin(dtype)
@@ -70,6 +87,8 @@ def kernel_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     if choice == "torch":
         return Backend()
     if device.type == "cpu":
+        if not can_compile():
+            return Backend()
         from ptymesh.kernels.cpu import CpuBackend
 
         return CpuBackend(dtype)

@@ -21,7 +21,7 @@ from typing import Any
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.launcher.launch import MOST_RANKS, launch
-from ptymesh.launcher.spawned import ADDRESS, KEY
+from ptymesh.launcher.spawned import ADDRESS, KEY, import_cloudpickle
 
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per_rank: int | None = None) -> list[Any]:
@@ -37,8 +37,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
     for name, number in (("ranks", ranks), ("threads_per_rank", 1 if threads_per_rank is None else threads_per_rank)):
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MOST_RANKS:
             raise BadInput(f"{name} is {' '.join(str(number).split())[:60]}; give a whole number, 1 to {MOST_RANKS}.")
-    from numba import cloudpickle
-
+    cloudpickle = import_cloudpickle()
     try:
         call = cloudpickle.dumps((function, arguments, list(sys.path)))
     except Exception as error:  # whatever an object says that cannot travel

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Client
+from typing import Any
 
 from ptymesh.distributed.child import settle
+from ptymesh.errors import PtymeshError
 
 #: Set by `spawn`: where it listens, and the key that it shares with its ranks.
 ADDRESS, KEY = "PTYMESH_SPAWN_ADDRESS", "PTYMESH_SPAWN_KEY"
 
 
+def import_cloudpickle() -> Any:
+    """Return the module cloudpickle: numba's copy, or the package of that name where numba cannot be imported.
+
+    Raises:
+        PtymeshError: Neither can be imported.
+    """
+    with suppress(ImportError):
+        from numba import cloudpickle
+
+        return cloudpickle
+    try:
+        return import_module("cloudpickle")
+    except ImportError as error:
+        raise PtymeshError(
+            "ptymesh.spawn sends functions by cloudpickle, and neither it nor numba, which brings it, can be imported: "
+            "pip install cloudpickle."
+        ) from error
+
+
 def main() -> int:
     """Exit status: 0, or 1 where the function raised."""
     settle()
-    from numba import cloudpickle
+    cloudpickle = import_cloudpickle()
 
     host, port = os.environ.pop(ADDRESS).rsplit(":", 1)
     with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(KEY))) as pipe:
