@@ -1,6 +1,7 @@
-"""What a machine with a GPU is asked in this process: `python gpu_checks.py CHECK cuda|stand-in`; see gpu_check.py.
+"""What a machine with a GPU is asked in this process: `python gpu_checks.py CHECK cuda|stand-in [PART/PARTS]`; see
+gpu_check.py. Of a check of many engines, PART of PARTS takes every PARTS-th.
 
-The last line printed begins with passed or failed. The stand-in is the pretended device, with Triton's
+What fails is noted with its inputs (gpu_failures.py), and the check goes on with the next engine. The last line printed begins with passed or failed. The stand-in is the pretended device, with Triton's
 interpreter; it must not be imported where there is a real one, as torch knows one accelerator alone.
 """
 
@@ -8,23 +9,27 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+import gpu_failures  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+import ptymesh  # noqa: E402, F401  before torch
 from ptymesh.distributed.layout import Replicated  # noqa: E402
 from ptymesh.distributed.tiled import Tiled  # noqa: E402
 from ptymesh.distributed.world import Solo  # noqa: E402
 from ptymesh.engines import ENGINES  # noqa: E402
+from ptymesh.kernels import VARIABLE  # noqa: E402
 from ptymesh.kernels.triton_backend import GpuBackend  # noqa: E402
 from ptymesh.physics.backend import Backend  # noqa: E402
 from ptymesh.physics.elementwise import over_window  # noqa: E402
@@ -43,9 +48,13 @@ LAYOUTS = ("replicated", "tiled")
 class Machine:
     """The device that is checked, while it is entered."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, part: tuple[int, int] = (0, 1)) -> None:
         self.kind, self._undo = kind, ExitStack()
         self.real = kind != "stand-in"
+        self.engines = list(ENGINES)[part[0] :: part[1]]
+        #: What failed, in words, in the order in which it did.
+        self.failures: list[str] = []
+        self._is_lost = False
         self.device = torch.device("cuda", 0)
         #: Of the scans, which are small for the stand-in, as it is slow.
         self.views, self.window, self.modes, self.blocks = (200, (64, 48), 2, 3) if self.real else (4, (8, 12), 1, 2)
@@ -92,6 +101,21 @@ class Machine:
             made.backend = made.fields.backend = GpuBackend(**options)
         return made
 
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Note what fails within, with its inputs, and go on; after a lost context nothing is tried any more."""
+        if self._is_lost:
+            self.failures.append(f"{what}: not tried, as the device's context is lost")
+            return
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            gpu_failures.save(f"{sys.argv[1]}-{what}", error)
+            said = " ".join(str(error).split())[:200]
+            self.failures.append(said if said.startswith(what) else f"{what}: {type(error).__name__}: {said}")
+            self._is_lost = gpu_failures.is_context_lost(said)
+
     def toy(self, **options: Any) -> Toy:
         return make(**{"views": self.views, "window": self.window, "blocks": self.blocks, **options})
 
@@ -108,59 +132,97 @@ def stages(problem: Problem, state: RunState, engine: str, epochs: int, batch: i
 
 def reference(machine: Machine, toy: Toy, engine: str, epochs: int = 0, **options: Any) -> Any:
     """What torch's reference on the CPU ends with."""
-    with torch.utils._python_dispatch._disable_current_modes():
+    with torch.utils._python_dispatch._disable_current_modes(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "torch")  # nothing is compiled for the CPU
         problem = toy.problem()
-        problem.backend = Backend()
         epochs = epochs or machine.epochs
         return stages(problem, RunState(toy.start()), engine, epochs, machine.views // 2, **options).estimate
 
 
-def engines(machine: Machine) -> str:
+def compare_engine(machine: Machine, engine: str, layouts: tuple[str, ...], plain: bool = False) -> float:
+    """Return the largest relative difference of an engine's object to the reference's, over layouts.
+
+    Args:
+        machine: what it runs on.
+        engine: its name.
+        layouts: that it runs in.
+        plain: torch's operations on the device, instead of Triton's kernels.
+    """
+    wanted, worst = None, 0.0
+    for layout in layouts:
+        with machine.attempt(f"{engine}, {layout}"):
+            toy = machine.toy(modes=machine.modes)
+            wanted = reference(machine, toy, engine, machine.few) if wanted is None else wanted
+            problem = machine.problem(toy, layout)
+            if plain:
+                problem.backend = problem.fields.backend = Backend()
+            state = machine.run(problem, machine.there(share(toy.start(), problem)), engine, machine.few)
+            obtained, expected = machine.here(state.estimate.object), wanted.object
+            off = relative(obtained, expected)
+            worst = max(worst, off)
+            assert off < 1e-7, f"{engine}, {layout}: relative difference {off:.1e} in double precision"
+    return worst
+
+
+def engine(machine: Machine) -> str:
+    """One engine, by kernels that are captured where they can be, ends where the reference on the CPU does."""
+    off = compare_engine(machine, "rpie", LAYOUTS[:1])
+    return f"rpie; relative difference {off:.1e}"
+
+
+def engines(machine: Machine, plain: bool = False) -> str:
     """Every engine ends where the reference on the CPU does, in both layouts; on the stand-in in either of them."""
     worst = ("", 0.0)
-    for number, engine in enumerate(ENGINES):
-        for layout in LAYOUTS if machine.real else LAYOUTS[number % 2 :][:1]:
-            toy = machine.toy(modes=machine.modes)
-            problem = machine.problem(toy, layout)
-            state = machine.run(problem, machine.there(share(toy.start(), problem)), engine, machine.few)
-            off = relative(machine.here(state.estimate.object), reference(machine, toy, engine, machine.few).object)
-            worst = max(worst, (f"{engine}, {layout}", off), key=lambda pair: pair[1])
-            assert off < 1e-7, f"{engine}, {layout}: relative difference {off:.1e} in double precision"
-    layouts = "both layouts" if machine.real else "either layout"
-    return f"{len(ENGINES)} engines, {layouts}; largest relative difference {worst[1]:.1e} ({worst[0]})"
+    for engine in machine.engines:
+        number = list(ENGINES).index(engine)
+        layouts = LAYOUTS if machine.real and not plain else LAYOUTS[number % 2 :][:1]
+        worst = max(worst, (engine, compare_engine(machine, engine, layouts, plain)), key=lambda pair: pair[1])
+    layouts_said = "both layouts" if machine.real and not plain else "either layout"
+    return f"{len(machine.engines)} engines, {layouts_said}; largest relative difference {worst[1]:.1e} ({worst[0]})"
+
+
+def torch_engines(machine: Machine) -> str:
+    """The same by torch's operations on the device, which is what there is where Triton's kernels are not."""
+    return engines(machine, plain=True)
 
 
 def resumed(machine: Machine) -> str:
     """Every engine goes on from its memory, all of which comes back on the device, one in the other layout."""
     first = machine.few
-    for number, engine in enumerate(ENGINES):
-        toy = machine.toy()
-        problem = machine.problem(toy, LAYOUTS[number % 2])
-        state = machine.run(problem, machine.there(share(toy.start(), problem)), engine, first)
-        state.engines[0] = {name: kept.to(machine.device) for name, kept in state.engines[0].items()}
-        state.stage, state.epoch = 0, first
-        stages(problem, state, engine, 2 * first, machine.views // 2)
-        off = relative(machine.here(state.estimate.object), reference(machine, toy, engine, 2 * first).object)
-        assert off < 1e-6, f"{engine}: relative difference {off:.1e} to a run that was not interrupted"
-    return f"{len(ENGINES)} engines, in either layout"
+    for engine in machine.engines:
+        number = list(ENGINES).index(engine)
+        with machine.attempt(engine):
+            toy = machine.toy()
+            problem = machine.problem(toy, LAYOUTS[number % 2])
+            state = machine.run(problem, machine.there(share(toy.start(), problem)), engine, first)
+            state.engines[0] = {name: kept.to(machine.device) for name, kept in state.engines[0].items()}
+            state.stage, state.epoch = 0, first
+            stages(problem, state, engine, 2 * first, machine.views // 2)
+            obtained = machine.here(state.estimate.object)
+            expected = reference(machine, toy, engine, 2 * first).object
+            off = relative(obtained, expected)
+            assert off < 1e-6, f"{engine}: relative difference {off:.1e} to a run that was not interrupted"
+    return f"{len(machine.engines)} engines, in either layout"
 
 
 def bits(machine: Machine) -> str:
     """The same bits twice, in any chunks, launched one by one or as graphs, in both layouts."""
     few = 3 if machine.real else 1
-    for engine in ("rpie", "lsqml", "adam", "dm", "cg"):
-        found = []
-        for limit, layout, capture in ((0, "replicated", True), (0, "replicated", True), (few, "tiled", False)):
-            toy = machine.toy(modes=machine.modes, dtype=torch.complex64)
-            problem = machine.problem(toy, layout, capture=capture)
-            problem.loader.chunk_limit = limit
-            state = machine.run(problem, machine.there(share(toy.start(), problem)), engine)
-            found.append((machine.here(state.estimate.object), machine.here(state.estimate.probe)))
-        for what, other in (("twice", found[1]), ("in other chunks and tiles, one by one", found[2])):
-            same = all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-            off = relative(other[0], found[0][0])
-            assert same, f"{engine} {what}: other bits, relative difference {off:.1e}"
-    return "rpie, lsqml, adam, dm, cg"
+    tried = [engine for engine in ("rpie", "lsqml", "adam", "dm", "cg") if engine in machine.engines]
+    for engine in tried:
+        with machine.attempt(engine):
+            found = []
+            for limit, layout, capture in ((0, "replicated", True), (0, "replicated", True), (few, "tiled", False)):
+                toy = machine.toy(modes=machine.modes, dtype=torch.complex64)
+                problem = machine.problem(toy, layout, capture=capture)
+                problem.loader.chunk_limit = limit
+                state = machine.run(problem, machine.there(share(toy.start(), problem)), engine)
+                found.append((machine.here(state.estimate.object), machine.here(state.estimate.probe)))
+            for what, other in (("twice", found[1]), ("in other chunks and tiles, one by one", found[2])):
+                same = all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+                off = relative(other[0], found[0][0])
+                assert same, f"{engine} {what}: other bits, relative difference {off:.1e}"
+    return ", ".join(tried)
 
 
 def transforms(machine: Machine) -> str:
@@ -198,15 +260,16 @@ def waits(machine: Machine) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if machine.real:
             patch.setattr(memory, "step", watched)
-        for engine in ENGINES:
+        for engine in machine.engines:
             if engine in ("lbfgs", "cg", "bh"):  # whose line searches decide by values, on the host
                 continue
-            toy = machine.toy()
-            problem = machine.problem(toy)
-            machine.run(problem, machine.there(toy.start()), engine, machine.few, positions={"gain": 1})
-            if not machine.real:
-                found = within_epochs(machine._pretended)
-                assert not found, f"{engine}: {found[0]}"
+            with machine.attempt(engine):
+                toy = machine.toy()
+                problem = machine.problem(toy)
+                machine.run(problem, machine.there(toy.start()), engine, machine.few, positions={"gain": 1})
+                if not machine.real:
+                    found = within_epochs(machine._pretended)
+                    assert not found, f"{engine}: {found[0]}"
     assert seen[0] or not machine.real
     return "an epoch under set_sync_debug_mode('error')" if machine.real else "as the stand-in counts them"
 
@@ -247,22 +310,22 @@ def fetched(machine: Machine) -> str:
 
 
 CHECKS: dict[str, Callable[[Machine], str]] = {
-    check.__name__: check for check in (engines, resumed, bits, transforms, waits, graphs, fetched)
+    check.__name__: check
+    for check in (engine, engines, torch_engines, resumed, bits, transforms, waits, graphs, fetched)
 }
 
 
 def main() -> None:
-    name, kind = sys.argv[1:]
+    name, kind, *parts = sys.argv[1:]
+    part, _, of = (parts or ["0/1"])[0].partition("/")
     torch.set_num_threads(2)
-    try:
-        with Machine(kind) as machine:
+    said = ""
+    with Machine(kind, (int(part), int(of))) as machine:
+        with machine.attempt(name):
             said = f"passed {CHECKS[name](machine)}"
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        said = f"failed {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    print(said)
+        if machine.failures:
+            said = f"failed {'; '.join(machine.failures)}"
+    print(f"\n{said}")
 
 
 if __name__ == "__main__":

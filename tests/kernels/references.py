@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
@@ -102,6 +101,8 @@ class Case:
     @property
     def fused(self) -> Backend:
         """The kernels."""
+        from ptymesh.kernels.cpu import CpuBackend  # kernels of GPUs are compared where there is no numba
+
         return CpuBackend(self.dtype)
 
     @property
