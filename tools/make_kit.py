@@ -32,24 +32,10 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What every machine with a GPU and PyTorch is taken to have, where nobody says what the target has.
-ASSUMED = [
-    "torch",
-    "triton",
-    "numpy",
-    "scipy",
-    "h5py",
-    "numba",
-    "llvmlite",
-    "scikit-image",
-    "matplotlib",
-    "typer",
-    "rich",
-    "tifffile",
-    "psutil",
-    "xxhash",
-    "PyYAML",
-    "pip",
-]
+ASSUMED = (
+    *("torch", "triton", "numpy", "scipy", "h5py", "numba", "llvmlite", "scikit-image", "matplotlib"),
+    *("typer", "rich", "tifffile", "psutil", "xxhash", "PyYAML", "pip"),
+)
 #: Gigabytes that belong to a machine and its driver: a kit never brings them.
 NEVER_GATHERED = {"torch", "triton", "torchvision"}
 #: What the checks of a GPU need beside ptymesh.
@@ -281,10 +267,9 @@ def mebibytes(folder: Path) -> float:
 
 def write_sums(folder: Path) -> None:
     """Write the digests of all files, by which run.sh sees whether a copy is whole."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}" for path in files_of(folder)
-    ]
-    (folder / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sums = {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in files_of(folder)}
+    lines = [f"{digest}  {path}\n" for path, digest in sums.items()]
+    (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
 def clear(folder: Path) -> Path:

@@ -43,13 +43,16 @@ fi
 
 PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
-found=$("$python" -c 'import ptymesh, pydantic, torch; print(ptymesh.__version__, ptymesh.__file__)') ||
+found=$("$python" -c '
+import ptymesh, torch, pydantic, platform
+print(ptymesh.__version__, ptymesh.__file__)
+print(f"Python {platform.python_version()}, torch {torch.__version__}")') ||
     fail "what was installed cannot be imported (see above): is there a package that the kit was made without?"
 case $found in
 "$version $site"/*) ;;
 *) fail "$python imports ptymesh $found, and the kit has $version in $site." ;;
 esac
-echo "ptymesh $version, $("$python" -c 'import platform, torch; print("Python", platform.python_version() + ", torch", torch.__version__)'), ready after $(($(date +%s) - PTYMESH_STARTED)) s" >&2
+echo "ptymesh $version, $(echo "$found" | tail -n 1), ready after $(($(date +%s) - PTYMESH_STARTED)) s" >&2
 
 [ $# -gt 0 ] || exit 0
 what=$1

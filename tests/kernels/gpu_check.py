@@ -50,7 +50,8 @@ MINUTES = {"cuda": 10.0, "stand-in": 120.0}
 TOO_LATE_S, RESERVE_S = 5.0, 4.0
 #: Characters of a failed check's log that are printed.
 SHOWN = 3000
-DOING, ERROR_WORDS = "gpu-check", ("Error", "error:", "assert", "FAILED")
+#: Of several logs of a check, those with these words are printed.
+ERROR_WORDS = ("Error", "error:", "assert", "FAILED")
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class Report:
         """Print a line, and write the report with it."""
         with self._lock:
             self.lines[line.check] = line
-            print(
-                f"{line.status:18} {line.check}: {line.said} ({line.seconds:.0f} of {line.limit_s:.0f} s)", flush=True
-            )
+            took = f"{line.seconds:.0f} of {line.limit_s:.0f} s"
+            print(f"{line.status:18} {line.check}: {line.said} ({took})", flush=True)
             self.write()
 
     def write(self) -> None:
@@ -94,8 +94,8 @@ class Report:
         found = {"about": self.about, "checks": [asdict(line) for line in lines]}
         replace_text(self.folder / "report.json", json.dumps(found, indent=1) + "\n")
         rows = [
-            f"| {l.status} | {l.check} | {l.said.replace('|', '/')} | {l.seconds:.0f} | {l.limit_s:.0f} |"
-            for l in lines
+            f"| {line.status} | {line.check} | {line.said.replace('|', '/')} | {line.seconds:.0f} | {line.limit_s:.0f} |"
+            for line in lines
         ]
         head = ["# gpu-check", "", *(f"- {name}: {value}" for name, value in self.about.items()), ""]
         table = ["| | check | | s | limit, s |", "|---|---|---|---|---|", *rows]

@@ -1,8 +1,10 @@
-"""What a machine with a GPU is asked in this process: `python gpu_checks.py CHECK cuda|stand-in [PART/PARTS]`; see
-gpu_check.py. Of a check of many engines, PART of PARTS takes every PARTS-th.
+"""What a machine with a GPU is asked in this process: `python gpu_checks.py CHECK cuda|stand-in [PART/PARTS]`.
 
-What fails is noted with its inputs (gpu_failures.py), and the check goes on with the next engine. The last line printed begins with passed or failed. The stand-in is the pretended device, with Triton's
-interpreter; it must not be imported where there is a real one, as torch knows one accelerator alone.
+gpu_slices.py asks. Of a check of many engines, PART of PARTS takes every PARTS-th. What fails is noted with its inputs
+(gpu_failures.py), and the check goes on with the next engine. The last line printed begins with passed or failed.
+
+The stand-in is the pretended device, with Triton's interpreter; it must not be imported where there is a real one, as
+torch knows one accelerator alone.
 """
 
 from __future__ import annotations

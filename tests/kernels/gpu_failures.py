@@ -1,7 +1,7 @@
 """What is kept of a failure on a GPU, so that it can be mended without a second run.
 
-In the folder that PTYMESH_FAILURES names, each failure has one of its own: the traceback with Triton's error, tensors and
-arrays of the frames that it went through (npz), the PTX of the kernels that this process has compiled, and versions.
+In the folder that PTYMESH_FAILURES names, each failure has one of its own: the traceback with Triton's error, tensors
+and arrays of the frames that it went through (npz), the PTX of the kernels that this process compiled, and versions.
 As a plugin of pytest (`-p gpu_failures`) this does it for tests. After an error that takes the device's context away,
 further tests of the process are skipped, as all would fail for the same reason.
 """

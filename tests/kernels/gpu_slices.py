@@ -415,8 +415,6 @@ CHECKS = (
     Check("speed", "views per second beside the card's copy rate", 150, measure_speed, is_alone=True),
     Check("roofline", "ptymesh bench, with the roofline", 90, measure_roofline, is_alone=True),
     Check("peers", "peers on the Siemens star, in turns", 150, compare_peers, is_alone=True),
-    Check(
-        "marked", "tests marked gpu: on the CPU and the GPU, graphs, objects beyond 2^31 pixels", 150, try_large_objects
-    ),
+    Check("marked", "tests marked gpu: CPU and GPU, graphs, objects beyond 2^31 pixels", 150, try_large_objects),
     Check("sanitizer", "kernels under compute-sanitizer: accesses beyond their arrays", 120, sanitize),
 )
