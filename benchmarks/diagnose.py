@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ptymesh.diagnosis import causes
+from ptymesh.diagnosis import CAUSES
 from ptymesh.diagnosis.report import report
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.run.given import stages_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import Simulated, simulate
 
@@ -46,13 +47,14 @@ def run(
     epochs: int = 40,
     tamper: Callable[[Reconstruction], None] = lambda recon: None,
     modes: int = 1,
+    hold_out: float = 0.0,
     **stage: Any,
 ) -> Instance:
-    """rPIE in batches of 16."""
+    """Return the scan and its result: rPIE in batches of 16, and this share of the views held out."""
     recon = Reconstruction(measured, probe_modes=modes, seed=seed)
     tamper(recon)
-    for _ in recon.run({"engine": "rpie", "epochs": epochs, "batch": 16, **stage}):
-        pass
+    recon.stages = stages_of({"engine": "rpie", "epochs": epochs, "batch": 16, **stage})
+    recon.loop(hold_out=hold_out).run()
     return measured, recon.result()
 
 
@@ -257,9 +259,9 @@ def border(rng: np.random.Generator, seed: int) -> Instance:
 
 
 def over_fitting(rng: np.random.Generator, seed: int) -> Instance:
-    """300 to 1000 photons per view, fitted by three modes."""
+    """300 to 1000 photons per view, fitted by three modes; a tenth of the views is held out."""
     made = scan(rng, seed, photons_per_view=float(rng.uniform(300, 1000)))
-    return run(made.measurement, seed, modes=3, alpha=0.1)
+    return run(made.measurement, seed, modes=3, alpha=0.1, hold_out=0.1)
 
 
 #: Of each cause, and what makes an instance of it.
@@ -320,7 +322,7 @@ def main() -> None:
         if given.out:
             seconds = round(time.process_time() - began)
             what = {"seeds": given.seeds, "healthy": given.healthy, "cpu_seconds": seconds}
-            thresholds = {cause.name: cause.threshold for cause in causes()}
+            thresholds = {cause.name: cause.threshold for cause in CAUSES}
             write(given.out, here | what | {"thresholds": thresholds, "instances": rows})
     print("\n".join(matrix(rows)))
 

@@ -10,8 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ptymesh.diagnosis import Look, causes
-from ptymesh.diagnosis.look import counting
+from ptymesh.diagnosis import CAUSES, ResultView
 from ptymesh.diagnosis.report import last_words, report
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
@@ -39,8 +38,10 @@ def test_a_cause_is_named(truth: str) -> None:
     assert (row["times_noise_floor"] < 1.3) == (truth == "healthy")
 
 
-def test_every_cause_is_simulated_and_is_found_by_being_there() -> None:
-    assert {cause.name for cause in causes()} == set(benchmark.MAKERS)
+def test_every_cause_of_the_benchmark_is_a_row_of_the_table() -> None:
+    names = [cause.name for cause in CAUSES]
+    assert len(set(names)) == len(names)
+    assert set(benchmark.MAKERS) <= set(names)
 
 
 def test_the_matrix_counts_what_is_named_first() -> None:
@@ -65,6 +66,10 @@ def result(**changes: object) -> Result:
     return Result(**{**given, **changes})  # type: ignore[arg-type]
 
 
+#: Attributes of a result that leaves much unexplained.
+POOR = {"final_residual": 0.05, "noise_floor": 0.01}
+
+
 def named(of: Result) -> list[str]:
     return [one.cause for one in report(of).findings]
 
@@ -76,7 +81,9 @@ def test_a_sound_result_by_itself() -> None:
 
 def test_vortices_and_ramps_of_the_object() -> None:
     y, x = np.mgrid[:96, :96] - 40.5
-    assert named(result(object=np.exp(1j * np.arctan2(y, x))[None])) == ["vortices"]
+    winding = np.exp(1j * np.arctan2(y, x))[None]
+    assert named(result(object=winding, attrs=POOR)) == ["vortices"]
+    assert named(result(object=winding)) == [], "a sample may wind where the patterns are explained"
     assert named(result(object=np.exp(2j * np.pi * 1.5 * x / 32)[None])) == ["confused"]
 
 
@@ -89,21 +96,21 @@ def test_modes_that_hold_nothing() -> None:
 def test_steps_as_wide_as_the_beam() -> None:
     places = result().positions_px
     wide = 24 + 2.0 * (places - 24)
-    found = report(result(positions_px=wide, object=np.ones((1, 128, 128), complex))).findings[0]
-    near = Look(result()).nearest_px.mean()
+    found = report(result(positions_px=wide, object=np.ones((1, 128, 128), complex), attrs=POOR)).findings[0]
+    near = ResultView(result()).nearest_px.mean()
     assert found.cause == "overlap" and found.number == pytest.approx(2 * near / 12, rel=0.1)
 
 
-def test_a_residual_below_the_floor_and_held_out_views_above_it() -> None:
-    (found,) = report(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})).findings
-    assert found.cause == "over_fitting" and found.recipe.startswith("hold_out")
-    history = {"stage": np.zeros(9), "residual": np.full(9, 0.01), "held_out": np.full(9, 0.02)}
-    assert named(result(history=history)) == ["over_fitting"]
-    advice = report(result(history=history)).findings[0].recipe
-    assert advice == "stages: [{..., object: {smooth: true}}]  # or fewer epochs or modes", "views are held out already"
-    refined = result(history=history)
+def test_over_fitting_is_said_from_held_out_views_alone() -> None:
+    assert named(result(attrs={"final_residual": 0.008, "noise_floor": 0.01})) == [], "parameters take their share"
+    rising = {"stage": np.zeros(9), "residual": np.linspace(0.02, 0.01, 9), "held_out": np.linspace(0.02, 0.04, 9)}
+    (found,) = report(result(history=rising)).findings
+    assert found.cause == "over_fitting" and "risen from 0.02 to 0.04" in found.sentence
+    falling = {**rising, "held_out": np.linspace(0.03, 0.0125, 9)}
+    assert named(result(history=falling)) == [], "noise and parameters alone explain a ratio of 1.25"
+    refined = result(history=rising)
     refined.nominal_px = refined.positions_px + 0.01
-    assert "over_fitting" not in named(refined), "held-out views keep the positions that they were told"
+    assert "over_fitting" not in named(refined), "held-out views keep the positions that they had"
 
 
 def test_the_end_of_a_run_is_three_lines_at_most() -> None:
@@ -112,8 +119,8 @@ def test_the_end_of_a_run_is_three_lines_at_most() -> None:
     far = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.0003}), Path("r.h5"))
     assert "is 167 times the noise floor" in far[1]
     y, x = np.mgrid[:96, :96] - 40.5
-    more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None]), Path("r.h5"))
-    assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: object:")
+    more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None], attrs=POOR), Path("r.h5"))
+    assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: ")
 
 
 def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
@@ -128,10 +135,3 @@ def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
         raise BadInput("It is not there.")
 
     assert last_words(found, Path("r.h5"), gone) == last_words(found, Path("r.h5"))
-
-
-def test_what_counting_leaves() -> None:
-    rng = np.random.default_rng(0)
-    for mean in (0.01, 0.3, 3.0, 50.0, 500.0):
-        drawn = ((np.sqrt(rng.poisson(mean, 200_000)) - np.sqrt(mean)) ** 2).mean()
-        assert counting(np.array([mean]))[0] == pytest.approx(drawn, rel=0.03)

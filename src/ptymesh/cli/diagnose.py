@@ -34,7 +34,7 @@ def command(
         if data is not None:
             raise
         typer.echo(f"Only the result itself is looked at: {error}", err=True)
-    found = report(loaded, scan)
+    found = report(loaded, scan, result)
     if json:
         from json import dumps
 

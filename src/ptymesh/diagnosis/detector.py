@@ -1,80 +1,65 @@
-"""Causes that the counts alone betray: saturation, hot pixels.
+"""Causes that the counts alone show: saturation, hot pixels.
 
 y       counts (B, h, w)
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from scipy import ndimage
 
-from ptymesh.diagnosis.base import Cause
-from ptymesh.diagnosis.look import Look
+from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.view import ResultView
+from ptymesh.io.options import MOST_BAD_PIXELS
 from ptymesh.io.preprocess import PreparedSource
 
-#: Hot pixels that are named, at most.
-LISTED = 12
 #: Neighbours of a pixel, without itself.
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)
+#: Fewest pixels with the largest count, and that count, for saturation.
+MIN_SATURATED = 10
 
 
-class Saturation(Cause):
-    """The largest number comes far more often than those a little below it."""
-
-    name: ClassVar[str] = "saturation"
-    title: ClassVar[str] = "The detector saturates"
-    threshold: ClassVar[float] = 3.0
-    weight: ClassVar[float] = 3.0
-
-    def number(self, look: Look) -> float:
-        """How often the largest count comes, over how often the 20 % below it do; 0 where it comes ten times only."""
-        y = look.y[look.good]
-        top = y.max()
-        most = np.count_nonzero(y == top)
-        return most / (1 + np.count_nonzero((y >= 0.8 * top) & (y < top))) if most >= 10 else 0.0
-
-    def sentence(self, look: Look, number: float) -> str:
-        top = look.y.max()
-        times = np.count_nonzero(look.y == top)
-        return f"{times} pixels hold the largest count, {top:g}, {number:.2g} times as many as the 20 % below it"
-
-    def recipe(self, look: Look) -> str:
-        return f"data: {{saturation: {look.y.max():g}}}"
+def find_saturation(view: ResultView) -> Evidence | None:
+    """Return the number of pixels with the largest count, over the number of those with the 20 % below it."""
+    y = view.y[view.good]
+    top = float(y.max())
+    times = int(np.count_nonzero(y == top))
+    below = int(np.count_nonzero((y >= 0.8 * top) & (y < top)))
+    number = times / (1 + below) if times >= MIN_SATURATED else 0.0
+    sentence = f"{times} pixels hold the largest count, {top:g}, {number:.2g} times as many as the 20 % below it"
+    return Evidence(number, sentence, (Remedy({"data.saturation": top}),))
 
 
-class HotPixels(Cause):
-    """Pixels that never fall to what their neighbours fall to."""
+def find_hot_pixels(view: ResultView) -> Evidence | None:
+    """Return how many pixels never fall to what their neighbours fall to."""
+    hot = np.argwhere(_hot_pixels(view))
+    if not len(hot):
+        return Evidence(0.0)
+    count = f"{len(hot)} pixels stay" if len(hot) > 1 else "a pixel stays"
+    where = f"row {hot[0][0]}, column {hot[0][1]} as the model has it"
+    sentence = f"{count} far above all neighbours in nine views of ten, such as {where}"
+    return Evidence(float(len(hot)), sentence, (mask_pixels(view, hot),))
 
-    name: ClassVar[str] = "hot_pixels"
-    title: ClassVar[str] = "Hot pixels"
-    threshold: ClassVar[float] = 0.5
-    weight: ClassVar[float] = 2.0
 
-    def number(self, look: Look) -> float:
-        """How many pixels are hot."""
-        return float(self._hot(look).sum())
+def _hot_pixels(view: ResultView) -> np.ndarray:
+    """Return the pixels (h, w) that stay far above their neighbours in nine views of ten."""
+    low = np.quantile(view.y, 0.1, axis=0)
+    around = ndimage.generic_filter(low, np.median, footprint=RING, mode="wrap")
+    best = ndimage.maximum_filter(low, footprint=RING, mode="wrap")
+    known = view.good.all(axis=0)
+    return np.asarray(known & (low > 5 + 3 * around + 5 * np.sqrt(around)) & (low > 2 * best))
 
-    @staticmethod
-    def _hot(look: Look) -> np.ndarray:
-        low = np.quantile(look.y, 0.1, axis=0)
-        around = ndimage.generic_filter(low, np.median, footprint=RING, mode="wrap")
-        best = ndimage.maximum_filter(low, footprint=RING, mode="wrap")
-        known = look.good.all(axis=0)
-        return np.asarray(known & (low > 5 + 3 * around + 5 * np.sqrt(around)) & (low > 2 * best))
 
-    def sentence(self, look: Look, number: float) -> str:
-        y, x = (int(index[0]) for index in np.nonzero(self._hot(look)))
-        count = f"{number:.0f} pixels stay" if number > 1 else "a pixel stays"
-        return f"{count} far above all neighbours in nine views of ten, such as row {y}, column {x} as the model has it"
-
-    def recipe(self, look: Look) -> str:
-        scan = look.scan
-        assert scan is not None
-        if not isinstance(scan.patterns, PreparedSource):  # no file says how a detector stores them
-            return "data: {mask: hot.npy, mask_true: bad}"
-        far, (h, w) = scan.geometry.propagation == "far_field", scan.window
-        places = np.argwhere(self._hot(look)) + (np.array([h // 2, w // 2]) if far else 0)
-        pixels = [list(one) for y, x in places % (h, w) for one in scan.patterns.window.stored(int(y), int(x))]
-        return f"data: {{bad_pixels: {pixels[:LISTED]}}}" + ("  # and others" if len(pixels) > LISTED else "")
+def mask_pixels(view: ResultView, pixels: np.ndarray) -> Remedy:
+    """Return the remedy that leaves out pixels (n, 2) of the model's window, as the file stores them."""
+    scan = view.scan
+    assert scan is not None
+    mask = Remedy(advice="give a mask of them (data.mask, 1 where the detector is good)")
+    if not isinstance(scan.patterns, PreparedSource):  # no file says how a detector stores them
+        return mask
+    far, (h, w) = scan.geometry.propagation == "far_field", scan.window
+    places = (pixels + (np.array([h // 2, w // 2]) if far else 0)) % (h, w)
+    stored = [[int(n) for n in one] for y, x in places for one in scan.patterns.window.stored(int(y), int(x))]
+    known = [list(one) for one in view.recipe.data.bad_pixels] if view.recipe is not None else []
+    every = known + [one for one in stored if one not in known]
+    return Remedy({"data.bad_pixels": every}) if len(every) <= MOST_BAD_PIXELS else mask

@@ -1,39 +1,43 @@
-"""Detector and scan lie otherwise to each other than told (auto/orientation.py)."""
+"""The detector lies otherwise to the scan than the recipe has it (auto/orientation.py)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ptymesh.auto.orientation import unexplained
-from ptymesh.diagnosis.base import Cause
-from ptymesh.diagnosis.look import Look
+from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.view import ResultView
+
+#: Views from which on centres of mass are a gradient or not.
+MIN_VIEWS = 40
 
 
-class Orientation(Cause):
-    """Another orientation makes the centres of mass a gradient."""
-
-    name: ClassVar[str] = "orientation"
-    title: ClassVar[str] = "Wrong orientation of the detector"
-    threshold: ClassVar[float] = 1.5
-    weight: ClassVar[float] = 4.0
-
-    def number(self, look: Look) -> float:
-        """Variance of the centres of mass that no gradient explains, as told over in the best orientation."""
-        scan = look.scan
-        assert scan is not None
-        if scan.geometry.propagation != "far_field" or scan.views < 40:
-            return float("nan")
-        left = unexplained(look.centres, look.result.positions_px)
-        return left["as told"] / max(min(left.values()), 1e-30)
-
-    def sentence(self, look: Look, number: float) -> str:
-        return f"with {best(look)} the centres of mass of the patterns are {number:.2g} times closer to a gradient"
-
-    def recipe(self, look: Look) -> str:
-        return f"data: {{{best(look)}}}  # or that and a half turn; `ptymesh orient` tries them all"
+def find_orientation(view: ResultView) -> Evidence | None:
+    """Return the variance of the centres of mass that no gradient explains, as given over in the best orientation."""
+    scan = view.scan
+    assert scan is not None
+    if scan.geometry.propagation != "far_field" or scan.views < MIN_VIEWS:
+        return None
+    left = unexplained(view.centres, view.result.positions_px)
+    best = min(left, key=lambda name: left[name])
+    as_given = next(iter(left))
+    number = left[as_given] / max(left[best], 1e-30)
+    if best == as_given:
+        return Evidence(number)
+    sentence = f"with {best} the centres of mass of the patterns are {number:.2g} times closer to a gradient"
+    return Evidence(number, sentence, (Remedy(_toggled(view, best), advice="or that and a half turn"),))
 
 
-def best(look: Look) -> str:
-    """What a recipe would say of the best orientation."""
-    left = unexplained(look.centres, look.result.positions_px)
-    return min(left, key=lambda name: left[name])
+def _toggled(view: ResultView, name: str) -> dict[str, bool]:
+    """Return the keys of `data` that bring about an orientation, which is meant beside what the recipe has already.
+
+    Flips come first, then the exchange of axes: a flip of y in the frame of a transposed detector is one of x.
+    """
+    flip, transpose = "flip_y" in name, "transpose" in name
+    data = None if view.recipe is None else view.recipe.data
+    axes = data is not None and data.transpose
+    settings = {}
+    if flip:
+        key = "flip_x" if axes else "flip_y"
+        settings[f"data.{key}"] = not (data is not None and getattr(data, key))
+    if transpose:
+        settings["data.transpose"] = not axes
+    return settings

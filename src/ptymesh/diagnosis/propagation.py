@@ -6,48 +6,31 @@ I       modelled intensities (B, h, w), z distance
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
-from ptymesh.diagnosis.base import Cause
-from ptymesh.diagnosis.look import Look
+from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.view import ResultView
 
 #: Relative step of the distance over which intensities are differentiated.
 STEP = 0.02
+#: The object has adapted to the wrong distance: the first step falls short of the error, by about so much.
+FURTHER = 5
 
 
-class Distance(Cause):
-    """Near field: another distance explains the patterns better, all else as it is."""
-
-    name: ClassVar[str] = "distance"
-    title: ClassVar[str] = "Wrong propagation distance"
-    threshold: ClassVar[float] = 0.001
-    weight: ClassVar[float] = 2.0
-
-    def number(self, look: Look) -> float:
-        """Relative change of the distance that one Gauss-Newton step asks for."""
-        return abs(self._asked(look))
-
-    @staticmethod
-    def _asked(look: Look) -> float:
-        assert look.scan is not None
-        geometry = look.scan.geometry
-        if geometry.propagation == "far_field" or geometry.distance_m is None:
-            return float("nan")
-        roots = [
-            np.sqrt(look.model(look.result, replace(geometry, distance_m=geometry.distance_m * (1 + sign * STEP))))
-            for sign in (1, -1)
-        ]
-        slope = (roots[0] - roots[1]) / (2 * STEP)
-        return float((slope * look.misfit).sum() / max((slope**2).sum(), 1e-30))
-
-    def sentence(self, look: Look, number: float) -> str:
-        way = "longer" if self._asked(look) > 0 else "shorter"
-        return f"the patterns ask for a {way} distance, in a first step by {100 * number:.2g} %"
-
-    def recipe(self, look: Look) -> str:
-        assert look.scan is not None and look.scan.geometry.distance_m is not None
-        return (
-            f"data: {{distance_m: {look.scan.geometry.distance_m * (1 + 5 * self._asked(look)):.4g}}}  # and try others"
-        )
+def find_distance(view: ResultView) -> Evidence | None:
+    """Return the relative change of the near-field distance that one Gauss-Newton step asks for."""
+    assert view.scan is not None
+    geometry = view.scan.geometry
+    if geometry.propagation == "far_field" or geometry.distance_m is None:
+        return None
+    roots = [
+        np.sqrt(view.model(view.result, replace(geometry, distance_m=geometry.distance_m * (1 + sign * STEP))))
+        for sign in (1, -1)
+    ]
+    slope = (roots[0] - roots[1]) / (2 * STEP)
+    step = float((slope * view.misfit).sum() / max((slope**2).sum(), 1e-30))
+    way = "longer" if step > 0 else "shorter"
+    sentence = f"the patterns ask for a {way} distance, in a first step by {100 * abs(step):.2g} %"
+    further = float(f"{geometry.distance_m * (1 + FURTHER * step):.4g}")
+    return Evidence(abs(step), sentence, (Remedy({"data.distance_m": further}, advice="and try others"),))

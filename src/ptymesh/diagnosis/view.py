@@ -1,4 +1,4 @@
-"""What a diagnosis looks at: the result, and some of its patterns beside their model.
+"""A result, and some of its patterns beside their model, as the causes look at them.
 
 N, B    all views, views looked at
 h, w    window pixels
@@ -8,22 +8,25 @@ I, y    modelled intensities, counts
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import special
 
 from ptymesh.auto.orientation import centres
 from ptymesh.compare import illumination
+from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model
-from ptymesh.run.patterns import CHUNK
+from ptymesh.run.patterns import CHUNK, optics_of
 from ptymesh.run.patterns import modelled as intensities_of
+from ptymesh.run.recipe import Recipe
 
 #: Views, and numbers in an array of their patterns, that are looked at, at most.
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16
@@ -31,12 +34,80 @@ MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16
 STEP_PX = 0.25
 
 
+#: Residual, in multiples of the noise floor, that is good; and residual that is good where the floor is not known.
+GOOD_TIMES, GOOD_RESIDUAL = 1.3, 1e-3
+#: Neighbour correlation of a misfit that is all structure: speckles are about two pixels wide.
+STRUCTURE = 0.6
+#: Share of the most light below which a pixel of object or probe is hardly a parameter.
+DIM = 0.02
+
+
 @dataclass(frozen=True)
-class Look:
-    """A result, and the scan that it was made from, or None where only the result is at hand."""
+class ResultView:
+    """A result and the scan that it was made from, with what the causes need of them, computed once.
+
+    Attributes:
+        result: of a run.
+        scan: its data, or None where only the result is at hand.
+        path: of the result's file, for commands that are printed; None where there is none.
+    """
 
     result: Result
     scan: Measurement | None = None
+    path: Path | None = None
+
+    # --- how good it is ---
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe that the result holds; None of a run from Python, or of one that cannot be read."""
+        with suppress(PtymeshError):
+            return Recipe.from_yaml(self.result.recipe) if self.result.recipe else None
+        return None
+
+    @cached_property
+    def times(self) -> float | None:
+        """Residual as a multiple of the noise floor, None where that is not known."""
+        residual, floor = (self.result.attrs.get(name) for name in ("final_residual", "noise_floor"))
+        return float(residual / floor) if residual and floor else None
+
+    @cached_property
+    def misfit_times(self) -> float:
+        """Multiple of what noise explains that the misfit is, also where patterns are no counts; infinite if unknown.
+
+        Without a floor, noise is what has no correlation from one detector pixel to the next.
+        """
+        if self.times is not None:
+            return self.times
+        residual = self.result.attrs.get("final_residual")
+        if residual is not None and residual < GOOD_RESIDUAL:
+            return 1.0
+        if self.scan is None:
+            return math.inf
+        products = []
+        for axis in (1, 2):
+            both = self.good & np.roll(self.good, 1, axis)
+            products.append((self.misfit * np.roll(self.misfit, 1, axis))[both].mean())
+        share = float(np.mean(products) / max((self.misfit[self.good] ** 2).mean(), 1e-30)) / STRUCTURE
+        return 1 / max(1 - share, 0.01)
+
+    @cached_property
+    def held_out_by_noise(self) -> float:
+        """Held-out residual over that of the fitted views, if the model is right and all parameters are determined.
+
+        F (1 + q) over F (1 - q), q = p / 4 sum f, for p fitted real numbers; 1 where the noise floor is not known.
+        """
+        floor = self.result.attrs.get("noise_floor")
+        if not floor:
+            return 1.0
+        slices, modes = len(self.result.object), len(self.result.probe)
+        pixels = slices * np.count_nonzero(self.light > DIM * self.light.max())
+        pixels += modes * np.count_nonzero(self.power > DIM * self.power.max())
+        weights = self.result.weights
+        per_view = 1.0 if weights is None else float((np.abs(weights[:, 0]) ** 2).mean())
+        misfit = floor * self.power.sum() * per_view * len(self.result.positions_px)
+        q = min(2 * pixels / max(4 * misfit, 1e-30), 0.6)
+        return (1 + q) / (1 - q)
 
     # --- the result alone ---
 
@@ -108,6 +179,7 @@ class Look:
             slices=len(result.object),
             slice_spacing_m=result.slice_spacing_m,
             tilt_rad=result.tilt_rad,
+            optics=optics_of(result),
             dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
         )
         chunks = [self.views[start : start + CHUNK] for start in range(0, len(self.views), CHUNK)]
@@ -120,17 +192,9 @@ class Look:
         return np.asarray(np.sqrt(self.y) - np.sqrt(self.modelled))
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether the patterns are whole numbers, which counts are."""
+    def holds_counts(self) -> bool:
+        """True if the patterns are whole numbers, which counts are."""
         return bool((self.y == np.round(self.y)).all())
-
-    @cached_property
-    def excess(self) -> float:
-        """Misfit over what counting would leave of it, of the modelled intensities: about 1 where all is explained.
-        Infinite where the patterns are no counts."""
-        if not self.whole:
-            return math.inf
-        return float((self.misfit**2).sum() / max(counting(self.modelled[self.good]).sum(), 1e-30))
 
     @cached_property
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
@@ -169,20 +233,3 @@ class Look:
         """Centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
         assert self.scan is not None
         return centres(self.scan)
-
-
-#: Intensities up to which the misfit that counting leaves is tabulated.
-_DIM = 60.0
-
-
-def counting(I: np.ndarray) -> np.ndarray:
-    """E (sqrt y - sqrt I)^2 of counts y, Poisson of mean I."""
-    roots = np.linspace(0, math.sqrt(_DIM), 400)
-    return np.where(I < _DIM, np.interp(np.sqrt(I), roots, _table()), 0.25 + 7 / 64 / np.maximum(I, 1))
-
-
-def _table() -> np.ndarray:
-    I = np.linspace(0, math.sqrt(_DIM), 400)[:, None] ** 2
-    k = np.arange(160)
-    p = np.exp(special.xlogy(k, I) - I - special.gammaln(k + 1))
-    return np.asarray((p * (np.sqrt(k) - np.sqrt(I)) ** 2).sum(axis=1))

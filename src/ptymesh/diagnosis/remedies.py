@@ -1,0 +1,177 @@
+"""What would help, as something that can be pasted: only settings that the result's own recipe takes and has not yet.
+
+A result of a recipe gets a command; one made from Python gets arguments.
+"""
+
+from __future__ import annotations
+
+import shlex
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from ptymesh.diagnosis.cause import Remedy
+from ptymesh.diagnosis.view import ResultView
+from ptymesh.errors import PtymeshError
+from ptymesh.run.recipe import Recipe, put
+
+#: Stands for the last stage at the start of a remedy's key, and for one more stage.
+LAST_STAGE, ADDED_STAGE = "stage.", "stages.+"
+#: Key of the list of stages, which has no counterpart in Python.
+ALL_STAGES = "stages"
+#: Groups of a recipe that `ptymesh.load` takes, and that `Reconstruction` takes.
+LOADED, RECONSTRUCTED = ("data", "positions"), ("object", "probe")
+#: Commands in which a recipe stands when its file is not known.
+RECIPE = "RECIPE"
+
+
+@dataclass(frozen=True)
+class UsableRemedy:
+    """A remedy that fits the result.
+
+    Attributes:
+        text: for a person, a command or advice.
+        settings: `KEY=VALUE` of a recipe, empty for advice alone.
+        recipe: the result's own with these settings, None for advice alone or a result without a recipe.
+    """
+
+    text: str
+    settings: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+
+
+def usable_remedy(view: ResultView, remedies: tuple[Remedy, ...], cause: str) -> UsableRemedy:
+    """Return the first remedy that can be used with this result: it parses, and is not set already.
+
+    Args:
+        view: the result.
+        remedies: candidates, the best first.
+        cause: name, for the folder into which the command writes.
+    """
+    for remedy in remedies:
+        if not remedy.settings:
+            if remedy.advice:
+                return UsableRemedy(remedy.advice)
+        elif view.recipe is None:
+            if ALL_STAGES not in remedy.settings and changed_recipe(_assumed_recipe(view), remedy) is not None:
+                return UsableRemedy(_with_advice(_python(remedy), remedy))
+        elif (changed := changed_recipe(view.recipe, remedy)) is not None:
+            settings = tuple(setting(key, value) for key, value in _absolute(view.recipe, remedy).items())
+            return UsableRemedy(_with_advice(command(view, settings, cause), remedy), settings, changed)
+    return UsableRemedy("no setting that has not been used already is known to help")
+
+
+def _assumed_recipe(view: ResultView) -> Recipe:
+    """Return the recipe that would have made a result of Python, as far as the result tells."""
+    result = view.result
+    *_, engine = str(result.attrs.get("engine") or "rpie").split("+")
+    stage = {"engine": engine, "positions": result.nominal_px is not None}
+    raw = {"data": {"path": "scan"}, "probe": {"modes": len(result.probe)}, "stages": [stage]}
+    if len(result.object) > 1:
+        raw["object"] = {"slices": len(result.object), "slice_spacing_m": result.slice_spacing_m}
+    return Recipe.parse(raw)
+
+
+def _with_advice(text: str, remedy: Remedy) -> str:
+    return f"{text}  # {remedy.advice}" if remedy.advice else text
+
+
+def changed_recipe(recipe: Recipe, remedy: Remedy) -> Recipe | None:
+    """Return the recipe with a remedy's settings; None where it refuses them, or says the same already."""
+    if remedy.unless and _is_set(recipe, remedy.unless):
+        return None
+    before = recipe.to_yaml()
+    raw: dict[str, Any] = yaml.safe_load(before)
+    try:
+        for key, value in _absolute(recipe, remedy).items():
+            put(raw, key, deepcopy(value), "the setting")
+        changed = Recipe.parse(raw)
+    except PtymeshError:
+        return None
+    return changed if changed.to_yaml() != before else None
+
+
+def _is_set(recipe: Recipe, key: str) -> bool:
+    """Return True if a key has a value other than none or false; of `stage.X`, if it has in any stage."""
+    raw = yaml.safe_load(recipe.to_yaml())
+    if key.startswith(LAST_STAGE):
+        return any(_value(stage, key[len(LAST_STAGE) :]) for stage in raw["stages"] if isinstance(stage, dict))
+    return bool(_value(raw, key))
+
+
+def _value(group: Any, key: str) -> Any:
+    for part in key.split("."):
+        group = group.get(part) if isinstance(group, dict) else None
+    return group
+
+
+def _absolute(recipe: Recipe, remedy: Remedy) -> dict[str, Any]:
+    """Return a remedy's settings with the number of the stage that each is meant for."""
+    last = len(recipe.stages) - 1
+    found = {}
+    for key, value in remedy.settings.items():
+        if key == ADDED_STAGE:
+            key = f"stages.{last + 1}"
+        elif key.startswith(LAST_STAGE):
+            key = f"stages.{last}.{key[len(LAST_STAGE) :]}"
+        found[key] = value
+    return found
+
+
+def setting(key: str, value: Any) -> str:
+    """Return `KEY=VALUE` as `--set` takes it."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).strip()
+    return f"{key}={text.removesuffix('...').strip()}"
+
+
+def command(view: ResultView, settings: tuple[str, ...], cause: str) -> str:
+    """Return the command that runs the result's recipe with these settings, into a folder of its own."""
+    recipe, out = RECIPE, None
+    if view.path is not None:
+        written = view.path.parent / "recipe.yaml"
+        recipe = str(written) if written.exists() else RECIPE
+        out = f"{view.path.parent}-{cause}"
+    words = ["ptymesh", "run", recipe, *([] if out is None else ["--out", out])]
+    return shlex.join([*words, *(word for one in settings for word in ("--set", one))])
+
+
+def _python(remedy: Remedy) -> str:
+    """Return a remedy as arguments of the functions of Python that take them."""
+    loaded: dict[str, Any] = {}
+    made: dict[str, Any] = {}
+    stage: dict[str, Any] = {}
+    for key, value in remedy.settings.items():
+        group, _, rest = key.partition(".")
+        if group in LOADED:
+            where = loaded if group == "data" else loaded.setdefault("positions", {})
+        elif group == "stage":
+            where = stage
+        elif key == ADDED_STAGE:
+            where, rest = stage, ""
+            stage |= value
+        else:
+            where = made.setdefault(group, {}) if rest else made
+            rest = rest or group
+        if rest:
+            _put(where, rest, value)
+    calls = []
+    if loaded:
+        calls.append(f"ptymesh.load(..., {_arguments(loaded)})")
+    if made:
+        calls.append(f"ptymesh.Reconstruction(..., {_arguments(made)})")
+    if stage:
+        calls.append(f".run({{..., {str(stage)[1:-1]}}})")
+    return " and ".join(calls)
+
+
+def _put(group: dict[str, Any], key: str, value: Any) -> None:
+    *above, name = key.split(".")
+    for part in above:
+        group = group.setdefault(part, {})
+    group[name] = value
+
+
+def _arguments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

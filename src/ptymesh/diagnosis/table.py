@@ -1,0 +1,59 @@
+"""The table of causes: everything that `ptymesh diagnose` looks for.
+
+A new cause is a new row, and one function that returns its evidence (see cause.py). Thresholds were chosen on
+simulated scans (docs/how-to/diagnosis.md says which).
+"""
+
+from __future__ import annotations
+
+from ptymesh.diagnosis import beam, detector, estimate, moves, orientation, propagation, sampling
+from ptymesh.diagnosis.cause import Cause
+
+CAUSES: tuple[Cause, ...] = (
+    # --- detector ---
+    Cause("saturation", "The detector saturates", detector.find_saturation, 3.0, weight=3.0, from_times=0),
+    Cause("hot_pixels", "Hot pixels", detector.find_hot_pixels, 0.5, weight=2.0, from_times=0),
+    Cause("border", "The beam hardly fits into its window", sampling.find_wide_beam, 0.38, weight=20.0),
+    # --- beam ---
+    Cause("intensity", "The beam's intensity fluctuates", beam.find_intensity, 0.02),
+    Cause("background", "An unknown background", beam.find_background, 0.02),
+    Cause("few_modes", "Partial coherence, or too few modes", beam.find_lost_contrast, 0.003, weight=0.6),
+    # --- positions and orientation ---
+    Cause("orientation", "Wrong orientation of the detector", orientation.find_orientation, 1.5, weight=4.0),
+    Cause("geometry", "Wrong scale or rotation of the positions", moves.find_geometry, 0.05, weight=1.5),
+    Cause("drift", "Drift", moves.find_drift, 0.08, weight=1.5),
+    Cause("vibration", "Vibration, or inaccurate positions", moves.find_vibration, 0.08, weight=1.5),
+    # --- propagation ---
+    Cause("plane", "The probe is not that of the sample's plane", sampling.find_other_plane, 4.0, weight=10.0),
+    Cause("distance", "Wrong propagation distance", propagation.find_distance, 0.001, weight=2.0, from_times=1.1),
+    # --- the scan and the estimate ---
+    Cause("overlap", "Too little overlap", sampling.find_little_overlap, 0.6, weight=3.0, needs_patterns=False),
+    Cause(
+        "raster",
+        "Raster-grid pathology",
+        sampling.find_raster,
+        4.0,
+        weight=2.0,
+        needs_patterns=False,
+        from_times=0,
+    ),
+    Cause(
+        "confused",
+        "Object and probe have exchanged a shift or a ramp",
+        estimate.find_exchanged,
+        1.0,
+        needs_patterns=False,
+        from_times=0,
+    ),
+    Cause("vortices", "Phase vortices in the object", estimate.find_vortices, 0.5, weight=4.0, needs_patterns=False),
+    Cause("many_modes", "Too many modes", estimate.find_weak_modes, 1.5, needs_patterns=False, from_times=0),
+    Cause(
+        "over_fitting",
+        "Over-fitting",
+        estimate.find_over_fitting,
+        1.0,
+        weight=4.0,
+        needs_patterns=False,
+        from_times=0,
+    ),
+)
