@@ -22,6 +22,20 @@ class Diverged(PtymeshError):
     exit_status = 3
 
 
+class Poor(PtymeshError):
+    """The result is written, and its verdict is poor or failed; raised only where that was asked for (strict).
+
+    Attributes:
+        result: the result, where the program has it at hand.
+    """
+
+    exit_status = 4
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class Interrupted(PtymeshError):
     """Stopped by a signal; the run can be resumed (or requeued), from its checkpoint or from the start."""
 

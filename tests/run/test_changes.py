@@ -9,25 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
 from ptymesh.errors import Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.measurement import Measurement
-from ptymesh.physics.model import Model
-from ptymesh.problem import Problem
-from ptymesh.problem.counts import noise_floor
 from ptymesh.run.changes import COLUMNS, changes, snapshot
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from ptymesh.simulate import simulate
 from toy import make, share
-
-
-def problem_of(scan: Measurement) -> Problem:
-    model = Model.for_geometry(scan.geometry, dtype=torch.complex128)
-    return Problem(model, scan, Replicated(Solo(), scan.positions), torch.complex128)
 
 
 def test_changes_are_those_of_the_unknowns() -> None:
@@ -81,16 +70,3 @@ def test_ranks_and_layouts_do_not_show(ranks, tmp_path: Path) -> None:  # type: 
     assert history(Solo(), folder=str(tmp_path), stop=6) == {}
     resumed = history(Solo(), folder=str(tmp_path))
     assert all(np.array_equal(one[name], resumed[name]) for name in COLUMNS), "stopped within the second epoch"
-
-
-@pytest.mark.parametrize("photons", [2e3, 1e6])
-def test_the_noise_floor_is_the_residual_of_the_truth(photons: float) -> None:
-    made = simulate(views=60, window=48, photons_per_view=photons, seed=4)
-    problem = problem_of(made.measurement)
-    residual = problem.residual(made.truth.estimate())[0]
-    assert noise_floor(problem) == pytest.approx(residual, rel=0.04)
-
-
-def test_patterns_that_are_no_counts_have_no_floor() -> None:
-    made = simulate(views=4, window=32, noise=False)
-    assert noise_floor(problem_of(made.measurement)) is None

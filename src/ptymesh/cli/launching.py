@@ -23,6 +23,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, e.g. stages.0.epochs=5."),
 ]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="End with status 4 where the verdict on the result is poor or failed.")
+]
 
 
 def folder(name: str | Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, spread
+from ptymesh.cli.launching import Holding, Launching, Settings, Strict, spread
 
 
 @spread
@@ -19,6 +19,7 @@ def command(
     other_data: Annotated[
         bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
     ] = False,
+    strict: Strict = False,
 ) -> None:
     """Go on with a run that was stopped, or for longer (--set stages...), on any number of ranks."""
     from ptymesh.cli.running import check_folder, execute, owned
@@ -51,4 +52,4 @@ def command(
         arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []
-        execute(recipe, arguments, how, resume=not anew, other_data=other_data)
+        execute(recipe, arguments, how, resume=not anew, other_data=other_data, strict=strict)

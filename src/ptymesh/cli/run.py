@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, folder, spread
+from ptymesh.cli.launching import Holding, Launching, Settings, Strict, folder, spread
 
 if TYPE_CHECKING:
     from ptymesh.cli.running import Open
@@ -30,6 +30,7 @@ def command(
         typer.Option(metavar="S", help="Seconds for finding stages and for the run, where stages are to be found."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the output folder.")] = False,
+    strict: Strict = False,
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
     from ptymesh.auto.given import is_data
@@ -37,7 +38,7 @@ def command(
 
     settings, data = [*(set_ or ()), *room.settings], is_data(recipe)
     found = Open(time_s=time)
-    _run(recipe, _loaded(recipe, settings, out, found, data), settings, time, force, how, found)
+    _run(recipe, _loaded(recipe, settings, out, found, data), settings, time, force, how, found, strict)
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
@@ -59,6 +60,7 @@ def _run(
     force: bool,
     how: Launching,
     found: Open,
+    strict: bool,
 ) -> None:
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
@@ -84,4 +86,4 @@ def _run(
         arguments += [part for setting in settings for part in ("--set", setting)]
         arguments += [] if time is None else ["--time", str(time)]
         resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None
-        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, found=found)
+        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, found=found, strict=strict)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,6 +33,8 @@ DRAWN = 64 << 20
 #: What a run writes into its folder.
 FILES = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new", "recipe.yaml")
 FOLDERS = ("checkpoint", "ranks")
+#: Verdicts that --strict ends with a status of its own.
+BAD = ("poor", "failed")
 #: ... and draws there, by suffix.
 FIGURES = {
     ".png": ["overview", "object", "slices", "probe", "coverage", "positions", "history", "patterns", "comparison"],
@@ -152,10 +154,11 @@ def execute(
     resume: bool,
     other_data: bool = False,
     found: Open | None = None,
+    strict: bool = False,
 ) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
 
-    found: how stages that it leaves open are found.
+    found: how stages that it leaves open are found; strict: raise Poor where the verdict is poor or failed.
     Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
     """
     from ptymesh.errors import BadInput
@@ -176,11 +179,13 @@ def execute(
     with _begun(recipe, resume):
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
-                _here(recipe, how.device, resume, other_data, found or Open())
+                outcome = _here(recipe, how.device, resume, other_data, found or Open())
             if place.size == 1 and (out / "ranks").is_dir():  # of an earlier run on several
                 from ptymesh.launcher.launch import tidy
 
                 tidy(out / "ranks", 1)
+            if strict:
+                _insist_on_good(outcome.result.attrs, outcome.path)
             return
         from ptymesh.launcher.launch import launch
         from ptymesh.run.lock import TOKEN, hold
@@ -198,6 +203,22 @@ def execute(
             )
         if status:
             raise typer.Exit(status)
+        if strict:
+            from ptymesh.io.results import read_attributes
+
+            _insist_on_good(read_attributes(out / "result.h5"), out / "result.h5")
+
+
+def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
+    """Raise Poor where the verdict is poor or failed; on several ranks, the first one says why."""
+    from ptymesh.errors import Poor
+
+    state = attributes.get("verdict")
+    if state not in BAD:
+        return
+    if world().rank:
+        raise typer.Exit(Poor.exit_status)
+    raise Poor(f"The result {path} is {state}, and --strict was given: {attributes.get('verdict_sentence')}.")
 
 
 @contextmanager
@@ -221,7 +242,7 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
         yield
 
 
-def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> None:
+def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> Outcome:
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
@@ -262,6 +283,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                 raise Interrupted(goes_on) from stopped
         if world().rank == 0:
             _conclude(outcome.recipe, outcome, drawer)
+        return outcome
 
 
 def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
@@ -277,7 +299,7 @@ def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
 
 
 def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
-    """Say what came of it, and draw."""
+    """Say what came of it, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g})" if floor else ""
@@ -290,21 +312,33 @@ def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
 
         sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
         typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")
-    tiled = attributes["layout"] == "tiled"
-    if not tiled:
-        _diagnose(outcome)
+    _diagnose(outcome)
+    _figures(recipe, outcome, drawer)
+    state, sentence = attributes["verdict"], attributes["verdict_sentence"]
+    if state in BAD:
+        typer.echo(f"ptymesh: do not believe this picture: the verdict is {state}.", err=True)
+    typer.echo(f"Verdict: {state}: {sentence}.")
+
+
+def _figures(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
+    """Draw what the recipe asks for, or say what would."""
     from ptymesh.run.drawing import Job
 
     figures, writers = recipe.output.figures, recipe.output.all_writers
     view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
     if not (figures or writers):
         return
-    if tiled and outcome.path.stat().st_size > DRAWN:
+    if _is_too_large(outcome):
         typer.echo(f"`{view}` {_doing(writers)} the whole object, which no rank has held.")
     else:
         # what is written is safe, and figures can be drawn again
         stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
         _draw(outcome, Job(str(outcome.path), figures, tuple(writers)), drawer)
+
+
+def _is_too_large(outcome: Outcome) -> bool:
+    """Return True for an object in tiles that is not taken into memory as a whole."""
+    return outcome.result.attrs["layout"] == "tiled" and outcome.path.stat().st_size > DRAWN
 
 
 def _doing(writers: Sequence[str]) -> str:
@@ -330,12 +364,22 @@ def _draw(outcome: Outcome, job: Job, drawer: Drawer) -> None:
 
 
 def _diagnose(outcome: Outcome) -> None:
-    """A few lines on how it went; a failure of that is not worth failing the run."""
+    """Say how the iteration ended and, of a result that is not good, the likely cause, which the result's file then
+    names, too; a failure of that is not worth failing the run."""
     from ptymesh.cli.diagnose import data_of
     from ptymesh.diagnosis.report import last_words
+    from ptymesh.io.results import Result, add_attributes
 
     try:
-        lines = last_words(outcome.result, outcome.path, lambda: data_of(outcome.result))
+        if _is_too_large(outcome):
+            typer.echo(f"`ptymesh diagnose {outcome.path}` looks at the whole object, which no rank has held.")
+            return
+        result = outcome.result
+        if result.attrs["layout"] == "tiled":  # this rank holds a part of the object
+            result = Result.load(outcome.path)
+        lines, cause = last_words(result, outcome.path, lambda: data_of(result))
+        if cause is not None:
+            add_attributes(outcome.path, {"first_cause": cause})
     except Exception as error:
         print(f"ptymesh: the result could not be diagnosed ({type(error).__name__}: {error}).", file=sys.stderr)
         return

@@ -1,27 +1,27 @@
-"""The report on a result: whether it has converged, how far from the noise it is, and the likely causes."""
+"""The report on a result: the verdict, whether the iteration has converged, and the likely causes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ptymesh.diagnosis.cause import Cause, Evidence, Finding
 from ptymesh.diagnosis.remedies import usable_remedy
 from ptymesh.diagnosis.table import CAUSES
-from ptymesh.diagnosis.view import GOOD_TIMES, ResultView
+from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
-from ptymesh.run.convergence import Verdict, verdict
+from ptymesh.verdict import Convergence, factor_in_words, judge_convergence
 
 #: Findings that are printed, the likeliest ones.
 SHOWN = 3
-#: The cause that a probe in the wrong plane looks like, without the patterns.
-NARROW_PROBE = "overlap"
+#: Verdicts of which the cause is asked.
+BAD = ("poor", "failed")
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,24 @@ class Report:
     """Everything that a diagnosis has to say.
 
     Attributes:
-        residual: frozen, of the result; noise_floor: what counting would leave of it, None where that is not known.
-        verdict: on the convergence.
-        findings: the likeliest first.
+        residual: frozen, of the result.
+        noise_floor: least residual that counting explains, None where that is not known.
+        convergence: of the iteration.
+        findings: causes that the evidence speaks for, the likeliest first.
         views: how many were looked at.
         numbers: number and threshold of each cause whose data are there, found or not; NaN where it cannot be told.
+        verdict: of the run (good, poor, failed or unknown), empty where an older version made the result.
+        reason: the verdict's sentence.
     """
 
     residual: float | None
     noise_floor: float | None
-    verdict: Verdict
+    convergence: Convergence
     findings: list[Finding]
     views: int
-    numbers: dict[str, tuple[float, float]]
+    numbers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    verdict: str = ""
+    reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON; numbers that cannot be told are None."""
@@ -50,10 +55,14 @@ class Report:
             for name, (number, threshold) in self.numbers.items()
         }
         return {
+            "verdict": self.verdict or None,
+            "verdict_sentence": self.reason or None,
+            "first_cause": self.findings[0].cause if self.findings else None,
             "final_residual": self.residual,
             "noise_floor": self.noise_floor,
+            "times_noise_floor": self.times,
             "views_looked_at": self.views,
-            "convergence": asdict(self.verdict),
+            "convergence": asdict(self.convergence),
             "findings": [asdict(one) for one in self.findings],
             "numbers": numbers,
         }
@@ -66,7 +75,9 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report in lines of text for a terminal."""
         lines = [] if self.residual is None else [f"Residual {self.residual:.4g}{self._floor_clause()}."]
-        lines.append(f"Convergence: {self.verdict}.")
+        if self.verdict:
+            lines.append(f"Verdict: {self.verdict}: {self.reason}.")
+        lines.append(f"Convergence of the iteration: {self.convergence}.")
         for place, one in enumerate(self.findings[:SHOWN], 1):
             lines += [f"{place}. {one}", f"   What would help: {one.remedy}"]
             if one.tried:
@@ -78,16 +89,10 @@ class Report:
     def _floor_clause(self) -> str:
         if self.times is None:
             return "; the noise floor is not known, as the patterns are no counts" if self.views else ""
-        return f", {_factor(self.times)} times the noise floor {self.noise_floor:.4g}"
+        return f", {factor_in_words(self.times)} times the noise floor {self.noise_floor:.4g}"
 
     def _poor_clause(self) -> str:
-        poor = self.times is not None and self.times > GOOD_TIMES
-        return ", though the residual is above the noise floor" if poor else ""
-
-
-def _factor(times: float) -> str:
-    """Return two digits, or all before the point."""
-    return f"{times:.2g}" if times < 99.5 else f"{times:.0f}"
+        return f", though the result is {self.verdict}" if self.verdict in BAD else ""
 
 
 def report(result: Result, scan: Measurement | None = None, path: Path | None = None) -> Report:
@@ -110,12 +115,14 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
             findings.append(finding(view, cause, evidence))
     attrs = result.attrs
     return Report(
-        attrs.get("final_residual"),
-        attrs.get("noise_floor"),
-        verdict(result.history, attrs.get("noise_floor")),
-        sorted(findings, key=lambda one: -one.strength),
-        len(view.views) if scan is not None else 0,
-        numbers,
+        residual=attrs.get("final_residual"),
+        noise_floor=attrs.get("noise_floor"),
+        convergence=judge_convergence(result.history, attrs.get("noise_level", attrs.get("noise_floor"))),
+        findings=sorted(findings, key=lambda one: -one.strength),
+        views=len(view.views) if scan is not None else 0,
+        numbers=numbers,
+        verdict=result.verdict,
+        reason=str(attrs.get("verdict_sentence", "")),
     )
 
 
@@ -145,24 +152,24 @@ def first_cause(result: Result, scan: Measurement | None = None) -> Finding | No
     return findings[0] if findings else None
 
 
-def last_words(result: Result, path: Path, scan: Callable[[], Measurement] | None = None) -> list[str]:
-    """Return three lines at most for the end of a run, from the result alone.
-
-    Of a probe that looks narrow, the patterns have the last word.
+def last_words(
+    result: Result, path: Path, scan: Callable[[], Measurement] | None = None
+) -> tuple[list[str], str | None]:
+    """Return a few lines for the end of a run, and the name of the first cause of a result that is not good.
 
     Args:
         result: of the run.
         path: of its file.
-        scan: loads the data.
+        scan: loads the data, which are looked at where the verdict is poor or failed.
     """
+    lines = [f"Convergence of the iteration: {judge_convergence(result.history, result.attrs.get('noise_level'))}."]
+    if result.verdict not in BAD:
+        return lines, None
     found = report(result, path=path)
-    if scan is not None and any(one.cause == NARROW_PROBE for one in found.findings):
+    if scan is not None:
         with suppress(PtymeshError):
             found = report(result, scan(), path)
-    lines = [f"Convergence: {found.verdict}."]
-    if found.findings:
-        lines += [str(found.findings[0]), f"What would help: {found.findings[0].remedy}"]
-    elif found.times is not None and found.times > GOOD_TIMES:
-        times = f"{_factor(found.times)} times the noise floor"
-        lines.append(f"The residual is {times}; `ptymesh diagnose {path}` looks for the cause.")
-    return lines
+    if not found.findings:
+        return [*lines, f"No cause is recognised; `ptymesh diagnose {path}` shows all numbers (--json)."], None
+    first = found.findings[0]
+    return [*lines, f"Likely cause: {first}", f"What would help: {first.remedy}"], first.cause

@@ -28,6 +28,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Result(Displayed):
         tilt_rad: (y, x) by which the axis along which they are stacked leans against the beam.
         history: one array per column, one entry per epoch: epoch, stage, loss, residual, seconds, and others.
         recipe: YAML that reproduces the run.
-        attrs: numbers and strings about the run: final_residual, final_r, engine, ranks, ... ; None is not stored.
+        attrs: numbers and strings about the run: final_residual, verdict, engine, ranks, ... ; None is not stored.
         nominal_px: (N, 2) y x, positions from which the refinement started, or None.
         background: (h, w) counts in every pattern (DC where the patterns have it), or None.
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
@@ -163,8 +164,21 @@ class Result(Displayed):
             f"{len(self.positions_px)} views"
             + (f", {engine}" if engine else "")
             + (f", final residual {residual:.4g}" if isinstance(residual, int | float) else "")
+            + (f", {self.verdict}" if self.verdict else "")
             + ">"
         )
+
+    @property
+    def verdict(self) -> str:
+        """Whether the picture can be believed: good, poor, failed or unknown; empty in results of older versions.
+        `attrs["verdict_sentence"]` says why."""
+        return str(self.attrs.get("verdict", "")) if "verdict_sentence" in self.attrs else ""
+
+    @property
+    def convergence(self) -> str:
+        """Whether the iteration has converged, in words, which say nothing of the picture; empty without epochs."""
+        older = "" if "verdict_sentence" in self.attrs else self.attrs.get("verdict", "")
+        return str(self.attrs.get("convergence") or older or "")
 
     @property
     def amplitude(self) -> np.ndarray:
@@ -314,6 +328,24 @@ class Result(Displayed):
             # in double precision: half precision has no number for most limits
             if array is not None and (np.abs(array) > np.float64(most)).any():
                 raise BadInput(f"The {name} of {path} holds values beyond {most:g}, which cannot be; run again.")
+
+
+def read_attributes(path: str | Path) -> dict[str, Any]:
+    """Return the attributes of a result's file, without its arrays. Raises BadInput where it is none."""
+    with _opened(usable(path, "The result")) as file:
+        return _attributes(file)
+
+
+def add_attributes(path: Path, attrs: dict[str, Any]) -> None:
+    """Add attributes to a result's file, which stays whole until a changed copy takes its place.
+
+    Raises PtymeshError where the disk refuses.
+    """
+    with replacing(path, path.stat().st_size) as temporary:
+        shutil.copyfile(path, temporary)
+        with h5py.File(temporary, "r+") as file:
+            file.attrs.update(attrs)
+            digests.sign_attributes(file)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def html(result: Result) -> str:
         "engine": str(attrs.get("engine", "")),
         "epochs": str(len(next(iter(result.history.values()), ())) or ""),
         "final residual": f"{attrs['final_residual']:.4g}" if attrs.get("final_residual") is not None else "",
+        "verdict": _verdict(result),
         "ran on": ran_on(attrs),
     }
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
@@ -63,7 +64,14 @@ def figure(result: Result) -> Figure:
         attrs.get("final_residual"),
         stages,
         title_of(result),
+        result.verdict,
+        str(attrs.get("verdict_sentence", "")),
     )
+
+
+def _verdict(result: Result) -> str:
+    """Return the verdict with its reason, empty in results of older versions."""
+    return f"{result.verdict}: {result.attrs['verdict_sentence']}" if result.verdict else ""
 
 
 def modes(probe: np.ndarray) -> str:

@@ -19,10 +19,12 @@ from ptymesh.plot.objects import amplitude_panel, phase_panel, prepared
 from ptymesh.plot.probes import powers_percent
 from ptymesh.plot.progress import curve_panel
 from ptymesh.plot.scan import coverage_panel
-from ptymesh.plot.style import Pixel, colour_of, colour_wheel, image_panel, new_figure
+from ptymesh.plot.style import RED, Pixel, colour_of, colour_wheel, image_panel, new_figure
 
 #: Probe modes shown, the strongest.
 SHOWN = 4
+#: Verdicts that are shown in red.
+LOUD = ("poor", "failed")
 
 
 def overview_figure(
@@ -35,6 +37,8 @@ def overview_figure(
     final_residual: float | None = None,
     stage_names: Sequence[str] | None = None,
     title: str | None = None,
+    verdict: str | None = None,
+    reason: str | None = None,
 ) -> Figure:
     """Object, strongest probe modes, coverage and residual.
 
@@ -47,10 +51,15 @@ def overview_figure(
         pixel_size_m: (y, x); None: pixel units.
         final_residual: of the frozen estimate.
         stage_names: what the stages are called.
+        verdict: on the result; one that is poor or failed stands over the figure in red, with the reason below it.
+        reason: the verdict's sentence.
     """
     image, region, pixel = prepared(object, pixel_size_m, illumination)
     figure = new_figure(13.5, 7.8, title)
     grid = figure.add_gridspec(2, 3)
+    if verdict in LOUD:
+        figure.text(0.01, 0.985, verdict.upper(), color=RED, fontsize=18, fontweight="bold", va="top")
+        figure.supxlabel(f"{verdict}: {reason}", color=RED, fontsize=10)
     amplitude_panel(figure.add_subplot(grid[0, 0]), image, region, pixel)
     phase_panel(figure.add_subplot(grid[0, 1]), image, region, pixel)
     column = next((name for name in ("residual", "loss") if name in history), None)

@@ -22,7 +22,7 @@ def history_figure(
     stage_names: Sequence[str] | None = None,
     title: str | None = None,
     noise_floor: float | None = None,
-    verdict: str | None = None,
+    convergence: str | None = None,
 ) -> Figure:
     """Residual and loss of every epoch, stage by stage, and how far each unknown has moved in it.
 
@@ -31,7 +31,8 @@ def history_figure(
             (those that there are).
         final_residual: of the finished estimate, frozen: drawn beside the running one, which is gathered on the way.
         stage_names: what the stages are called; None: stage 1, stage 2 ...
-        noise_floor: the residual that counting alone leaves.  verdict: whether it has converged, in words.
+        noise_floor: the least residual that counting explains.
+        convergence: whether the iteration has converged, in words.
     """
     columns = [name for name in ("residual", "loss") if name in history]
     moved = [name for name in history if name.startswith("change_") and np.nanmax([0, *history[name]]) > 0]
@@ -41,8 +42,8 @@ def history_figure(
     for axes, name in zip(panels, columns, strict=False):
         of_residual = (final_residual, noise_floor) if name == "residual" else (None, None)
         curve_panel(axes, history, name, of_residual[0], stage_names, of_residual[1])
-        if verdict and name == columns[0]:
-            axes.set_title(verdict, fontsize=9, color=GREY, loc="left")
+        if convergence and name == columns[0]:
+            axes.set_title(convergence, fontsize=9, color=GREY, loc="left")
     if moved:
         _changes_panel(panels[-1], history, moved, stage_names)
     return figure

@@ -23,6 +23,8 @@ from ptymesh.plot.fonts import OwnFont
 
 #: Lines: Okabe & Ito's palette, told apart by every common colour vision.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
+#: What must not be overlooked.
+RED = "#c00000"
 #: Where there is nothing to show.
 BLANK = "#d9d9d9"
 #: Images with a longer side are averaged in blocks before they are drawn: a panel has fewer pixels anyway.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from ptymesh.problem.kept_waves import KeptWaves
 from ptymesh.problem.loader import ViewLoader
 from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
+
+T = TypeVar("T")
 
 
 class Evaluator:
@@ -165,10 +168,14 @@ class Evaluator:
         of each of these views that this rank has.
         """
         views, seen = np.arange(self.loader.views) if views is None else views, self.setup.layout.seen(estimate.object)
+        return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, seen, each))))
+
+    def in_memory(self, sweep: Callable[[], T]) -> T:
+        """Return what `sweep` does, a pass over chunks without collectives; where memory runs out, once more with
+        smaller chunks. Raises PtymeshError where a single view is too much."""
         while True:
             try:
-                total = self._misfit(estimate, views, seen, each)
-                break
+                return sweep()
             except (MemoryError, RuntimeError) as error:
                 if not ran_out_of_memory(error):
                     raise
@@ -176,7 +183,6 @@ class Evaluator:
             self.setup.give_back()
             if not self.loader.halve_chunks():
                 raise PtymeshError(f"Rank {self.setup.world.rank} ran out of memory with a single view at a time.")
-        return _residuals(*self.fields.totals(total))
 
     def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor, each: Tensor | None) -> Reduction:
         """The sums of the residual over these views, of this rank."""

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -30,9 +30,9 @@ from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.run import started
-from ptymesh.run.convergence import Curve
 from ptymesh.run.progress import runs_in_notebook
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
+from ptymesh.verdict import Curve
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
 LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
@@ -180,11 +180,11 @@ class Display(Watcher):
         """Show loss, residual and pace, or print a line."""
         self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
         numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
-        self._curve.add(report)
+        self._curve.add(report.stage, report.residual, report.held_out, report.rate)
         numbers = "  ".join((numbers, *moved(report)))
         if self._live:
             floor = f"noise floor {report.noise_floor:.4g}; " if report.noise_floor else ""
-            self._live.numbers = f"{numbers}\n{floor}{self._curve.verdict(report.noise_floor)}"
+            self._live.numbers = f"{numbers}\n{floor}{self._curve.judge(report.noise_level)}"
             return
         now = time.monotonic()
         ends = report.epoch in (1, report.epochs)
@@ -262,6 +262,10 @@ class LogFile(Watcher):
         """One line."""
         self._write(f"wrote {path}")
 
+    def judged(self, verdict: Mapping[str, Any]) -> None:
+        """Write one line."""
+        self._write(f"verdict: {verdict['verdict']}: {verdict['verdict_sentence']}")
+
     def finish(self, outcome: str) -> None:
         """The last line."""
         self._write(outcome)
@@ -301,7 +305,8 @@ class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
     Keys: stage, engine, epoch, loss, residual, seconds, views_per_s; held_out, noise_floor, rate where there are
-    such; change_* of each unknown that has moved (changes.py). Numbers that are not finite are null.
+    such; change_* of each unknown that has moved (changes.py). Numbers that are not finite are null. The last line of
+    a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual, noise_floor.
     A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
     """
 
@@ -324,6 +329,11 @@ class MetricsFile(Watcher):
         row |= {name: _finite(change) for name, change in report.changes.items() if change}
         if lines := self._lines:
             lines.add(json.dumps(row))
+
+    def judged(self, verdict: Mapping[str, Any]) -> None:
+        """Write the last line: what is said of the result."""
+        if lines := self._lines:
+            lines.add(json.dumps(dict(verdict)))
 
     def finish(self, outcome: str) -> None:
         """Close the file."""

@@ -100,16 +100,17 @@ def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> It
     pixel, title = result.pixel_size_m, title_of(result)
     final = result.attrs.get("final_residual")
     stages = str(result.attrs["engine"]).split("+") if "engine" in result.attrs else None
+    words = result.verdict, str(result.attrs.get("verdict_sentence", ""))
     yield (
         "overview",
         lambda: plot.overview_figure(
-            result.object, result.probe, result.positions_px, light, result.history, pixel, final, stages, title
+            result.object, result.probe, result.positions_px, light, result.history, pixel, final, stages, title, *words
         ),
     )
     if patterns is not None:
         yield "patterns", partial(plot.patterns_figure, patterns.pairs, patterns.mask, patterns.far_field)
     if {"loss", "residual"} & result.history.keys():
-        floor, said = result.attrs.get("noise_floor"), result.attrs.get("verdict")
+        floor, said = result.attrs.get("noise_floor"), result.convergence
         yield "history", lambda: plot.history_figure(result.history, final, stages, None, floor, said)
     yield "object", lambda: plot.object_figure(result.object, pixel, light, title)
     if len(result.object) > 1:

@@ -45,7 +45,8 @@ class Loop:
         stop: asked before each batch whether to stop; any rank's yes stops all.
         save: writes a checkpoint of the state and `self.problem` (collective), or None.
         due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
-        noise_floor: of the residual, told to the watchers.
+        noise_floor, noise_level: least residual that counting explains of a fit, and of the true intensities; for
+            the watchers.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Loop:
         save: Callable[[], None] | None = None,
         due: Callable[[int], bool] = lambda done: False,
         noise_floor: float | None = None,
+        noise_level: float | None = None,
     ) -> None:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
@@ -69,7 +71,7 @@ class Loop:
         if not len(self.training):
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
-        self.traffic, self.noise_floor = Traffic(), noise_floor
+        self.traffic, self.noise_floor, self.noise_level = Traffic(), noise_floor, noise_level
         self._fine = problem
         self._warm: Engine | None = None
         self._after: Snapshot | None = None
@@ -171,6 +173,7 @@ class Loop:
             moved,
             self.noise_floor,
             rate,
+            self.noise_level,
         )
         with heartbeat.doing("report"):
             for callback in self.callbacks:

@@ -29,7 +29,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, Poor
 from ptymesh.estimate import REACH
 from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
@@ -38,9 +38,8 @@ from ptymesh.measurement import Measurement
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
-from ptymesh.problem.counts import mean_pattern, noise_floor
+from ptymesh.problem.counts import mean_pattern
 from ptymesh.run import alike
-from ptymesh.run.convergence import verdict
 from ptymesh.run.counters import counters_of
 from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.initial import frame, initial_estimate
@@ -54,7 +53,18 @@ from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
+from ptymesh.verdict import (
+    NoiseFloor,
+    Verdict,
+    collect_evidence,
+    count_fitted,
+    judge,
+    judge_convergence,
+    measure_noise_floor,
+)
 
+#: Views that a result's attributes name as not explained, at most.
+MOST_NAMED = 64
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
 
@@ -131,7 +141,8 @@ class Reconstruction(Displayed):
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
-        self._noise_floor: tuple[float | None] | None = None
+        self._noise: tuple[NoiseFloor | None] | None = None
+        self._fitted: tuple[int, int] | None = None  # number of stages for which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
         dtype = complex_dtype(precision)
@@ -220,12 +231,40 @@ class Reconstruction(Displayed):
         return self._identity
 
     @property
-    def noise_floor(self) -> float | None:
-        """Residual that counting alone leaves, estimated from the counts; None where patterns are no counts.
+    def noise(self) -> NoiseFloor | None:
+        """What counting leaves of the residual, estimated from the counts; None where patterns are no counts.
         Collective at first."""
-        if self._noise_floor is None:
-            self._noise_floor = (self._everywhere(lambda: noise_floor(self.problem)),)
-        return self._noise_floor[0]
+        if self._noise is None:
+            self._noise = (self._everywhere(lambda: measure_noise_floor(self.problem)),)
+        return self._noise[0]
+
+    @property
+    def noise_floor(self) -> float | None:
+        """Least residual that counting explains of a fit with the unknowns that have moved (object and probe, before
+        anything has); None where patterns are no counts. Collective where epochs were run since it was last asked."""
+        return None if self.noise is None else self.noise.fitted(self._count_fitted())
+
+    @property
+    def noise_level(self) -> float | None:
+        """Residual that counting alone makes of the true intensities; None where patterns are no counts. Collective at
+        first."""
+        return None if self.noise is None else self.noise.spread
+
+    def _count_fitted(self) -> int:
+        """Return how many real numbers were fitted. Collective where epochs were run since it was last asked."""
+        epochs = self.state.done_epochs
+        if self._fitted is None or self._fitted[0] != epochs:
+            moved = {name for name, column in self._history().items() if name.startswith(CHANGE) and np.nansum(column)}
+            moved = {name.removeprefix(CHANGE) for name in moved} or {"object", "probe"}
+            if any(stage.moves_optics for stage in self.stages):
+                moved |= set(self.state.estimate.others)
+            limits = self.stages[-1].object.amplitude if self.stages else None
+            held = limits is not None and limits.low is not None and limits.low == limits.high
+            count = count_fitted(
+                self.problem, self.state.estimate, moved - self.problem.model.replaced, phase_only=held
+            )
+            self._fitted = epochs, count
+        return self._fitted[1]
 
     def close(self) -> None:
         """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
@@ -242,8 +281,12 @@ class Reconstruction(Displayed):
         return made
 
     def loop(self, **watch: Any) -> Loop:
-        """The loop over what is left of `stages`; `evaluate` as in `Loop`."""
-        return Loop(self.problem, self.state, self.stages, seed=self.seed, noise_floor=self.noise_floor, **watch)
+        """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""
+        if self._fitted is None:  # watchers see this count all the time: another one takes a pass over all views
+            self._count_fitted()
+        floor = None if self.noise is None or self._fitted is None else self.noise.fitted(self._fitted[1])
+        watch |= {"noise_floor": floor, "noise_level": self.noise_level}
+        return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
         """Runs one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
@@ -321,15 +364,21 @@ class Reconstruction(Displayed):
         return found
 
     def _frozen(self) -> tuple[float, float, np.ndarray]:
-        """Residual and R of all views, and the residual of each, (N,): one pass in which nothing moves. Collective."""
+        """Residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
+        Collective."""
         each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
         residual, r = self.problem.residual(self.state.estimate, each=each)
-        misfit, counts = self.world.sum(each)[0].cpu().numpy().T
-        return residual, r, misfit / np.maximum(counts, 1.0)
+        return residual, r, self.world.sum(each)[0].cpu().numpy()
+
+    def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
+        """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
+        evidence = collect_evidence(self.problem, self.state.estimate, by_view)
+        return judge(residual, self.noise, 0 if self.noise is None else self._count_fitted(), evidence)
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r, residuals = self._frozen()
+        residual, r, by_view = self._frozen()
+        verdict = self._judge(residual, by_view)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
         history = self._history()
@@ -341,7 +390,7 @@ class Reconstruction(Displayed):
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
             tilt_rad=estimate.tilt_rad,
-            residuals=residuals,
+            residuals=by_view[:, 0] / np.maximum(by_view[:, 1], 1.0),
             parameters=estimate.parameters,
             unknowns={name: values.cpu().numpy() for name, values in estimate.others.items()},
             history=history,
@@ -349,8 +398,12 @@ class Reconstruction(Displayed):
             attrs={
                 "final_residual": residual,
                 "final_r": r,
-                "noise_floor": self.noise_floor,
-                "verdict": str(verdict(history, self.noise_floor)) if len(history["epoch"]) else None,
+                "noise_floor": verdict.noise_floor,
+                "noise_level": self.noise_level,
+                "verdict": verdict.state,
+                "verdict_sentence": verdict.sentence,
+                "unexplained_views": list(verdict.views[:MOST_NAMED]) or None,
+                "convergence": str(judge_convergence(history, self.noise_level)) if len(history["epoch"]) else None,
                 "subpixel": self.subpixel,
                 "propagation": scan.geometry.propagation,
                 "fidelity": stages[-1].fidelity if stages else self.problem.model.fidelity,
@@ -409,12 +462,27 @@ def reconstruct(
     scan: Measurement | str | Path,
     stages: Sequence[Stage] | Stage | None = None,
     progress: bool | None = None,
+    strict: bool = False,
     **options: Any,
 ) -> Result:
-    """Runs all stages (default: those of a recipe) and returns the result; options as in `Reconstruction`.
+    """Run all stages (default: those of a recipe) and return the result.
 
-    progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
+    Where the verdict on it (`Result.verdict`) is poor or failed, one line on standard error says so.
+
+    Args:
+        scan: what `ptymesh.load` returned, or the path that it would be given.
+        stages: engines, or dicts as in a recipe.
+        progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
+        strict: raise Poor, which holds the result, instead of that line.
+        options: as in `Reconstruction`.
+
+    Raises:
+        BadInput: options that do not fit.
+        Diverged: the residual left the numbers.
+        Poor: the verdict is poor or failed, and strict is set.
     """
+    if not isinstance(strict, bool):
+        raise BadInput(f"strict is {shown(strict)}; give True or False.")
     if not isinstance(progress, bool | None):
         raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
     engines = stages_of(DEFAULT_STAGES if stages is None else stages)
@@ -429,4 +497,11 @@ def reconstruct(
     finally:
         if watching is not None:
             watching.finish(outcome)
-    return recon.result()
+    result = recon.result()
+    if result.verdict in ("poor", "failed"):
+        said = f"the result is {result.verdict}: {result.attrs['verdict_sentence']}"
+        if strict:
+            raise Poor(f"{said[0].upper()}{said[1:]}.", result)
+        if recon.world.rank == 0:
+            print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
+    return result

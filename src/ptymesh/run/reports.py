@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ class EpochReport:
     """An epoch is done; loss and residual are running values, each view as it was seen in its batch.
 
     done_epochs and total_epochs count over all stages; held_out is the frozen residual of the views that no update
-    sees, None where there are none; changes: how far each unknown has moved (changes.py); noise_floor: the residual
-    that counting alone leaves, None where that is not known; rate: learning rate where a scheduler changes it, else 0.
+    sees, None where there are none; changes: how far each unknown has moved (changes.py); noise_floor: the least
+    residual that counting explains of a fit, None where that is not known; noise_level: that of the true intensities;
+    rate: learning rate where a scheduler changes it, else 0.
     """
 
     stage: int
@@ -90,6 +92,7 @@ class EpochReport:
     changes: Mapping[str, float] = field(default_factory=dict)
     noise_floor: float | None = None
     rate: float = 0.0
+    noise_level: float | None = None
 
     def __str__(self) -> str:
         return (
@@ -117,6 +120,10 @@ class Callback:
 
     def saved(self, path: Path) -> None:
         """A checkpoint or result was written."""
+
+    def judged(self, verdict: Mapping[str, Any]) -> None:
+        """After the result was saved: what is said of it (keys verdict, verdict_sentence, final_residual, ...); of a
+        run that has diverged, the verdict alone."""
 
     def finish(self, outcome: str) -> None:
         """At the end: `done`, `interrupted` or `diverged`."""

@@ -53,6 +53,8 @@ class Outcome:
     patterns: Patterns | None = None
 
 
+#: Attributes of a result that say what is thought of it.
+JUDGED = ("verdict", "verdict_sentence", "convergence", "final_residual", "noise_floor", "unexplained_views")
 #: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
 Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
@@ -162,6 +164,8 @@ def _carry_out(
         loop.run()
     except (Interrupted, Diverged) as ending:
         for callback in callbacks:
+            if isinstance(ending, Diverged):
+                callback.judged({"verdict": "failed", "verdict_sentence": str(ending)})
             callback.finish("interrupted" if isinstance(ending, Interrupted) else "diverged")
         raise
     path = out / "result.h5"
@@ -173,6 +177,7 @@ def _carry_out(
         result = recon.save(path, recipe.to_yaml(), measured)
         for callback in callbacks:
             callback.saved(path)
+            callback.judged({name: result.attrs[name] for name in JUDGED if result.attrs.get(name) is not None})
             callback.finish("done")
     return Outcome(result, path, recipe, _patterns(recipe, recon, result))
 

@@ -1,4 +1,4 @@
-"""Whether a run has converged: from its history alone.
+"""Convergence of the iteration, judged from its history alone; it says nothing of the picture (judging.py does).
 
 e       epoch of the last stage
 r(e)    residual of the epoch, or the held-out residual where views were held out
@@ -17,8 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from ptymesh.run.reports import EpochReport
-
 Kind = Literal["converged", "falling", "diverging", "over-fitting", "at rest", "unclear"]
 
 #: Epochs of a stage below which its curve says nothing.
@@ -27,8 +25,8 @@ FEWEST = 5
 RISE, RISING = 0.03, 3
 #: Fall per epoch that is not worth an epoch, and the fall altogether that makes more of them worth while.
 SLOW, WORTH = 0.001, 0.01
-#: Residual, relative to the noise floor, below which only noise is left to be fitted.
-AT_FLOOR = 1.02
+#: Residual, relative to that of the true intensities, below which only noise is left to be fitted.
+AT_NOISE = 1.02
 #: Part of a stage's largest learning rate below which its steps are too small to move far.
 SMALL = 0.2
 #: Longest stretch of the curve over which a slope is taken.
@@ -36,11 +34,15 @@ STRETCH = 15
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a history says.
+class Convergence:
+    """How the iteration stands at the end of a history.
 
-    sentence: in words; per_epoch: fraction by which the curve falls an epoch (negative: rises), now; more_epochs: that
-    would pay, 0 where none would; since: epoch of the last stage from which on it has got worse, or None.
+    Attributes:
+        kind: one of the words above.
+        sentence: the same in words.
+        per_epoch: fraction by which the curve falls in an epoch now (negative where it rises).
+        more_epochs: number of further epochs that would pay, 0 where none would.
+        since: epoch of the last stage from which on the curve has risen, or None.
     """
 
     kind: Kind
@@ -53,35 +55,47 @@ class Verdict:
         return self.sentence
 
 
-def verdict(history: Mapping[str, np.ndarray], noise_floor: float | None = None) -> Verdict:
-    """How the last stage ends. history: columns stage, residual; held_out and rate where there are such."""
+def judge_convergence(history: Mapping[str, np.ndarray], noise: float | None = None) -> Convergence:
+    """Judge how the last stage ends.
+
+    Args:
+        history: columns `stage` and `residual`, and `held_out` and `rate` where there are such; one value per epoch.
+        noise: residual that counting leaves of the true intensities, None where it is not known.
+
+    Returns:
+        Convergence of the held-out residual where views were held out, else of the training residual. Over-fitting
+        is said of a held-out residual alone.
+    """
     residual, held, rate = _last_stage(history)
     if len(residual) < FEWEST:
         word = f"{len(residual)} epoch{'s' * (len(residual) != 1)}"
-        return Verdict("unclear", f"too early to tell: the last stage has {word}")
+        return Convergence("unclear", f"too early to tell: the last stage has {word}")
     known = len(held) == len(residual) and bool(np.isfinite(held).all() and (held > 0).all())
     curve, name = (held, "held-out residual") if known else (residual, "residual")
     if not (np.isfinite(curve).all() and (curve > 0).all()):
-        return Verdict("unclear", "unclear: the residual is not a positive number in every epoch")
-    floor = None if known else noise_floor
-    return _worse(curve, residual, name) or _at_floor(curve, floor) or _at_rest(curve, rate) or _better(curve, name)
+        return Convergence("unclear", "unclear: the residual is not a positive number in every epoch")
+    return (
+        _worse(curve, residual, name)
+        or _at_noise(curve, None if known else noise)
+        or _at_rest(curve, rate)
+        or _better(curve, name)
+    )
 
 
 class Curve:
-    """A history that grows epoch by epoch, as watchers are told of it."""
+    """A history that grows epoch by epoch, as watchers see it."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[float]] = {"stage": [], "residual": [], "held_out": [], "rate": []}
 
-    def add(self, report: EpochReport) -> None:
-        """One more epoch."""
-        row = report.stage, report.residual, report.held_out, report.rate
-        for column, value in zip(self.columns.values(), row, strict=True):
+    def add(self, stage: int, residual: float, held_out: float | None, rate: float) -> None:
+        """Add one epoch."""
+        for column, value in zip(self.columns.values(), (stage, residual, held_out, rate), strict=True):
             column.append(math.nan if value is None else value)
 
-    def verdict(self, noise_floor: float | None) -> Verdict:
-        """As far as the run has come."""
-        return verdict({name: np.asarray(column) for name, column in self.columns.items()}, noise_floor)
+    def judge(self, noise: float | None) -> Convergence:
+        """Judge the convergence as far as the run has come."""
+        return judge_convergence({name: np.asarray(column) for name, column in self.columns.items()}, noise)
 
 
 def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -94,7 +108,7 @@ def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarr
     return residual[last], held, rate
 
 
-def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None:
+def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Convergence | None:
     """Diverging or over-fitting: the end lies above the minimum, all the way and by more than the curve jumps."""
     best = int(curve.argmin())
     after = curve[best + 1 :]
@@ -107,24 +121,28 @@ def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Verdict | None
     per_epoch = 1 - math.exp(slope)
     if residual is not curve and residual[-1] < residual[best]:
         sentence = f"over-fitting since epoch {since}: the held-out residual rose {rise} while the residual fell"
-        return Verdict("over-fitting", sentence, per_epoch, 0, since)
-    return Verdict("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
+        return Convergence("over-fitting", sentence, per_epoch, 0, since)
+    return Convergence("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
 
 
-def _at_floor(curve: np.ndarray, noise_floor: float | None) -> Verdict | None:
-    """Only noise is left to be fitted."""
-    if noise_floor is None or curve[-1] > AT_FLOOR * noise_floor:
+def _at_noise(curve: np.ndarray, noise: float | None) -> Convergence | None:
+    """Return "converged" where nothing but noise is left to be fitted."""
+    if noise is None or curve[-1] > AT_NOISE * noise:
         return None
-    at = f"the residual {curve[-1]:.3g} has reached the noise floor {noise_floor:.3g}"
-    return Verdict("converged", f"converged: {at}", _now(curve)[1])
+    said = f"the residual {curve[-1]:.3g} is no more than counting alone makes of the true intensities ({noise:.3g})"
+    return Convergence("converged", f"converged: {said}", _now(curve)[1])
 
 
-def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Verdict | None:
-    """A scheduler has made steps small."""
+def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Convergence | None:
+    """Return "at rest" where a scheduler has made steps small."""
     if not (len(rate) and rate.max() > 0) or rate[-1] > SMALL * rate.max():
         return None
-    said = f"at rest: steps have shrunk to {100 * rate[-1] / rate.max():.2g} % as scheduled"
-    return Verdict("at rest", f"{said}; a stage of more epochs may end lower", _now(curve)[1])
+    said = f"at rest: the stage's schedule has lowered its learning rate to {100 * rate[-1] / rate.max():.2g} % of the"
+    return Convergence(
+        "at rest",
+        f"{said} largest, so that hardly anything moves; more epochs in the stage may lower the residual",
+        _now(curve)[1],
+    )
 
 
 def _stretch(n: int) -> int:
@@ -138,13 +156,13 @@ def _now(curve: np.ndarray) -> tuple[float, float, float]:
     return slope, 1 - math.exp(slope), error
 
 
-def _better(curve: np.ndarray, name: str) -> Verdict:
+def _better(curve: np.ndarray, name: str) -> Convergence:
     """Converged or still falling."""
     n, logs, stretch = len(curve), np.log(curve), _stretch(len(curve))
     slope, per_epoch, error = _now(curve)
     now = max(0.0, -slope)
     if now <= 2 * error or now < SLOW / 2:
-        return Verdict("converged", f"converged: the {name} falls by {100 * now:.2g} % an epoch", per_epoch)
+        return Convergence("converged", f"converged: the {name} falls by {100 * now:.2g} % an epoch", per_epoch)
     before = max(now, -_slope(logs[-2 * stretch : -stretch])[0]) if n >= 2 * stretch else now
     middle, earlier = n - stretch / 2, n - 1.5 * stretch
     power = float(np.clip(math.log(before / now) / math.log(middle / earlier), 0, 4))
@@ -152,9 +170,9 @@ def _better(curve: np.ndarray, name: str) -> Verdict:
     more = _until_slow(end, power, n)
     gain = _gain(end, power, n, more)
     if gain < WORTH:
-        return Verdict("converged", f"converged: the {name} falls by {100 * end:.2g} % an epoch", per_epoch)
+        return Convergence("converged", f"converged: the {name} falls by {100 * end:.2g} % an epoch", per_epoch)
     said = f"still falling by {100 * (1 - math.exp(-end)):.2g} % an epoch: {more} more epochs would pay"
-    return Verdict("falling", said, per_epoch, more)
+    return Convergence("falling", said, per_epoch, more)
 
 
 def _until_slow(slope: float, power: float, n: int) -> int:
