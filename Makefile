@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 # Tests start many processes; without its cache Python would compile ptymesh's two hundred modules in each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup kernels demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills gpu-check clean
+.PHONY: help setup kernels demo docs test lint types contract pytest long package slurm stand-in conformance fuzz faults kills kit gpu-check clean
 
 help:
 	@echo "make demo    reconstruct a simulated scan on two ranks; pictures and result in demo/"
@@ -19,7 +19,8 @@ help:
 	@echo "make fuzz    unsound inputs by the thousand (TRIES, SEED, PROCESSES, MINUTES); report in fuzz/"
 	@echo "make faults  every write, fsync, rename, ... of a short run fails once, on one and two ranks; faults.json"
 	@echo "make kills   runs are killed at random moments and resumed (TRIES, SEED); kills.json"
-	@echo "make gpu-check  on a machine with a GPU: all that it can tell, in ten minutes; report in gpu-check/ (STAR=path)"
+	@echo "make kit     for a machine without a network: wheels, checks, run.sh in dist/kit (PYTHON=3.12, FREEZE, WITHOUT)"
+	@echo "make gpu-check  on a machine with a GPU: all that it can tell, in ten minutes; report in gpu-check/ (ONLY, LIST)"
 	@echo "make clean   remove the environment and what demo left"
 
 setup: $(VENV)/.installed
@@ -56,8 +57,8 @@ $(VENV)/.docs: $(VENV)/.installed
 test: lint types contract pytest
 
 lint: setup
-	$(BIN)/ruff check src tests docs benchmarks
-	$(BIN)/ruff format --check src tests docs benchmarks
+	$(BIN)/ruff check src tests docs benchmarks tools
+	$(BIN)/ruff format --check src tests docs benchmarks tools
 
 types: setup
 	$(BIN)/mypy
@@ -115,14 +116,30 @@ conformance: setup
 kills: setup
 	$(BIN)/python tests/fuzz/kills.py --tries $(TRIES) $(if $(SEED),--seed $(SEED)) --report kills.json
 
-# All that a GPU machine can tell, in ten minutes. PYTHON must have a torch that sees the GPU: `make gpu-check
-# BIN=$$(dirname $$(which python))` uses an environment that exists. STAR is the Siemens star for the peers; without it
-# they are left out. STAND_IN=1 tries the checks themselves, without a GPU.
+# All that a GPU machine can tell, in slices, in ten minutes. BIN must have a torch that sees the GPU: `make gpu-check
+# BIN=$$(dirname $$(which python))` uses an environment that exists. ONLY=failed does again what failed or was left;
+# LIST=1 prints the checks and their limits. STAR is the Siemens star for the peers; without it they are left out.
+# STAND_IN=1 tries the checks themselves, without a GPU.
 STAR   ?= $(firstword $(wildcard ../shared/data/siemens-star-small.npz.bz2 $(PTYMESH_DATA)/siemens-star-small.npz.bz2))
 GPU_OUT ?= gpu-check
 
 gpu-check:
-	@$(BIN)/python tests/kernels/gpu_check.py --out $(GPU_OUT) $(if $(STAR),--star $(STAR)) $(if $(STAND_IN),--stand-in)
+	@PTYMESH_STARTED=$$(date +%s) $(BIN)/python tests/kernels/gpu_check.py --out $(GPU_OUT) \
+	  $(if $(STAR),--star $(STAR)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
+	  $(if $(LIST),--list) $(if $(STAND_IN),--stand-in)
+
+# All that a machine without a network lacks, for its Python and platform: docs/how-to/install.md.
+#     make kit PYTHON=3.12 PLATFORM=manylinux_2_28_x86_64 FREEZE=freeze.txt WITHOUT=hdf5plugin
+PLATFORM ?= manylinux_2_28_x86_64
+KIT_OUT  ?= dist/kit
+KIT_PEERS ?= $(KIT_OUT)-peers
+
+# PYTHON is the target's version here, and not the program that setup makes the environment with.
+kit:
+	@test -x $(BIN)/python || $(MAKE) setup PYTHON=python3
+	@$(BIN)/python tools/make_kit.py --platform $(PLATFORM) --out $(KIT_OUT) --peers $(KIT_PEERS) \
+	  $(if $(filter 3.%,$(PYTHON)),--python $(PYTHON)) $(if $(FREEZE),--freeze $(FREEZE)) \
+	  $(if $(WITHOUT),--without $(WITHOUT)) $(if $(STAR),--star $(STAR)) $(if $(MOST_MIB),--most-mib $(MOST_MIB))
 
 clean:
 	rm -rf $(VENV) demo site build/doctrees $(FUZZ_OUT)

@@ -22,8 +22,8 @@ fail() {
     exit 2
 }
 
-wanted=$(sed -n 's/^ "python": "\(.*\)",$/\1/p' "$kit/kit.json")
-version=$(sed -n 's/^ "ptymesh": "\(.*\)",$/\1/p' "$kit/kit.json")
+wanted=$(sed -n 's/^ "python": "\([^"]*\)".*/\1/p' "$kit/kit.json")
+version=$(sed -n 's/^ "ptymesh": "\([^"]*\)".*/\1/p' "$kit/kit.json")
 has=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
     fail "$python does not run: set PYTHON to a Python $wanted with PyTorch."
 [ "$has" = "$wanted" ] || fail "this kit is for Python $wanted, and $python is $has: set PYTHON, or make another kit."

@@ -1,12 +1,15 @@
 """ptymesh beside Pty-Chi, CDTools and PtyRAD on the Siemens star, in one session, in turns.
 
     python benchmarks/peers/compare.py STAR.npz.bz2 --venv DIR [--threads 2] [--out peers.json]
+    python benchmarks/peers/compare.py STAR.npz.bz2 --site DIR --peers ptychi ptyrad      # without a network
 
 Run it with the Python that has ptymesh. DIR is an environment of the peers' own; it is made, and the peers installed
-from PyPI, where it does not exist. All programs get the same patterns, positions (fixed), starting probe modes, batch
-size and threads, in single precision. A turn is as many whole epochs as make a second, at least one and at most fifty:
-the first epoch after another program had the processor is slower than those that follow, and an epoch may take a tenth
-of a second. The very first epoch of each is not counted; speeds are those of the median epoch.
+from PyPI, where it does not exist. --site names a folder that `pip install --target` has filled, for this Python.
+
+All programs get the same patterns, positions (fixed), starting probe modes, batch size and threads, in single
+precision. A turn is as many whole epochs as make a second, at least one and at most fifty: the first epoch after
+another program had the processor is slower than those that follow, and an epoch may take a tenth of a second. The very
+first epoch of each is not counted; speeds are those of the median epoch.
 
 With --peers ptyrad, --slices 8, --positions and --inner 64 compare several slices, refined positions, smaller windows.
 """
@@ -168,7 +171,12 @@ def side_by_side(python: Path, script: str, engine: str, modes: int, given: argp
 
 def compare(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All comparisons that were asked for, as they are done."""
-    python = install(given.venv)
+    if given.site:
+        python = Path(sys.executable)
+        paths = [os.environ.get("PYTHONPATH"), str(given.site.resolve())]  # what this Python has goes before
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    else:
+        python = install(given.venv)
     for modes in given.modes:
         for script, engine in RUNS:
             if engine in given.engines and script.removesuffix("_run.py") in given.peers:
@@ -179,7 +187,9 @@ def main() -> None:
     """Prints a line per comparison, and writes JSON after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
-    parser.add_argument("--venv", type=Path, required=True)
+    environment = parser.add_mutually_exclusive_group(required=True)
+    environment.add_argument("--venv", type=Path, help="the peers' environment, made where it does not exist")
+    environment.add_argument("--site", type=Path, help="a folder with the peers, for this Python")
     parser.add_argument("--engines", nargs="+", default=["rpie", "lsqml", "adam", "bh"])
     parser.add_argument("--peers", nargs="+", default=["ptychi", "cdtools", "ptyrad"])
     parser.add_argument("--modes", nargs="+", type=int, default=[1, 4])

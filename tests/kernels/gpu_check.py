@@ -93,10 +93,8 @@ class Report:
         lines = self.in_order()
         found = {"about": self.about, "checks": [asdict(line) for line in lines]}
         replace_text(self.folder / "report.json", json.dumps(found, indent=1) + "\n")
-        rows = [
-            f"| {line.status} | {line.check} | {line.said.replace('|', '/')} | {line.seconds:.0f} | {line.limit_s:.0f} |"
-            for line in lines
-        ]
+        cells = [(line.status, line.check, line.said, f"{line.seconds:.0f}", f"{line.limit_s:.0f}") for line in lines]
+        rows = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells]
         head = ["# gpu-check", "", *(f"- {name}: {value}" for name, value in self.about.items()), ""]
         table = ["| | check | | s | limit, s |", "|---|---|---|---|---|", *rows]
         replace_text(self.folder / "report.md", "\n".join([*head, *table, "", self.summary(), ""]))

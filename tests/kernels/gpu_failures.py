@@ -71,11 +71,13 @@ def save_inputs(folder: Path, trace: TracebackType | None) -> None:
             continue
         arrays = {}
         for name, value in list(frame.f_locals.items()):
+            if name.startswith("@"):  # what pytest makes of an assertion
+                continue
             words.append(f"    {name} = {described(value)}")
             for key, array in arrays_in(name, value):
                 if array.nbytes <= budget:
                     budget -= array.nbytes
-                    arrays[key] = array
+                    arrays[f"{key}_" if key == "file" else key] = array  # numpy's own word
                 else:
                     words.append(f"    {key}: not kept, {array.nbytes} bytes")
         if arrays:
