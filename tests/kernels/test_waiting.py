@@ -14,6 +14,7 @@ from torch import Tensor
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_object, cpu, object_sums
+from ptymesh.kernels import waiting as waits_when
 from ptymesh.kernels.arguments import constants_of
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.kernels.object_sums import ObjectSums
@@ -229,9 +230,9 @@ def test_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("OVERLAP", case.views * 16 * 16 / SIDE**2, "who stand too close to each other"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(object_sums, name, most)
+            patch.setattr(waits_when, name, most)
             assert waits()
-            patch.setattr(object_sums, name, most * 0.999)
+            patch.setattr(waits_when, name, most * 0.999)
             assert not waits(), why
 
 

@@ -31,8 +31,8 @@ from ptymesh.kernels.arguments import (
 )
 from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, asked_of, deep, may_wait, note
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
-from ptymesh.kernels.object_sums import pays
 from ptymesh.kernels.ready import make_ready, share_threads
+from ptymesh.kernels.waiting import pays
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
 from ptymesh.physics.background import BackgroundSums

@@ -20,6 +20,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_object
 from ptymesh.kernels.arguments import bands_of_rows, constants_of, numpy_dtype
+from ptymesh.kernels.waiting import pays
 from ptymesh.physics.blocks import Leaf, Quotient
 
 if TYPE_CHECKING:
@@ -28,21 +29,9 @@ if TYPE_CHECKING:
     from ptymesh.physics.backend import Adjoints, Backend
 
 Array = np.ndarray[Any, Any]
-#: Bytes of windows and light that wait, at most.
-WAITING_BYTES = 64 << 20
-#: They wait where as many as these share a pixel of the touched blocks on average, at most. Measured: of a batch whose
-#: windows lie close together, sums stay in the cache, and windows do not.
-OVERLAP = 8
 #: Numbers that a band keeps of what it has added to, in a line of the cache of its own.
 TOPS = 16
 _NONE_STALE = np.zeros((0, 0), np.uint8)
-
-
-def pays(pixels: int, dtype: torch.dtype, each: bool, blocks: int) -> bool:
-    """Whether it pays to wait with windows of so many pixels together, over so many blocks; each: with a light each."""
-    if pixels * (dtype.itemsize + each * dtype.to_real().itemsize) > WAITING_BYTES:
-        return False
-    return pixels <= OVERLAP * blocks * BLOCK**2
 
 
 class ObjectSums:

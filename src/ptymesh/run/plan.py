@@ -40,7 +40,7 @@ from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
-from ptymesh.kernels.object_sums import pays
+from ptymesh.kernels.waiting import pays
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
