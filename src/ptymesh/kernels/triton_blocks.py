@@ -17,6 +17,13 @@ from ptymesh.kernels.triton_kernels import _load, _store
 from ptymesh.physics import blocks
 
 TINY = tl.constexpr(blocks.TINY)
+#: Batches touch ever other numbers of blocks, which begin anywhere in an array of several batches'; chunks have ever
+#: other views. No kernel is compiled anew where 16 divides one of these, or where it is 1.
+OF_BATCHES = {"do_not_specialize": ["count"], "do_not_specialize_on_alignment": ["rows", "columns"]}
+OF_CHUNKS = {
+    "do_not_specialize": ["count", "size"],
+    "do_not_specialize_on_alignment": ["anchors", "fractions", "weights", "places"],
+}
 #: What `write` makes of a field: `times field / ((1 - blend) weight + blend top)`, `field / sqrt(weight^2 + number)`,
 #: `times number field`.
 QUOTIENT, ROOT, SCALED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -32,7 +39,7 @@ def _pixels(rows, columns, count, H, W, SIDE: tl.constexpr):
     return program // count, (program // count * H + y) * W + x
 
 
-@triton.jit
+@triton.jit(**OF_BATCHES)
 def clear(field, weight, rows, columns, count, H, W, SIDE: tl.constexpr):
     """A complex and a real array become 0 on these blocks; the slices of all parts follow each other."""
     _, at = _pixels(rows, columns, count, H, W, SIDE)
@@ -41,7 +48,7 @@ def clear(field, weight, rows, columns, count, H, W, SIDE: tl.constexpr):
     tl.store(weight + at, nothing)
 
 
-@triton.jit
+@triton.jit(**OF_BATCHES)
 def narrow(
     field, weight, out, out_weight, tops, rows, columns, count, half, H, W, PARTS: tl.constexpr, SIDE: tl.constexpr
 ):
@@ -60,7 +67,7 @@ def narrow(
     tl.store(tops + tl.program_id(0), tl.max(light, 0))
 
 
-@triton.jit
+@triton.jit(**OF_BATCHES)
 def write(
     target,
     field,
@@ -116,7 +123,7 @@ def add_quotient(target, change, weight, top, M, area, TIMES: tl.constexpr, BLEN
         _store(target, at, old_re + re * TIMES / divisor, old_im + im * TIMES / divisor, inside)
 
 
-@triton.jit
+@triton.jit(**OF_CHUNKS)
 def bring(
     anchors,
     fractions,

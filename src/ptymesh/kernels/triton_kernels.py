@@ -30,6 +30,9 @@ import triton.language as tl
 from ptymesh.physics import kinds
 
 TURN = tl.constexpr(2 * math.pi)
+#: What views have of their own, a few numbers each. Chunks begin anywhere in what a batch has, and where that is
+#: aligned makes these kernels no faster: they are not compiled for it once more.
+OF_VIEWS = {"do_not_specialize_on_alignment": ["n", "a", "t", "d_a", "fractions"]}
 #: Sums and their weights.
 OBJECT, OBJECT_WEIGHT = tl.constexpr(kinds.OBJECT), tl.constexpr(kinds.OBJECT_WEIGHT)
 PROBE, PROBE_WEIGHT = tl.constexpr(kinds.PROBE), tl.constexpr(kinds.PROBE_WEIGHT)
@@ -91,7 +94,7 @@ def _unit(waves, area):
 # --- exit waves and probes ---
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def exit_waves(obj, n, beams, a, out, M, area, w, W, SHARED: tl.constexpr, TILE: tl.constexpr):
     """out_jm = a_j beams_jm S_j O."""
     j, _, pixels, inside = _place(area, TILE)
@@ -115,7 +118,7 @@ def _ramp(pixels, fractions, j, h, w):
     return tl.cos(angle), tl.sin(angle), k_y, k_x
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def ramped(spectrum, fractions, a, out, M, h, w, AXIS: tl.constexpr, TILE: tl.constexpr):
     """out_jm = a_j exp(-2 pi i k.f_j) spectrum_m; times 2 pi i k_axis where AXIS is 0 or 1."""
     j, _, pixels, inside = _place(h * w, TILE)
@@ -168,7 +171,7 @@ def _share(out, weight, at, half, wave, light, shifts, inside, PARTS: tl.constex
         tl.atomic_add(weight + at + half, dim, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def to_object(
     chi,
     n,
@@ -220,7 +223,7 @@ def to_object(
 
 
 # a chunk of a single view is no kernel of its own: another kernel might join other multiplications with additions
-@triton.jit(do_not_specialize=["B", "splits"])
+@triton.jit(do_not_specialize=["B", "splits"], **OF_VIEWS)
 def to_probe(
     chi,
     obj,
@@ -277,7 +280,7 @@ def to_probe(
         tl.atomic_add(weight + area + pixels, dim, mask=lit, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def to_probes(chi, obj, n, out, M, area, w, W, SCALED: tl.constexpr, TILE: tl.constexpr):
     """out_jm = conj(S_j O) chi_jm; SCALED: divided by sqrt(area)."""
     j, _, pixels, inside = _place(area, TILE)
@@ -294,7 +297,7 @@ def to_probes(chi, obj, n, out, M, area, w, W, SCALED: tl.constexpr, TILE: tl.co
 # --- sums of single views ---
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def along_positions(chi, obj, n, beams, a, by_y, by_x, parts, M, area, w, W, SHARED: tl.constexpr, TILE: tl.constexpr):
     """parts (B, tiles, 3): Re <d_y, chi>, Re <d_x, chi>, ||psi||^2; d_a = -O by_a, psi = a O beams."""
     j, tile, pixels, inside = _place(area, TILE)
@@ -317,7 +320,7 @@ def along_positions(chi, obj, n, beams, a, by_y, by_x, parts, M, area, w, W, SHA
     _part(parts, j, tile, area, 2, 3, exit_norm, TILE)
 
 
-@triton.jit
+@triton.jit(**OF_VIEWS)
 def step_systems(
     chi,
     obj,
