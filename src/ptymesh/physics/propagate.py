@@ -153,9 +153,12 @@ def _tilt(ky: Tensor, kx: Tensor, distance_m: float, tilt_rad: Pair) -> Tensor:
 
 def apply_kernel(psi: Tensor, kernel: Tensor) -> Tensor:
     """F^H [K F psi]; K (h, w), or with leading axes that broadcast against psi's."""
-    return ifft(times(kernel, fft(psi)))
+    if psi.device.type == "cpu":
+        return ifft(times(kernel, fft(psi)))
+    # a GPU would go over the waves once more for each transform to make it orthonormal
+    return ifft(times(kernel / (psi.shape[-2] * psi.shape[-1]), fft(psi, "backward")), "forward")
 
 
 def apply_kernel_adjoint(psi: Tensor, kernel: Tensor) -> Tensor:
     """F^H [conj(K) F psi], the adjoint of `apply_kernel`."""
-    return ifft(times(kernel.conj(), fft(psi)))
+    return apply_kernel(psi, kernel.conj())
