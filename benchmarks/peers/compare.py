@@ -25,7 +25,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -69,6 +69,12 @@ def install(venv: Path) -> Path:
     return python
 
 
+def python_of(folder: Path) -> Path:
+    """The Python of an environment; this one's where the folder holds packages alone (pip install --target)."""
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    return python if python.exists() else Path(sys.executable)
+
+
 def mend_ptyrad(venv: Path) -> None:
     """PtyRAD 1.0.0 writes quotes within quotes in one f-string, which Python before 3.12 cannot read: other quotes."""
     folder = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
@@ -82,8 +88,10 @@ def mend_ptyrad(venv: Path) -> None:
 class Run:
     """One program on one engine, which does an epoch when it is told to."""
 
-    def __init__(self, python: Path, script: str, options: list[str], threads: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    def __init__(
+        self, python: Path, script: str, options: list[str], threads: int, more: Mapping[str, str] | None = None
+    ) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **(more or {})}
         self.name = Path(script).name.removesuffix("_run.py")
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
         self.process = subprocess.Popen(
@@ -136,8 +144,23 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def side_by_side(python: Path, script: str, engine: str, modes: int, given: argparse.Namespace) -> dict[str, Any]:
-    """A peer and ptymesh in turns, the first epoch of each not counted."""
+def side_by_side(
+    python: Path,
+    script: str,
+    engine: str,
+    modes: int,
+    given: argparse.Namespace,
+    views: int = VIEWS,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """A peer and ptymesh in turns, the first epoch of each not counted.
+
+    Args:
+        python: of the peer; script: that runs it.
+        engine, modes: of both.
+        given: options of the command line; views: of the scan.
+        environment: variables that the peer needs besides this process's own.
+    """
     options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
     options += ["--epochs", str(1 + MOST * given.turns), "--threads", str(given.threads), "--device", given.device]
     options += ["--slices", str(given.slices)] + ["--positions"] * given.positions
@@ -145,7 +168,7 @@ def side_by_side(python: Path, script: str, engine: str, modes: int, given: argp
     ours = Path(sys.executable)
     with contextlib.ExitStack() as stack:
         runs = [
-            Run(python, script, options, given.threads),
+            Run(python, script, options, given.threads, environment),
             Run(ours, "ptymesh_run.py", [*options, "--subpixel", given.subpixel], given.threads),
         ]
         for run in runs:
@@ -155,7 +178,7 @@ def side_by_side(python: Path, script: str, engine: str, modes: int, given: argp
         for _ in range(given.turns + 1):
             for run in runs:
                 run.turn()
-        speeds = [VIEWS / statistics.median(run.seconds[1:]) for run in runs]
+        speeds = [views / statistics.median(run.seconds[1:]) for run in runs]
         return {
             "engine": engine,
             "modes": modes,

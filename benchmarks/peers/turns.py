@@ -55,8 +55,8 @@ class Star:
 
 
 def load(path: Path, inner: int | None = None) -> Star:
-    """The star from tike's npz, packed with bz2; of so many pixels a side in the middle of the detector."""
-    with bz2.open(path) as packed:
+    """The star from tike's npz, packed with bz2 or not; of so many pixels a side in the middle of the detector."""
+    with (bz2.open if path.suffix == ".bz2" else open)(path, "rb") as packed:
         arrays = np.load(packed, allow_pickle=False)
         patterns, scan, probe = arrays["data"], arrays["scan"], arrays["probe"]
     h, w = patterns.shape[-2:]
