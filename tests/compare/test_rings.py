@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
-from ptymesh.compare import ring_correlation
+from ptymesh.compare import align, ring_correlation
 from ptymesh.compare.rings import half_bit
 from ptymesh.errors import BadInput
 
@@ -50,10 +51,9 @@ def test_independent_pixels_are_not_overestimated() -> None:
     for seed in range(40):
         rings = ring_correlation(noise(2 * seed, (96, 96)), noise(2 * seed + 1, (96, 96)), region)
         values.append(rings.correlation)
-        pixels.append(rings.threshold)
+        pixels.append(rings.independent)
     spread = np.std(values, axis=0)[4:]
-    grid = np.geomspace(1, 1e5, 4000)
-    independent = np.interp(-pixels[0][4:], -half_bit(grid), grid)
+    independent = pixels[0][4:]
     assert 0.6 < np.mean(spread**2 * 2 * independent) < 1.0
 
 
@@ -84,3 +84,36 @@ def test_region_too_small() -> None:
         ring_correlation(noise(0), noise(1), np.pad(np.ones((6, 6), dtype=bool), ((0, 122), (0, 122))))
     with pytest.raises(BadInput, match="Only 0 x 0 pixels"):
         ring_correlation(noise(0), noise(1), np.zeros((128, 128), dtype=bool))
+
+
+def smooth_object(rng: np.random.Generator, side: int) -> np.ndarray:
+    """Return a complex object (side, side) with structure of a few pixels in amplitude and phase."""
+    amplitude, phase = (ndimage.gaussian_filter(rng.normal(size=(side, side)), 1.5) for _ in range(2))
+    return (1 + 0.1 * amplitude / amplitude.std()) * np.exp(0.5j * phase / phase.std())
+
+
+@pytest.mark.parametrize("side", [24, 36, 64])
+def test_small_fields_resolve_nothing_by_chance(side: int) -> None:
+    """Flat, flipped and unrelated objects, aligned as results are, are not resolved; a noisy copy is."""
+    resolved = {"flat": 0, "flipped": 0, "other": 0, "noisy": 0}
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        truth = smooth_object(rng, side)
+        hiss = rng.normal(size=truth.shape) + 1j * rng.normal(size=truth.shape)
+        compared = {
+            "flat": 1 + 0.01 * hiss,
+            "flipped": truth[:, ::-1].copy(),
+            "other": smooth_object(rng, side),
+            "noisy": truth + 0.05 * hiss,
+        }
+        for name, image in compared.items():
+            moved = align(image, truth)
+            resolved[name] += ring_correlation(moved.aligned, moved.reference, moved.region).resolution is not None
+    assert resolved == {"flat": 0, "flipped": 0, "other": 0, "noisy": 8}
+
+
+def test_field_that_is_too_small_for_any_ring() -> None:
+    """Of 9 x 9 pixels even equal images give no resolution, and that is said."""
+    rings = ring_correlation(noise(0, (9, 9)), noise(0, (9, 9)))
+    assert rings.is_too_small and rings.resolution is None and not rings.at_limit
+    assert not ring_correlation(noise(0, (36, 36)), noise(0, (36, 36))).is_too_small

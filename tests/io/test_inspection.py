@@ -65,7 +65,8 @@ def test_sound_scan(sound: Measurement) -> None:
     assert s.step_px == pytest.approx(STEP, rel=0.2)
     assert s.overlap == pytest.approx(1 - s.step_px / s.probe_diameter_px)
     area = (11 * STEP + 1) ** 2 + 4 * 11 * STEP * DIAMETER / 2 + np.pi * DIAMETER**2 / 4
-    assert s.counts_per_m2 == pytest.approx(counts_of(sound).sum() / area / PIXEL**2, rel=0.1)
+    hull = (11 * STEP + 1) ** 2
+    assert s.counts_per_m2 == pytest.approx(counts_of(sound).sum() / hull / PIXEL**2, rel=0.05)
     assert s.views_per_point == pytest.approx(144 * np.pi * DIAMETER**2 / 4 / area, rel=0.15)
     assert s.peak_counts == counts_of(sound).max() and s.whole_counts
     assert s.beam_offset_px is not None and max(map(abs, s.beam_offset_px)) <= 1
@@ -238,4 +239,28 @@ def test_cryo(data_dir: Path) -> None:
     assert s.probe_diameter_px * 4.65e-10 == pytest.approx(27.8e-9, rel=0.15)
     assert s.counts_per_view == pytest.approx(92066, rel=1e-4)
     assert s.step_px * 4.65e-10 == pytest.approx(31.25e-10, rel=1e-6)
-    assert s.e_per_A2 == pytest.approx(92066 * 1600 / (39 * 31.25 + 4 / np.pi * 290) ** 2, rel=0.15)
+    assert s.e_per_A2 == pytest.approx(92066 / 31.25**2, rel=0.01)
+
+
+@pytest.mark.parametrize("turn_deg", [0.0, 17.0])
+def test_area_for_each_view_of_a_raster_is_its_cell(turn_deg: float) -> None:
+    """Step times step, as papers have it, whichever way the axes lie and with motor errors; not the hull over N."""
+    turn = np.deg2rad(turn_deg)
+    matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    grid = np.stack(np.meshgrid(np.arange(8) * 5.0, np.arange(12) * 3.0, indexing="ij"), -1).reshape(-1, 2)
+    shaken = grid + np.random.default_rng(0).normal(size=grid.shape) * 0.05
+    for positions in (grid @ matrix.T, shaken @ matrix.T):
+        assert survey.scan_of(positions, 20.0).area_per_view == pytest.approx(15.0, rel=0.01)
+    twice = survey.scan_of(np.concatenate((grid, grid)), 20.0)
+    assert twice.area_per_view == pytest.approx(7.5, rel=0.01)
+
+
+def test_area_for_each_view_of_other_scans_is_the_hull_over_their_number() -> None:
+    """Random positions; an even spiral is a lattice, whose hull is smaller; a line has none."""
+    n = np.arange(300)
+    scan = survey.scan_of(np.random.default_rng(1).uniform(0, 100, (300, 2)), 20.0)
+    assert scan.area_per_view == pytest.approx(scan.hull_area / 300)
+    turn = np.pi * (3 - np.sqrt(5))
+    spiral = 3 * np.sqrt(n)[:, None] * np.stack((np.cos(turn * n), np.sin(turn * n)), axis=1)
+    assert survey.scan_of(spiral, 20.0).area_per_view == pytest.approx(9 * np.pi, rel=0.01)
+    assert survey.scan_of(np.stack((n, 2 * n), axis=1).astype(float), 20.0).area_per_view == 0

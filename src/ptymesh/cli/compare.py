@@ -83,6 +83,8 @@ def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
 
 def _resolution(found: Comparison) -> str:
     rings = found.rings
+    if rings.is_too_small:
+        return "unknown: the common field is so small that chance alone correlates as much"
     if rings.resolution is None:
         return "none: the Fourier ring correlation is below the 1/2-bit threshold from the start"
     value = f"{rings.resolution:.3g} px" if rings.unit == "px" else f"{rings.resolution * 1e9:.4g} nm"

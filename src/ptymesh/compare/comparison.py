@@ -139,12 +139,18 @@ def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
     positions = _positions(side, second)
     if positions is None:
         notes.append(f"A has {len(a.positions_px)} views and B {len(b.positions_px)}: positions were not compared.")
+    rings = ring_correlation(alignment.aligned, alignment.reference, alignment.region, pixel_size_m)
+    if rings.is_too_small:
+        notes.append(
+            f"The common field of {int(alignment.region.sum())} pixels is too small for a resolution: chance alone "
+            "correlates as much."
+        )
     return Comparison(
         nrmse=alignment.nrmse,
         twin_nrmse=turned.nrmse,
         twin=is_twin,
         alignment=alignment,
-        rings=ring_correlation(alignment.aligned, alignment.reference, alignment.region, pixel_size_m),
+        rings=rings,
         slice_nrmse=_slices(side, second, alignment),
         probe_nrmse=probe_nrmse,
         probe_mode_nrmse=modes,

@@ -33,7 +33,8 @@ class Summary:
         probe_diameter_px: estimated; probe_diameter_from: file, speckle or window.
         oversampling: window over probe diameter; far-field intensities are sampled well from 2 on.
         overlap: 1 - step / diameter. views_per_point: how many views light a point of the scanned area.
-        counts_per_view, counts_per_pixel: means. counts_per_m2: fluence on the scanned area; e_per_A2: for electrons.
+        counts_per_view, counts_per_pixel: means. counts_per_m2: of a view over the area for each view
+            (survey.Scan), as papers give dose and fluence; e_per_A2: the same for electrons.
         peak_counts: largest count. zeros, missing: shares of good pixel values.
         masked: pixels that the mask excludes. hot, dead, stuck: unmasked pixels that look wrong.
         beam_offset_px: (y, x) of the mean pattern's centroid from the middle of the window (far field).
@@ -167,9 +168,9 @@ def _scanned_area(scan: Scan, diameter: float) -> float:
 
 def _counts(m: Measurement, found: Survey, scan: Scan, diameter: float) -> dict[str, Any]:
     pixel = m.geometry.object_pixel_m
-    area = _scanned_area(scan, diameter)
-    per_m2 = None if pixel is None or area == 0 else float(found.totals.sum()) / (area * pixel[0] * pixel[1])
     mean = float(found.totals.mean())
+    area = scan.area_per_view or scan.step * diameter  # a line lights a strip as wide as the beam
+    per_m2 = None if pixel is None or area == 0 else mean / (area * pixel[0] * pixel[1])
     order = np.linspace(-0.5, 0.5, m.views)
     trend = float((order * found.totals).sum() / (order**2).sum()) if m.views > 1 else 0.0
     return {

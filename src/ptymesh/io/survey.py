@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import ndimage
-from scipy.spatial import ConvexHull, QhullError, cKDTree
+from scipy.spatial import ConvexHull, QhullError, Voronoi, cKDTree
 
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
 
 #: Patterns whose correlations are averaged to estimate the size of the probe.
 SPECKLE_VIEWS = 256
+#: Relative spread of the areas of Voronoi cells up to which a scan is evenly spread, with motor errors.
+EVEN = 0.1
 #: Diameter of a uniform disc over the rms radius of the square root of its autocorrelation, times sqrt(2).
 DISC = 2.422
 
@@ -174,6 +176,8 @@ class Scan:
 
     Fields:
         extent: (y, x). hull_area, hull_length: of the convex hull and its border.
+        area_per_view: of evenly spread views, the area of a cell (a raster's step squared); of others, the hull's area
+            over the number of views; 0 where all lie on a line.
         step: median distance to the nearest neighbour.
         duplicates: positions that repeat another one (to a hundredth of a pixel).
         stray: views further than `far`, and than three steps, from every other.
@@ -182,6 +186,7 @@ class Scan:
     extent: tuple[float, float]
     hull_area: float
     hull_length: float
+    area_per_view: float
     step: float
     duplicates: int
     stray: np.ndarray
@@ -193,10 +198,42 @@ def scan_of(positions: np.ndarray, far: float) -> Scan:
     distinct = _distinct(positions)
     duplicates = len(positions) - len(distinct)
     if len(distinct) < 2:
-        return Scan((y, x), 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
+        return Scan((y, x), 0.0, 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
     step = step_of(positions)
     alone = cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
-    return Scan((y, x), *_hull(distinct), step, duplicates, np.flatnonzero(alone))
+    area, length = _hull(distinct)
+    per_view = (even_cell(distinct) or area / len(distinct)) * len(distinct) / len(positions)
+    return Scan((y, x), area, length, per_view, step, duplicates, np.flatnonzero(alone))
+
+
+def even_cell(positions: np.ndarray) -> float | None:
+    """Return the area that each view has to itself in an evenly spread scan: a raster, a lattice, an even spiral.
+
+    It is that of the Voronoi cells of the views within the scan, which are alike there, however the axes lie.
+
+    Args:
+        positions: (N, 2) distinct positions, y x.
+
+    Returns:
+        The median area in square pixels; None where the cells' areas vary by more than `EVEN`, or none is whole.
+    """
+    if len(positions) < 9 or not _hull(positions)[0] > 0:
+        return None
+    size = np.ptp(positions, axis=0).max()
+    cells = Voronoi((positions - positions.mean(axis=0)) / size)
+    border = set(ConvexHull(cells.points).vertices)
+    whole = [
+        cells.regions[region]
+        for view, region in enumerate(cells.point_region)
+        if view not in border and cells.regions[region] and -1 not in cells.regions[region]
+    ]
+    inside = np.abs(cells.vertices).max(axis=1) < 1
+    areas = np.array([ConvexHull(cells.vertices[corners]).volume for corners in whole if inside[corners].all()])
+    if not len(areas):
+        return None
+    middle = float(np.median(areas))
+    spread = 1.4826 * float(np.median(np.abs(areas - middle)))
+    return middle * float(size) ** 2 if spread < EVEN * middle else None
 
 
 def step_of(positions: np.ndarray) -> float:

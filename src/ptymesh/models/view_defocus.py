@@ -1,6 +1,7 @@
 """Every view has a defocus of its own: a sample that is not flat, or a stage that moves along the beam.
 
-z_j     defocus of view j (m);  r  phase per metre of free space, 2 pi (k_z - 1 / lambda)
+z_j     how far downstream of the probe's plane view j is (m): adds to C10, the negative defocus
+r       phase per metre of free space, 2 pi (k_z - 1 / lambda)
 
     G(z_j) P = F^H exp(i z_j r) F P,    dG P / dz_j = F^H [i r exp(i z_j r) F P]
 
@@ -27,7 +28,8 @@ from ptymesh.unknowns import Unknown
 
 
 class ViewDefocus(WaveOperator):
-    """A defocus z_j for every view, in metres, refined where a stage has `unknowns: {defocus: true}`."""
+    """A defocus z_j for every view, in metres, downstream positive as C10, refined where a stage has
+    `unknowns: {defocus: true}`."""
 
     name: ClassVar[str] = "view_defocus"
     at: ClassVar[Place] = "probe"
