@@ -227,7 +227,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> i
 
 
 def _run(arguments: list[str]) -> None:
-    """`python -m MODULE ...`, `python -c CODE ...` or `python SCRIPT ...`; with -P, without their folder in sys.path."""
+    """`python -m MODULE ...`, `python -c CODE ...` or `python SCRIPT ...`; with -P, no folder is put into sys.path."""
     if safe := arguments[0] == "-P":
         arguments = arguments[1:]
     folder = {"-m": os.getcwd(), "-c": ""}.get(arguments[0], str(Path(arguments[0]).resolve().parent))

@@ -1,4 +1,4 @@
-"""Modules that lie in the working folder, under names of libraries, are not imported by processes that commands start."""
+"""Modules that lie in the working folder, named as libraries, are not imported by processes that commands start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs.mkdir()
     (programs / "own.py").write_text("THERE = True\n")
     (programs / "program.py").write_text(
-        "import os, sys\nimport numpy, own\nassert own.THERE and sys.path[0] == os.path.dirname(os.path.abspath(__file__))\n"
+        "import os, sys\nimport numpy, own\nassert own.THERE\n"
+        "assert sys.path[0] == os.path.dirname(os.path.abspath(__file__))\n"
         "print(os.environ.get('PYTHONPATH'))\n"
     )
     for name in NAMES:

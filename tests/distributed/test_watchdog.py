@@ -146,9 +146,9 @@ def test_one_number_bounds_every_phase(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PTYMESH_TIMEOUT", raising=False)
     assert heartbeat.budgets() == heartbeat.BUDGETS_S
     expected = {
-        "5": (5, 300, 300, 300, 3600),
-        "40": (40, 1200, 400, 300, 3600),
-        "60": (60, 1800, 600, 300, 3600),
+        "5": (5, 300, 300, 10, 3600),
+        "40": (40, 1200, 400, 40, 3600),
+        "60": (60, 1800, 600, 60, 3600),
         "700": (700, 1800, 700, 700, 3600),
         "5000": (5000, 5000, 5000, 5000, 5000),
     }

@@ -275,6 +275,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                     callbacks=watching,
                     held=held,
                     decide=decide,
+                    time_s=found.time_s,
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:

@@ -31,14 +31,18 @@ BUDGETS_S = {
 #: Environment variable with the budget of a batch, in seconds, and what it was called before.
 TIMEOUT, FORMER_TIMEOUT = "PTYMESH_TIMEOUT", "PTYMESH_BATCH_TIMEOUT"
 
-#: No phase but the batch is given less, if its default is not less: to compile, read or save may take its time.
+#: Joining is given no less: processes that are started together import for seconds, and not all as fast.
+LEAST_JOIN_S = 10.0
+#: No other phase than joining and a batch is given less, if its default is not less: to compile, read or save may take
+#: its time.
 LEAST_S = 300.0
-#: Phases whose length is not ours: other ranks start when they start, and programs do what they like.
-THEIRS = ("join", "script")
 
 
 def budgets() -> dict[str, float]:
-    """BUDGETS_S, with the batch's from the environment; the others shrink with it to LEAST_S, and are never shorter.
+    """Return BUDGETS_S, with that of a batch from the environment.
+
+    Joining has as long (LEAST_JOIN_S at least). The others shrink with it to LEAST_S, and are never shorter than it;
+    programs between runs do what they like.
 
     Raises BadInput where that is not a number of seconds.
     """
@@ -54,7 +58,7 @@ def budgets() -> dict[str, float]:
         raise BadInput(f"{name} is {given!r}; give a number of seconds above 0.")
     share = min(1.0, seconds / BUDGETS_S["batch"])
     found = {phase: max(seconds, LEAST_S, default * share) for phase, default in BUDGETS_S.items()}
-    return {**found, **{phase: max(seconds, BUDGETS_S[phase]) for phase in THEIRS}, "batch": seconds}
+    return {**found, "script": max(seconds, BUDGETS_S["script"]), "join": max(seconds, LEAST_JOIN_S), "batch": seconds}
 
 
 @dataclass

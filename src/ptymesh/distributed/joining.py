@@ -6,27 +6,38 @@ not come is named, and one that fails meanwhile tells the others.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
 
 from ptymesh import stopping
 from ptymesh.distributed import program
+from ptymesh.distributed.agreement import difference
+from ptymesh.distributed.child import launched
 from ptymesh.distributed.devices import BACKEND, DEVICE, KINDS, backend_for, check_sums, claimed, device_for
 from ptymesh.distributed.heartbeat import Heartbeat, budgets
 from ptymesh.distributed.program import reason
-from ptymesh.distributed.rank_info import RankInfo, settle_environment
-from ptymesh.distributed.watchdog import Watchdog, kept_by_launcher, read_verdict
+from ptymesh.distributed.rank_info import RankInfo, settle_environment, variables_of
+from ptymesh.distributed.watchdog import Watchdog, accuse, kept_by_launcher, read_verdict
 from ptymesh.distributed.world import Ranks, Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 
 #: Torch's own limit for a collective, in seconds. It knows no phases, so it is longer than all of heartbeat.budgets.
 TIMEOUT_S = 7200.0
+#: Seconds after which a rank says for whom it waits; ranks that it names, at most.
+NOTICE_S, MOST_LISTED = 5.0, 8
+#: Environment variable that chooses kernels (ptymesh.kernels), which round otherwise.
+KERNELS = "PTYMESH_KERNELS"
 
 _joins = 0
 _watchdog: Watchdog | None = None
@@ -52,13 +63,13 @@ def join(device: str = "auto") -> World:
     if not dist.is_initialized():
         heartbeat = Heartbeat(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = heartbeat.budgets_s["join"]
-        with _reaching_the_store(place.rank):
+        with _reaching_the_store(place), WaitingNotice(place, patience_s) as notice:
             store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, heartbeat, rank, size)
             stopping.before_leaving(watchdog.stopped)  # until it leaves
             try:
-                _wait_for_all(store, watchdog, patience_s)
+                _wait_for_all(store, watchdog, patience_s, facts_of_process(place, backend), notice)
                 if backend in ("nccl", "xccl"):
                     claimed(store, rank, chosen)
             except BaseException:
@@ -80,7 +91,7 @@ def join(device: str = "auto") -> World:
     return Ranks(chosen, watchdog=_watchdog)
 
 
-def _meet(place: RankInfo, patience: timedelta) -> dist.TCPStore:
+def _meet(place: RankInfo, patience: timedelta) -> dist.Store:
     """The store through which ranks meet. Raises BadInput where nobody says where it is.
 
     As torch's own rendezvous, which would keep rank 0 until all have come, deaf to what they say meanwhile.
@@ -91,44 +102,177 @@ def _meet(place: RankInfo, patience: timedelta) -> dist.TCPStore:
             f"MASTER_ADDR is {host!r} and MASTER_PORT is {port!r} for rank {place.rank} of {place.size}; "
             "set both to the address and a free port of the machine with rank 0."
         )
-    return dist.TCPStore(
-        host,
-        int(port),
-        place.size,
-        place.rank == 0 and not kept_by_launcher(),
-        patience,
-        wait_for_workers=False,
-        multi_tenant=True,
-        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    store = _within(
+        patience.total_seconds(),
+        lambda: dist.TCPStore(
+            host,
+            int(port),
+            place.size,
+            place.rank == 0 and not kept_by_launcher(),
+            2 * patience,  # else torch prints a trace of its calls when we give up
+            wait_for_workers=False,
+            multi_tenant=True,
+            use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+        ),
     )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt != "0" and not launched():  # torchrun starts ranks again with the same store, and what it holds
+        return dist.PrefixStore(f"ptymesh/attempt/{attempt}", store)
+    return store
+
+
+def _within(patience_s: float, make: Callable[[], dist.TCPStore]) -> dist.TCPStore:
+    """What `make` returns, on a thread of its own: torch waits for ever for a program that answers otherwise than a
+    store. Raises TimeoutError, and what `make` raises."""
+    found: list[dist.TCPStore | BaseException] = []
+
+    def act() -> None:
+        try:
+            found.append(make())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=act, name="ptymesh-store", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if not found:
+        raise TimeoutError(f"nothing there has answered within {patience_s:.0f} s")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
 
 
 @contextmanager
-def _reaching_the_store(rank: int) -> Iterator[None]:
+def _reaching_the_store(place: RankInfo) -> Iterator[None]:
     """Raises PtymeshError where it is not there, or goes."""
     try:
         yield
     except (dist.DistError, RuntimeError, OSError) as error:
         keeper = "the launcher" if kept_by_launcher() else "rank 0"
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise PtymeshError(f"Rank {rank} cannot reach {keeper} at {address} ({reason(error)}).") from error
+        said = str(error) if isinstance(error, TimeoutError) else reason(error)
+        if place.rank == 0 and not kept_by_launcher() and "EADDRINUSE" in said:
+            raise BadInput(
+                f"Rank 0 cannot listen at {_address()}: another process does, perhaps a second rank 0; give each "
+                "process a RANK of its own, or take another MASTER_PORT."
+            ) from error
+        remedy = f"{_unresolved() or 'see whether it runs, and whether another program listens there'}"
+        raise PtymeshError(f"Rank {place.rank} cannot reach {keeper} at {_address()} ({said}); {remedy}.") from error
 
 
-def _wait_for_all(store: dist.Store, watchdog: Watchdog, patience_s: float) -> None:
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _unresolved() -> str:
+    """What to do where the name of the machine with rank 0 leads nowhere; empty where it does."""
+    name = os.environ.get("MASTER_ADDR", "")
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return f"no machine is known as {name!r}: correct MASTER_ADDR"
+    return ""
+
+
+class WaitingNotice:
+    """Says after a few seconds, once, for whom this rank waits while it joins the others.
+
+    Args:
+        place: of this rank.
+        patience_s: after which it gives up.
+    """
+
+    def __init__(self, place: RankInfo, patience_s: float) -> None:
+        self.place, self.patience_s = place, patience_s
+        #: The ranks that have not come; None while the store is not reached.
+        self.missing: set[int] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="ptymesh-joins", daemon=True)
+
+    def __enter__(self) -> WaitingNotice:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+
+    def _wait(self) -> None:
+        if self._over.wait(NOTICE_S):
+            return
+        place, missing = self.place, self.missing
+        alone = place.local_rank == 0 or place.rank < MOST_LISTED
+        if not (alone if missing is None else place.rank == _first_present(missing)):
+            return  # others say it
+        whom = "the launcher" if kept_by_launcher() else "rank 0"
+        if missing is not None:
+            whom = f"rank{'s' * (len(missing) > 1)} {_listed(missing)}"
+        names = variables_of(place)
+        unresolved = f" ({said})" if missing is None and (said := _unresolved()) else ""
+        print(
+            f"ptymesh: rank {place.rank} of {place.size} (by {names} in the environment) waits for {whom} at "
+            f"{_address()}{unresolved}, up to {self.patience_s:.0f} s (--timeout).",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _first_present(missing: set[int]) -> int:
+    return next(rank for rank in range(len(missing) + 1) if rank not in missing)
+
+
+def _listed(ranks: set[int]) -> str:
+    first = sorted(ranks)[:MOST_LISTED]
+    return ", ".join(map(str, first)) + (f" and {len(ranks) - len(first)} more" if len(ranks) > len(first) else "")
+
+
+def facts_of_process(place: RankInfo, backend: str) -> dict[str, str]:
+    """Return what a process must have in common with the others before it can speak to them.
+
+    Args:
+        place: of this rank.
+        backend: of torch's collectives.
+    """
+    packages = {name: version(name) for name in ("ptymesh", "torch", "numba", "numpy")}
+    own = {"number of ranks": str(place.size), "backend": backend, KERNELS: os.environ.get(KERNELS, "auto")}
+    return packages | own
+
+
+def _wait_for_all(
+    store: dist.Store, watchdog: Watchdog, patience_s: float, facts: Mapping[str, str], notice: WaitingNotice
+) -> None:
     """Returns when every rank has reached the store; names those that have not come in time.
 
-    Ends this process where there is a verdict meanwhile: a rank failed before it came, or was told to stop.
+    Ends this process where there is a verdict meanwhile: a rank failed before it came, or was told to stop. Raises
+    BadInput where another process has this rank, and where rank 0 has other facts.
     """
     rank, size = watchdog.rank, watchdog.size
-    store.set(f"ptymesh/here/{rank}", "")
-    missing, end = set(range(size)), time.monotonic() + patience_s
+    if store.add(f"ptymesh/processes/{rank}/{_joins}", 1) > 1:
+        other = store.get(f"ptymesh/here/{rank}").decode() if store.check([f"ptymesh/here/{rank}"]) else "{}"
+        who = json.loads(other).get("process", "another process")
+        raise BadInput(f"Rank {rank} of {size} is {who} already; give each process a RANK of its own.")
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    store.set(f"ptymesh/here/{rank}", json.dumps({"process": process, "facts": facts}))
+    missing, end, compared = set(range(size)), time.monotonic() + patience_s, False
     while missing := {other for other in missing if not store.check([f"ptymesh/here/{other}"])}:
+        notice.missing = missing
+        if 0 not in missing and not compared:
+            compared = True
+            _compare_with_first(store, rank, facts)
         if time.monotonic() > end:
-            names = ", ".join(map(str, sorted(missing)))
             raise PtymeshError(
-                f"Rank {names} of {size} did not come within {patience_s:.0f} s; see whether every node was started "
-                "with the same MASTER_ADDR, MASTER_PORT and number of ranks."
+                f"Rank {_listed(missing)} of {size} did not come within {patience_s:.0f} s; see whether every node was "
+                "started with the same MASTER_ADDR, MASTER_PORT and number of ranks."
             )
         if verdict := read_verdict(store):
             watchdog.end(verdict)
         time.sleep(0.02)
+    if not compared:
+        _compare_with_first(store, rank, facts)
+
+
+def _compare_with_first(store: dist.Store, rank: int, facts: Mapping[str, str]) -> None:
+    """Raise BadInput, and tell all others, where these facts are not those of rank 0."""
+    first = json.loads(store.get("ptymesh/here/0"))["facts"]
+    if first != facts:
+        said = difference({0: first, rank: facts}, "start all ranks with the same programs and options")
+        accuse(store, rank, said, BadInput.exit_status)
+        raise BadInput(said)

@@ -20,7 +20,7 @@ from ptymesh import stopping
 from ptymesh.distributed.child import launched
 from ptymesh.distributed.rank_info import RankInfo, world
 from ptymesh.distributed.watchdog import Watchdog
-from ptymesh.errors import Interrupted, PtymeshError
+from ptymesh.errors import BadInput, Interrupted, PtymeshError
 
 
 def reason(error: BaseException) -> str:
@@ -83,8 +83,8 @@ def account_for(error: BaseException) -> Lost | None:
         return Lost(said, found is not None and found.told)
     if _watchdog.heartbeat.agreed:
         _watchdog.agree()
-    elif getattr(error, "exit_status", 1) == 1:
-        _watchdog.accuse_self(reason(error))
+    elif (status := getattr(error, "exit_status", 1)) in (1, BadInput.exit_status):  # others may not fail alike
+        _watchdog.accuse_self(reason(error), status)
     _watchdog.leave(failed=True)
     return None
 

@@ -69,6 +69,11 @@ def read(environ: Mapping[str, str]) -> RankInfo:
     return RankInfo()
 
 
+def variables_of(place: RankInfo) -> str:
+    """Return the names of the environment's variables that say which rank of how many this process is."""
+    return " and ".join(_VARIABLES[place.launcher][:2])
+
+
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     value = environ.get(name, str(default))
     if not re.fullmatch(r"\d+", value):

@@ -30,7 +30,7 @@ from ptymesh import stopping
 from ptymesh.distributed.child import launched
 from ptymesh.distributed.heartbeat import Heartbeat
 from ptymesh.distributed.processes import fate_of
-from ptymesh.errors import Interrupted
+from ptymesh.errors import BadInput, Interrupted
 from ptymesh.files import pid_space
 
 if TYPE_CHECKING:
@@ -118,13 +118,19 @@ def read_verdict(store: Store) -> Verdict | None:
     return Verdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
 
 
-def accuse(store: Store, rank: int | None, what: str) -> Verdict:
-    """Post a verdict unless there is one; returns the one that counts. It says what there is to go on from."""
-    held = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
-    store.compare_set(VERDICT, "", Verdict(rank, f"{what} {held}").to_json())
+def accuse(store: Store, rank: int | None, what: str, status: int = 1) -> Verdict:
+    """Post a verdict unless there is one; returns the one that counts. It says what there is to go on from, unless
+    what the rank was given is at fault (status 2)."""
+    held = "" if status == BadInput.exit_status else _go_on_from(store)
+    store.compare_set(VERDICT, "", Verdict(rank, f"{what}{held}", status).to_json())
     verdict = read_verdict(store)
     assert verdict is not None
     return verdict
+
+
+def _go_on_from(store: Store) -> str:
+    held = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
+    return f" {held}"
 
 
 def judge(
@@ -301,11 +307,11 @@ class Watchdog(threading.Thread):
                 self._beats[rank] = (beat, now)
         return posts, {rank: now - since for rank, (_, since) in self._beats.items()}
 
-    def accuse_self(self, cause: str) -> None:
-        """This rank failed: tell the others why."""
+    def accuse_self(self, cause: str, status: int = 1) -> None:
+        """This rank failed, with this status: tell the others why."""
         where = f" in {self.heartbeat.where}" if self.heartbeat.where else ""
         with contextlib.suppress(Exception), self._lock:
-            accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause}.")
+            accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause.rstrip('.')}.", status)
 
     def stopped(self) -> None:
         """This rank leaves, as it was told to stop: the others need not wait for it, and nobody is at fault."""
@@ -374,6 +380,7 @@ class Watchdog(threading.Thread):
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
-        if not verdict.told or (not launched() and self.rank == speaker):
+        heard = not launched() or verdict.status == BadInput.exit_status  # of which the launcher says nothing
+        if not verdict.told or (heard and self.rank == speaker):
             print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(verdict.status)

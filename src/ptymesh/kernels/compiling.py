@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import gc
 import hashlib
-import os
 import shutil
 import subprocess
 import sys

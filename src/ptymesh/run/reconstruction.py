@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ptymesh.displayed import Displayed
+from ptymesh.distributed.agreement import flatten, refuse_differences
 from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.layout import Replicated
@@ -47,6 +48,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
+from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
 from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.run.reports import Callback, EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
@@ -134,6 +136,20 @@ class Reconstruction(Displayed):
         memory = memory_of(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
+        self._compare_options(
+            {
+                "seed": seed,
+                "precision": precision,
+                "subpixel": subpixel,
+                "layout": layout,
+                "object": object_options.model_dump(mode="json"),
+                "probe": probe_options.model_dump(mode="json"),
+                "optics": optics_facts(optics),
+                "planned": stage_facts(planned),
+                "a checkpoint": saved is not None,
+                "other_data": other_data,
+            }
+        )
         self.stages: list[Engine] = []
         self._watchers: Sequence[Callback] = ()
         self.layout_why = "asked for"
@@ -201,6 +217,27 @@ class Reconstruction(Displayed):
             f"<Reconstruction of {self.scan.name}: {self.scan.views} views, "
             f"{done} epoch{'s' * (done != 1)} done{residual}>"
         )
+
+    def _compare_options(self, options: dict[str, Any]) -> None:
+        """Raise BadInput on all ranks where they are given different scans or options. Collective."""
+        if self.world.size == 1:
+            return
+        with self.world.heartbeat.doing("read"):
+            facts = flatten(options)
+            for key in ("object.initial", "probe.start.path"):
+                facts |= file_facts(key, facts.get(key))
+            facts |= self._everywhere(lambda: scan_facts(self.scan))
+            refuse_differences(self.world, facts, REMEDY)
+
+    def _compare_call(self, call: str, options: dict[str, Any] | None = None) -> None:
+        """Raise BadInput on all ranks where one of them does something else. Collective.
+
+        Args:
+            call: what this rank does now.
+            options: with which it does so.
+        """
+        facts = {"the call": call, "stages done": str(len(self.stages)), **flatten(options or {}, call)}
+        refuse_differences(self.world, facts, REMEDY)
 
     def _compare_ranks(self, dtype: torch.dtype) -> None:
         if self.world.size == 1:
@@ -308,6 +345,7 @@ class Reconstruction(Displayed):
                 self.state.engines[len(self.stages)] = self.state.engines.get(index, {})
         if self.stages and self.stages[-1].name == stage.name:
             self.state.per_view[len(self.stages)] = self.state.per_view.get(len(self.stages) - 1, {})
+        self._compare_call(f"stages.{len(self.stages)}", stage_facts(stage))
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
         try:
@@ -336,6 +374,7 @@ class Reconstruction(Displayed):
 
         Every rank gets the whole object; `save` writes it without that.
         """
+        self._compare_call("result")
         estimate = self.state.estimate
         whole = self.problem.layout.whole(estimate.object, estimate)
         return self._result(self._fetched(whole), recipe)
@@ -347,6 +386,7 @@ class Reconstruction(Displayed):
         every rank where the disk refuses.
         """
         path = usable(path, "The result")
+        self._compare_call("save")
         estimate = self.state.estimate
         found = self._result(self._fetched(estimate.object), recipe)
         found.attrs |= attrs or {}

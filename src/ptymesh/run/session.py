@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ptymesh import kernels
+from ptymesh.distributed.agreement import refuse_differences
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import World
@@ -29,6 +30,7 @@ from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.pairs import Patterns
 from ptymesh.run.patterns import compared_patterns
+from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, RunInfo
@@ -68,15 +70,20 @@ def run_recipe(
     callbacks: Sequence[Callback] = (),
     held: ExitStack | None = None,
     decide: Decide | None = None,
+    time_s: float | None = None,
 ) -> Outcome:
     """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
     other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
-    is to be written there after the run. decide: what becomes of a recipe with `stages: auto`. Raises BadInput,
-    Diverged (the last good checkpoint stays) and Interrupted (after a checkpoint).
+    is to be written there after the run. decide: what becomes of a recipe with `stages: auto`, in `time_s` seconds.
+    Raises BadInput, also where ranks are given different recipes or options, Diverged (the last good checkpoint stays)
+    and Interrupted (after a checkpoint).
     """
     # a signal while the data are read stops the run after a batch
     with ExitStack() as own, StopSignal() as stop, join(device) as world:
+        with world.heartbeat.doing("read"):
+            facts = recipe_facts(recipe, other_data=other_data, time_s=time_s)
+            refuse_differences(world, facts, REMEDY)
         fence = _hold(world, recipe.output.dir, own if held is None else held)
         if decide is not None and recipe.auto is not None:
             recipe = decide(recipe, world, lambda: stop.requested)

@@ -1,0 +1,90 @@
+"""Ranks compare what they are about to do, so that none of them computes something else.
+
+A rank with another seed, engine or data set would add its own numbers to the sums of all: the result is wrong, and
+nothing in the residual tells. So ranks compare short facts, by name, before they compute together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ptymesh.distributed.world import World
+from ptymesh.errors import BadInput
+
+#: Differences that a sentence names, at most.
+MOST_NAMED = 3
+#: Longest value that a sentence shows.
+MOST_SHOWN = 60
+
+
+def refuse_differences(world: World, facts: Mapping[str, str], remedy: str) -> None:
+    """Raise BadInput on all ranks where one of them has other facts than rank 0. Collective: one small message.
+
+    Args:
+        world: the ranks.
+        facts: values by name, as text; what they say must not depend on the rank.
+        remedy: what to do about a difference, without a full stop.
+    """
+    if world.size == 1:
+        return
+    text = json.dumps(facts, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    halves = [int.from_bytes(part) for part in (digest[:4], digest[4:])]
+    both = torch.tensor([sign * half for half in halves for sign in (1, -1)], dtype=torch.int64, device=world.device)
+    most, least, most_2, least_2 = world.max(both)[0].tolist()
+    if most == -least and most_2 == -least_2:
+        return
+    every = [json.loads(said) for said in world.words(json.dumps(facts))]
+    world.heartbeat.agreed = True
+    world.barrier()  # nobody ends while others may still be reading
+    raise BadInput(difference(dict(enumerate(every)), remedy))
+
+
+def difference(facts: Mapping[int, Mapping[str, str]], remedy: str) -> str:
+    """Return a sentence about the first rank whose facts are not those of rank 0; empty where there is none.
+
+    Args:
+        facts: by rank, values by name.
+        remedy: what to do about it, without a full stop.
+    """
+    first = facts[0]
+    for rank, own in facts.items():
+        names = [name for name in {**first, **own} if first.get(name) != own.get(name)]
+        if not names:
+            continue
+        said = [
+            f"{'has' if index else f'Rank {rank} has'} {_with_value(name, own)}, rank 0 has {_value(name, first)}"
+            for index, name in enumerate(names[:MOST_NAMED])
+        ]
+        more = f" (and {len(names) - MOST_NAMED} more)" if len(names) > MOST_NAMED else ""
+        return f"{'; it '.join(said)}{more}: {remedy}."
+    return ""
+
+
+def flatten(values: Any, name: str = "") -> dict[str, str]:
+    """Return the leaves of nested dicts and lists as text, by names such as `stages.0.engine`."""
+    if isinstance(values, Mapping):
+        items: list[tuple[Any, Any]] = list(values.items())
+    elif isinstance(values, list | tuple):
+        items = list(enumerate(values))
+    else:
+        text = "none" if values is None else json.dumps(values, default=str)
+        return {name: values if isinstance(values, str) else text}
+    found: dict[str, str] = {}
+    for key, value in items:
+        found |= flatten(value, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _with_value(name: str, facts: Mapping[str, str]) -> str:
+    return f"{name} {_value(name, facts)}" if name in facts else f"no {name}"
+
+
+def _value(name: str, facts: Mapping[str, str]) -> str:
+    text = " ".join(facts.get(name, "none").split()) or "nothing"
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
