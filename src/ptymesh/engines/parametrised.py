@@ -52,7 +52,7 @@ def after_batch(
     for one in due:
         numbers = estimate.parameters.setdefault(one.name, {})
         before = torch.tensor([numbers.get(name, 0.0) for name in one.units()], dtype=torch.float64)
-        after = before + _step(engine, problem, estimate, batch, one)
+        after = before + _step(engine, problem, estimate, batch, one, probe)
         if one.of == "positions":
             for x in (estimate.positions, start, estimate.nominal):  # the last one decides the middle
                 x.copy_(one.moved(problem.geometry, estimate, x, before, after))
@@ -62,15 +62,45 @@ def after_batch(
         numbers |= dict(zip(one.units(), after.tolist(), strict=True))
 
 
-def _step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation) -> Tensor:
-    """Change of the numbers, (n,) float64 on the host."""
+def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, models: list[Parametrisation]) -> None:
+    """Let numbers say what the probe has become where the engine moves its pixels, too.
+
+    Args:
+        engine: of the stage.
+        problem: that is solved.
+        estimate: whose `parameters` are set.
+        models: that have moved in this epoch.
+    """
+    for one in models:
+        key = _key_of(one)
+        if f"{key}.reference" not in engine.state:
+            continue
+        numbers, origin = estimate.parameters[one.name], engine.state[f"{key}.origin"].cpu()
+        now = torch.tensor([numbers[name] for name in one.units()], dtype=torch.float64)
+        reference = engine.state[f"{key}.reference"]
+        read = origin + one.read(problem.geometry, reference, estimate.probe, now - origin)
+        numbers |= dict(zip(one.units(), read.tolist(), strict=True))
+
+
+def _key_of(one: Parametrisation) -> str:
+    """Return what its memory is called: by its terms, as an engine that is used again may move others."""
+    return ".".join(("models", one.name, *one.units()))
+
+
+def _step(
+    engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation, probe: Tensor
+) -> Tensor:
+    """Change of the numbers, (n,) float64 on the host. probe: as it was before the batch."""
     J = one.directions(problem.geometry, estimate)
-    # by its terms: an engine that is used again may move others
-    state, key = engine.state, ".".join(("models", one.name, *one.units()))
+    state, key = engine.state, _key_of(one)
     if f"{key}.combinations" not in state:
         state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
+        if one.of == "probe" and not one.alone:
+            numbers = estimate.parameters[one.name]
+            state[f"{key}.origin"] = torch.tensor([numbers.get(n, 0.0) for n in one.units()], dtype=torch.float64)
+            state[f"{key}.reference"] = probe[:1].clone()
     T = state[f"{key}.combinations"].cpu()
     along = _by_probe(batch, J) if one.of == "probe" else _by_positions(problem, batch, J)
     slope = -(T * along[:, None]).sum(0)

@@ -20,9 +20,12 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
-from ptymesh.physics.elementwise import over_window, times
+from ptymesh.physics.elementwise import over_window, phase, times
 from ptymesh.physics.probes import aberration_phases
 from ptymesh.physics.propagate import fft, ifft
+
+#: Fits of the phase between two probes, each from where the one before has left it: phases come back within a turn.
+PHASE_FITS = 10
 
 
 class Aberrations(Parametrisation):
@@ -80,6 +83,35 @@ class Aberrations(Parametrisation):
         change = (after - before).to(x.device)[:, None, None]
         angle = -(change * self._phases(geometry, x)).sum(0)
         return ifft(times(fft(x.to(torch.complex128)), torch.polar(torch.ones_like(angle), angle))).to(x.dtype)
+
+    def read(self, geometry: Geometry, reference: Tensor, x: Tensor, change: Tensor) -> Tensor:
+        """Return the change of the coefficients that explains the phase between the first modes' far fields.
+
+        Least squares over the light that both have, sum_k |P_0 P| (arg(P conj P_0) + chi)^2, a phase and a shift of the
+        whole probe being free; from the steps' own change on, so that no phase is off by a turn.
+        """
+        spectra = [fft(wave[:1].to(torch.complex128))[0] for wave in (reference, x)]
+        between = times(spectra[1], spectra[0].conj())
+        light = torch.sqrt(between.real.square() + between.imag.square())
+        share = light / over_window(light)
+        terms = torch.cat((self._phases(geometry, x), self._free_phases(geometry, x)))
+        size = over_window(terms.square() * share).sqrt()
+        terms = terms / size[:, None, None]
+        gram = torch.stack([over_window(terms * term * share) for term in terms])
+        found = torch.cat((change, torch.zeros(len(terms) - len(change), dtype=torch.float64))) * size.cpu()
+        for _ in range(PHASE_FITS):
+            chi = (found.to(x.device)[:, None, None] * terms).sum(0)
+            left = phase(times(between, torch.polar(torch.ones_like(chi), chi)))
+            found = found - torch.linalg.lstsq(gram.cpu(), over_window(terms * left * share).cpu()[:, None])[0][:, 0]
+        return (found / size.cpu())[: len(change)]
+
+    def _free_phases(self, geometry: Geometry, like: Tensor) -> Tensor:
+        """Return phases of the probe that no pattern tells, (3, h, w) float64: two shifts and a constant."""
+        assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
+        window = like.shape[-2], like.shape[-1]
+        shifts = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, ["C01"])
+        free = [*shifts.values(), torch.ones(window, dtype=torch.float64)]
+        return torch.stack(free).to(like.device)
 
     def _phases(self, geometry: Geometry, like: Tensor) -> Tensor:
         """chi_k per metre, (n, h, w) float64."""

@@ -59,3 +59,19 @@ class Parametrisation(Schedule):
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """x, of which theta was `before`, where it is `after`; both (n,) float64 on the host."""
         raise NotImplementedError
+
+    def read(self, geometry: Geometry, reference: Tensor, x: Tensor, change: Tensor) -> Tensor:
+        """Return by how much theta has changed from what `reference` has to what x has.
+
+        Asked after every epoch in which the engine moved x besides, whose steps the numbers would not know otherwise.
+
+        Args:
+            geometry: of the measurement.
+            reference: x as it was when the stage began, complex (M, h, w) or float64 (N, 2).
+            x: as it is now, likewise.
+            change: (n,) float64 on the host, of the steps of theta alone.
+
+        Returns:
+            (n,) float64 on the host; `change` itself where x cannot tell more.
+        """
+        return change

@@ -255,6 +255,7 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate)
         engine.apply_constraints(problem, state.estimate, epoch)
+        parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
         self._after = snapshot(problem, state.estimate)
         moved = changes(state.before, self._after)
         extent = state.estimate.extent
