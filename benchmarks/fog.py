@@ -135,7 +135,7 @@ def judge(task: Task) -> dict[str, Any]:
         row["simulation_s"] = round(time.perf_counter() - began, 2)
         row["run"] = run_case(setup, wrong, place / "judged", task.way)
         if not (task.is_healthy and task.way == "recipe"):
-            row["right"] = run_case(setup, right, place / "right", "recipe")
+            row["right"] = run_case(setup, right, place / "right", "recipe", diagnosed=False)
     row["seconds"] = round(time.perf_counter() - began, 2)
     return row
 

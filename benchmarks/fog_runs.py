@@ -95,7 +95,7 @@ def _become(main: Any, arguments: list[str], folder: Path, log: Path) -> None:
         os._exit(status)
 
 
-def run_case(setup: Setup, case: Case, folder: Path, way: str) -> dict[str, Any]:
+def run_case(setup: Setup, case: Case, folder: Path, way: str, diagnosed: bool = True) -> dict[str, Any]:
     """Write the case, run it, and return what came of it.
 
     Args:
@@ -103,6 +103,7 @@ def run_case(setup: Setup, case: Case, folder: Path, way: str) -> dict[str, Any]
         case: file and recipe.
         folder: to be made.
         way: recipe or auto.
+        diagnosed: also ask `ptymesh diagnose`.
     """
     folder.mkdir()
     positions = case.scan.positions_m if case.positions_m is None else case.positions_m
@@ -125,7 +126,7 @@ def run_case(setup: Setup, case: Case, folder: Path, way: str) -> dict[str, Any]
     result = folder / "out" / "result.h5"
     if result.exists():
         found |= _features(result, case)
-        found |= _diagnosis(result, folder)
+        found |= _diagnosis(result, folder) if diagnosed else {}
         found |= compare(result, setup, len(case.scan.patterns))
     return found
 

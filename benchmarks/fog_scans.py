@@ -354,8 +354,9 @@ class Setup:
                 wave = travel(wave, self.gap)
             wave = wave * one[corner[0] : corner[0] + 2 * n, corner[1] : corner[1] + 2 * n]
         if self.distance is not None:
-            image = (np.abs(travel(wave, self.distance)) ** 2).sum(axis=0)
-            return image.reshape(n, 2, n, 2).sum(axis=(1, 3))
+            back = np.conj(shift).astype(np.complex64)  # beam and detector stay where they are, the sample moves
+            wave = fft.ifft2(fft.fft2(travel(wave, self.distance)) * back)
+            return (np.abs(wave) ** 2).sum(axis=0)[::2, ::2]
         far = fft.fftshift((np.abs(fft.fft2(wave)) ** 2).sum(axis=0))
         return far[n // 2 : n // 2 + n, n // 2 : n // 2 + n]
 

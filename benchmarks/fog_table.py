@@ -8,6 +8,8 @@ from fog_runs import first_cause, name_of, verdict_of
 
 #: A result is poor where its error is so many times that of the right model.
 LIMIT = 1.5
+#: Residuals whose ratio is less fit as well.
+AS_WELL = 1.03
 #: Verdicts by which a poor result is known as one.
 POOR = ("poor", "failed", "refused")
 #: Of the table.
@@ -34,6 +36,12 @@ def is_poor(row: dict[str, Any]) -> bool:
     if right is None:
         return False
     return wrong is None or wrong > LIMIT * right
+
+
+def fits_as_well(row: dict[str, Any]) -> bool:
+    """Return True if the judged residual is that of the right model or lower: then no residual shows the fault."""
+    wrong, right = row["run"].get("times"), row.get("right", {}).get("times")
+    return wrong is not None and right is not None and wrong <= AS_WELL * right
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -88,6 +96,8 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, str]:
     agreed = [row for row in auto if (verdict_of(row["run"]) in POOR) == is_poor(row)]
     return {
         "poor called poor": called(poor),
+        "of these, those that a residual shows": called([row for row in poor if not fits_as_well(row)]),
+        "of these, those that fit as well as the right model": called([row for row in poor if fits_as_well(row)]),
         "of kinds held back": called(held_back),
         "healthy called poor": called(healthy),
         "healthy not called good": f"{sum(verdict_of(row['run']) != 'good' for row in healthy)} of {len(healthy)}",
