@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What every machine with a GPU and PyTorch is taken to have, where nobody says what the target has.
 ASSUMED = (
     *("torch", "triton", "numpy", "scipy", "h5py", "numba", "llvmlite", "scikit-image", "matplotlib"),
-    *("typer", "rich", "tifffile", "psutil", "xxhash", "PyYAML", "pip"),
+    *("tifffile", "psutil", "xxhash", "PyYAML", "pip"),
 )
 #: Gigabytes that belong to a machine and its driver: a kit never brings them.
 NEVER_GATHERED = {"torch", "triton", "torchvision"}
@@ -140,6 +140,7 @@ class Gathering:
     pip_options: Sequence[str] = ()
     _wheels: dict[str, Path] = field(default_factory=dict)
     _versions: dict[str, SpecifierSet] = field(default_factory=dict)
+    _extras: dict[str, set[str]] = field(default_factory=dict)
     _walked: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> None:
@@ -174,10 +175,12 @@ class Gathering:
             if wheel is not None:  # that was got for a looser requirement
                 wheel.unlink()
             wheel = self._wheels[name] = self._download(f"{name}{versions}")
-        walk = (wheel.name, ",".join(sorted(requirement.extras)))
+        extras = self._extras.setdefault(name, set())
+        extras |= requirement.extras
+        walk = (wheel.name, ",".join(sorted(extras)))
         if walk not in self._walked:
             self._walked.add(walk)
-            self.add(read_requirements(wheel), requirement.extras)
+            self.add(read_requirements(wheel), sorted(extras))
 
     def _download(self, requirement: str) -> Path:
         with tempfile.TemporaryDirectory(prefix="kit-") as scratch:
