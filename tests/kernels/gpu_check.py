@@ -49,7 +49,7 @@ MINUTES = {"cuda": 10.0, "stand-in": 120.0}
 #: Seconds before the end in which no check begins, and those in which the last ones are killed.
 TOO_LATE_S, RESERVE_S = 5.0, 4.0
 #: Characters of a failed check's log that are printed.
-SHOWN = 3000
+SHOWN = 2000
 #: Of several logs of a check, those with these words are printed.
 ERROR_WORDS = ("Error", "error:", "assert", "FAILED")
 

@@ -113,7 +113,7 @@ def test_gigabytes_are_not_gathered(has: dict[str, str], said: str, tmp_path: Pa
 def test_what_a_target_is_taken_to_have() -> None:
     """What torch and the others need comes with them; what ptymesh alone needs does not."""
     closed = make_kit.close_over(make_kit.ASSUMED)
-    assert {"torch", "sympy", "pygments", "pillow", "scikit-image"} <= set(closed)
+    assert {"torch", "sympy", "pillow", "scikit-image"} <= set(closed)
     assert not {"pydantic", "pydantic-core", "hdf5plugin", "pooch", "ptymesh", "pytest"} & set(closed)
 
 
