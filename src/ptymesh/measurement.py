@@ -58,6 +58,24 @@ class ArraySource:
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What a reconstruction does about data that look wrong (ptymesh.io.checks), each `auto`, `warn` or `off`.
+
+    Fields:
+        views: left out if they have no counts, next to none, or far too many, or lie far from all others.
+        pixels: masked if they have no counts beside bright ones, or hold a marker, or look hot, dead or stuck.
+        scan: refused if positions or units cannot be.
+    """
+
+    views: str = "auto"
+    pixels: str = "auto"
+    scan: str = "auto"
+
+
+NO_CHECKS = Checks("off", "off", "off")
+
+
+@dataclass(frozen=True)
 class Measurement(Displayed):
     """A scan, ready to be reconstructed.
 
@@ -72,6 +90,8 @@ class Measurement(Displayed):
         name: short name for titles; path: where it came from; fingerprint: identifies the content.
         notes: what a reader had to assume, one sentence each.
         stored_positions: (N, 2) as they were before the recipe turned and scaled them, or None where nothing did.
+        checks: what is to be done about data that look wrong. left_out: views that were left out for that, as numbered
+            before.
     """
 
     displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
@@ -88,6 +108,8 @@ class Measurement(Displayed):
     fingerprint: str = ""
     notes: tuple[str, ...] = field(default=())
     stored_positions: np.ndarray | None = None
+    checks: Checks = Checks()
+    left_out: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._arrays()

@@ -293,7 +293,7 @@ def test_invalid_counts(hdf5: Load, generic: Load, everything: Load) -> None:
     m = generic(path=path)
     assert (m.patterns.read(np.array([0, 1, 2])) == 1).all()  # checked as they are read
     for view, value in ((3, "-2.0"), (4, "nan"), (5, "inf")):
-        with pytest.raises(BadInput, match=rf"View {view} of .* holds {value} counts; mask"):
+        with pytest.raises(BadInput, match=rf"View {view} of .* holds {value} counts at pixel \[\d+, \d+\]; mask"):
             m.patterns.read(np.array([0, view]))
     missing = everything(generic(path=path, invalid="missing"))
     assert (missing[3, 4, 5], missing[4, 0, 0], missing[5, 1, 1]) == (-1, -1, -1)

@@ -81,9 +81,10 @@ def test_the_balance_of_each_stage_stands_at_the_head_of_a_run() -> None:
     ]
 
 
-def test_positions_that_cannot_be_right_stand_at_the_head_of_a_run() -> None:
+def test_what_checks_have_led_to_stands_at_the_head_of_a_run() -> None:
     doubt = too_far_apart(np.array([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]]), (8, 8))
-    assert opening(replace(info(), doubt=doubt))[-1].startswith("Neighbouring views are 9 object pixels apart, more")
+    head = opening(replace(info(), findings=[doubt, "Left out 1 view."]))
+    assert head[-2].startswith("Neighbouring views are 9 object pixels apart, more") and head[-1] == "Left out 1 view."
     assert not too_far_apart(np.array([[0.0, 0.0], [0.0, 8.0], [8.0, 0.0]]), (8, 8))
     assert not too_far_apart(np.zeros((3, 2)), (8, 8)), "as of single exposures"
 

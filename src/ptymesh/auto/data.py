@@ -16,11 +16,11 @@ from ptymesh.auto.orientation import centres, rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
+from ptymesh.io.checks import check_scan
 from ptymesh.io.inspection import Summary, summarise
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.samples import located
-from ptymesh.io.survey import too_far_apart
 from ptymesh.measurement import Measurement, PatternSource
 from ptymesh.run.recipe import AUTO, apply_overrides
 
@@ -88,8 +88,7 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")
     scan = load_measurement(DataOptions.parse(data, "data"), where)
-    if apart := too_far_apart(scan.positions, scan.window):
-        raise BadInput(apart)
+    check_scan(scan)  # raises
     step = -(-scan.views // LOOKED_AT)
     if "invalid" not in data and (why := _invalid(scan, step)):
         data["invalid"] = "missing"

@@ -12,6 +12,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
+from ptymesh.run.checked import checked_recipe
 from ptymesh.run.recipe import Recipe
 
 
@@ -38,6 +39,11 @@ def decide(
     """
     said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
+    recipe, found = checked_recipe(recipe, world)
+    if found:
+        said.setdefault("data.checked", []).extend(found)
+    for sentence in found:
+        speak(sentence)
     scan = together(world, lambda: load_measurement(recipe.data, recipe.positions))
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
@@ -45,10 +51,10 @@ def decide(
         sweeps = sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
     terms = Terms(world, stop, Budget(sweeps or sweeps_of(scan)))
-    found = Interview(recipe, scan, terms, said, speak).hold()
+    decided = Interview(recipe, scan, terms, said, speak).hold()
     if write:
-        together(world, lambda: _write(found) if world.rank == 0 else None)
-    return found
+        together(world, lambda: _write(decided) if world.rank == 0 else None)
+    return decided
 
 
 def _write(found: Found) -> None:

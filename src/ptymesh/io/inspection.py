@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ptymesh.files import size
+from ptymesh.io.checks import (
+    applied,
+    check_marks,
+    check_patterns,
+    check_scan,
+    scan_fault,
+    stored_regions,
+    stored_views,
+)
 from ptymesh.io.preprocess import centroid
-from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, too_far_apart, upright
+from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 
@@ -40,6 +49,8 @@ class Summary:
         beam_offset_px: (y, x) of the mean pattern's centroid from the middle of the window (far field).
         intensity_rms, intensity_drift: relative spread of the views' totals, and their linear trend over the scan.
         notes: what reading the file assumed. suspicious: one sentence each.
+        refused: why no reconstruction would start, or None. left_out: views that it would leave out, as the file counts
+            them. masked_regions: [row, end, column, end] of the detector's pixels that it would mask, as stored.
         totals (N,), mean_pattern, example_pattern (h, w), odd {kind: (n, 2)}: for the figure, DC in the middle.
     """
 
@@ -85,6 +96,9 @@ class Summary:
     intensity_drift: float
     notes: tuple[str, ...]
     suspicious: tuple[str, ...] = ()
+    refused: str | None = None
+    left_out: tuple[int, ...] = ()
+    masked_regions: tuple[tuple[int, int, int, int], ...] = ()
     totals: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     mean_pattern: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), repr=False)
     example_pattern: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), repr=False)
@@ -101,7 +115,14 @@ def summarise(measurement: Measurement) -> Summary:
 
     Raises BadInput, naming the view, where a pattern holds what is not a count.
     """
+    given, masked = measurement, int((~measurement.mask).sum())
+    refused = scan_fault(given) if given.views > 1 and given.checks.scan != "off" else ""
+    looks = [check_scan(replace(given, checks=replace(given.checks, scan="off"))), check_marks(given)]
+    measurement = applied(given, replace(looks[1], left_out=looks[0].left_out[:0]))
     found = survey(measurement)
+    looks.append(check_patterns(measurement, found))
+    left_out = np.unique(np.concatenate([look.left_out for look in looks]))
+    bad = np.logical_or.reduce([look.masked for look in looks if look.masked.size] or [~given.mask & given.mask])
     diameter, origin = probe_diameter_px(measurement)
     scan = scan_of(measurement.positions, diameter)
     odd = odd_pixels(measurement, found)
@@ -110,6 +131,7 @@ def summarise(measurement: Measurement) -> Summary:
         _geometry(measurement)
         | _sampling(measurement, scan, diameter, origin)
         | _counts(measurement, found, scan, diameter)
+        | {"masked": masked}
     )
     pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in where) for kind, where in odd.items()}
     summary = Summary(
@@ -117,16 +139,21 @@ def summarise(measurement: Measurement) -> Summary:
         **pixels,
         beam_offset_px=offset,
         notes=measurement.notes,
+        refused=refused or None,
+        left_out=tuple(stored_views(given, left_out)),
+        masked_regions=tuple(stored_regions(given, bad)),
         totals=found.totals,
         mean_pattern=np.where(upright(measurement, measurement.mask), found.mean, np.nan),
         example_pattern=_example(measurement, found),
         odd=odd,
     )
     sentences = (
-        *_about_scan(summary, too_far_apart(measurement.positions, measurement.window)),
+        *([refused] if refused else []),
+        *(sentence for look in looks for sentence in (*look.would, *look.doubts)),
+        *_about_scan(summary, np.setdiff1d(scan.stray, left_out)),
         *_about_sampling(summary),
-        *_about_detector(summary, found),
-        *_about_beam(summary),
+        *_about_detector(summary),
+        *_about_beam(summary, np.setdiff1d(np.arange(given.views), left_out)),
     )
     return Summary(**{**summary.__dict__, "suspicious": sentences})
 
@@ -202,7 +229,7 @@ def _example(m: Measurement, found: Survey) -> np.ndarray:
     return np.where(upright(m, m.mask & (pattern >= 0)), upright(m, pattern), np.nan)
 
 
-def _about_scan(s: Summary, apart: str) -> Iterator[str]:
+def _about_scan(s: Summary, stray: np.ndarray) -> Iterator[str]:
     sides = [math.ceil(extent) + pixels for extent, pixels in zip(s.extent_px, s.window, strict=True)]
     needed, free = SINGLE_BYTES * math.prod(sides), free_memory()
     if needed > free:
@@ -212,20 +239,25 @@ def _about_scan(s: Summary, apart: str) -> Iterator[str]:
         )
     if s.duplicates:
         yield f"{s.duplicates} of {s.views} positions repeat another one; check that the scan was not read twice."
-    if s.stray:
-        some = ", ".join(str(view) for view in s.stray[:5]) + (" ..." if len(s.stray) > 5 else "")
+    if len(stray):
+        some = ", ".join(str(view) for view in stray[:5]) + (" ..." if len(stray) > 5 else "")
         yield (
-            f"{_n(len(s.stray), 'view lies', 'views lie')} further than a probe diameter from every other ({some}): "
+            f"{_n(len(stray), 'view lies', 'views lie')} further than a probe diameter from every other ({some}): "
             f"motor readings may be wrong."
         )
-    if apart:
-        yield apart
-    elif 0 < s.step_px < 0.1:
-        yield f"The scan step is {s.step_px:.3g} object pixels: check the unit of the positions and the geometry."
-    elif s.probe_diameter_from != "window" and s.overlap < 0.4:
+    if s.refused or s.probe_diameter_from == "window" or not s.overlap < 0.4:
+        return
+    origin = f"(about {s.probe_diameter_px:.0f} px, from the {_origin(s)})"
+    if s.overlap < 0:
         yield (
-            f"Neighbouring views overlap by only {max(s.overlap, 0):.0%} of the probe's diameter (about "
-            f"{s.probe_diameter_px:.0f} px, from the {_origin(s)}); 60 % and more reconstruct reliably."
+            f"Neighbouring views are {s.step_px:.3g} px apart, further than the probe is wide {origin}: perhaps the "
+            f"detector is in the near field, and these are images as wide as the window (data.propagation), or units "
+            f"are wrong; else the scan is too coarse."
+        )
+    else:
+        yield (
+            f"Neighbouring views overlap by only {s.overlap:.0%} of the probe's diameter {origin}; 60 % and more "
+            f"reconstruct reliably."
         )
 
 
@@ -241,15 +273,10 @@ def _about_sampling(s: Summary) -> Iterator[str]:
         yield f"Photons of {s.energy_eV:.4g} eV are unusual: check data.energy_eV."
 
 
-def _about_detector(s: Summary, found: Survey) -> Iterator[str]:
+def _about_detector(s: Summary) -> Iterator[str]:
     if s.peak_counts <= 0:
         yield f"None of the {s.views} views has counts: check which dataset is read (data.keys.patterns), and the mask."
         return
-    for kind, pixels in (("hot", s.hot), ("dead", s.dead), ("stuck", s.stuck)):
-        if pixels:
-            some = ", ".join(f"({y}, {x})" for y, x in pixels[:4]) + (" ..." if len(pixels) > 4 else "")
-            count = _n(len(pixels), "unmasked pixel looks", "unmasked pixels look")
-            yield f"{count} {kind}: {some}; mask with data.mask."
     if s.masked > 0.5 * s.window[0] * s.window[1]:
         share = s.masked / (s.window[0] * s.window[1])
         yield f"The mask excludes {share:.0%} of the window: check whether it is inverted (data.mask_true)."
@@ -267,12 +294,10 @@ def _about_detector(s: Summary, found: Survey) -> Iterator[str]:
         yield f"There are only {s.counts_per_view:.3g} counts per view: expect a noisy reconstruction."
     if s.missing > 0.1:
         yield f"{s.missing:.0%} of the pixel values hold no data: check data.saturation."
-    dark = int((found.totals == 0).sum())
-    if dark:
-        yield f"{_n(dark, 'view has', 'views have')} no counts at all (first: view {int(np.argmin(found.totals))})."
 
 
-def _about_beam(s: Summary) -> Iterator[str]:
+def _about_beam(s: Summary, views: np.ndarray) -> Iterator[str]:
+    """Sentences about the light, and how it falls on these views, those that would be left out apart."""
     if s.propagation == "far_field" and s.beam_offset_px is not None:
         h, w = s.window
         mean = np.nan_to_num(s.mean_pattern)
@@ -286,9 +311,9 @@ def _about_beam(s: Summary) -> Iterator[str]:
         border = np.concatenate([mean[0], mean[-1], mean[:, 0], mean[:, -1]])
         if border.mean() > 0.1 * np.percentile(mean, 99):
             yield "The patterns are bright up to the detector's border: light is lost there, or a background is added."
-    median = float(np.median(s.totals))
-    weak = np.flatnonzero((s.totals < 0.3 * median) & (s.totals > 0))
-    bright = np.flatnonzero(s.totals > 3 * median)
+    totals = s.totals[views]
+    median = float(np.median(totals)) if len(totals) else 0.0
+    weak, bright = views[totals < 0.3 * median], views[totals > 3 * median]
     if median > 0 and len(weak):
         yield f"{_n(len(weak), 'view has', 'views have')} less than 30 % of the median counts (first: view {weak[0]})."
     if median > 0 and len(bright):

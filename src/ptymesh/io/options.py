@@ -19,6 +19,8 @@ from ptymesh.options import FilePath, Reference
 
 #: Longer lists of bad pixels belong into a mask.
 MOST_BAD_PIXELS = 200
+#: A recipe holds no more values than a text of YAML may (run.yaml_text).
+MOST_WITHOUT, MOST_REGIONS = 20_000, 2_000
 
 
 def _both(value: Any) -> Any:
@@ -37,6 +39,14 @@ PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
 Pixel = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+Index = Annotated[int, Field(ge=0)]
+#: [row, end, column, end], ends excluded.
+Region = tuple[Index, Index, Index, Index]
+CheckMode = Annotated[
+    Literal["auto", "warn", "off"],
+    # YAML reads `off` as a truth value
+    BeforeValidator(lambda value: {True: "auto", False: "off"}[value] if isinstance(value, bool) else value),
+]
 ArrayRef = Annotated[Reference, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
 
@@ -86,13 +96,50 @@ class KeyMap(Options):
 class ViewRange(Options):
     """Views start, start + step ... before stop, in the order of the file; as in a Python slice.
 
-    `central`: of these, only so many, the nearest to the middle of the scan, in the same order.
+    `without`: but not these, counted as in the file. `central`: of what is left, only so many, the nearest to the
+    middle of the scan, in the same order.
     """
 
     start: int | None = None
     stop: int | None = None
     step: int = Field(1, gt=0)
+    without: Annotated[tuple[Index, ...], Field(max_length=MOST_WITHOUT)] = ()
     central: int | None = Field(None, gt=0)
+
+
+class CheckOptions(Options):
+    """Recipe key `data.checks`: what is done about data that look wrong, before a reconstruction believes them.
+
+    One word stands for all three. Each is `auto` (act, and say so), `warn` (say it, change nothing) or `off`.
+
+    Fields:
+        views: leave out views without counts, with next to none, or far too bright, and those far from all others.
+        pixels: mask regions without counts beside bright ones, markers of missing data, and hot, dead, stuck pixels.
+        scan: refuse positions and units that cannot be.
+    """
+
+    views: CheckMode = "auto"
+    pixels: CheckMode = "auto"
+    scan: CheckMode = "auto"
+
+
+class CheckedData(Options):
+    """Recipe key `data.checked`: what checks have decided about one file. A run writes it; other files ignore it.
+
+    Fields:
+        fingerprint: of that file; none: any.
+        without: views that are left out, counted as in the file.
+        regions: [row, end, column, end] of detector pixels that are masked, as stored, ends excluded.
+    """
+
+    fingerprint: str | None = None
+    without: Annotated[tuple[Index, ...], Field(max_length=MOST_WITHOUT)] = ()
+    regions: Annotated[tuple[Region, ...], Field(max_length=MOST_REGIONS)] = ()
+
+
+def _checks(value: Any) -> Any:
+    """One word for all checks."""
+    return dict.fromkeys(CheckOptions.model_fields, value) if isinstance(value, str | bool) else value
 
 
 class DataOptions(Options):
@@ -123,6 +170,7 @@ class DataOptions(Options):
         intensity: (N,) array of incident intensities, any unit.
         invalid: what to do with NaN and negative counts on good pixels: refuse the file, treat them as missing in
             that view, or take negative ones as zero (and NaN as missing).
+        checks: what is done about data that look wrong; checked: what was found so in this file before.
     """
 
     path: FilePath
@@ -158,6 +206,8 @@ class DataOptions(Options):
     background: ArrayRef | None = None
     intensity: ArrayRef | None = None
     invalid: Literal["refuse", "missing", "zero"] = "refuse"
+    checks: Annotated[CheckOptions, BeforeValidator(_checks)] = CheckOptions()
+    checked: CheckedData | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -10,19 +10,20 @@ Nothing is read here but what finding the centre needs: patterns are prepared as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
-from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.options import DataOptions, PositionOptions, Region
 from ptymesh.io.positions import stored_positions, window_positions
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.io.window import Window, resampled_probe, window_of
 from ptymesh.limits import check_room
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import NO_CHECKS, Checks, Measurement
 
 #: Patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
@@ -127,9 +128,10 @@ class PreparedSource:
         broken, negative = ~np.isfinite(values), values < 0
         if self.invalid == "refuse":
             k, y, x = (int(i) for i in np.argwhere(broken | negative)[0])
+            row, column = self.window.detector_pixel(y, x)
             raise BadInput(
-                f"View {stored[k]} of {self.name} holds {values[k, y, x]} counts; mask such pixels (data.mask), or set "
-                f"data.invalid to missing or zero."
+                f"View {stored[k]} of {self.name} holds {values[k, y, x]} counts at pixel [{row}, {column}]; mask such "
+                f"pixels (data.mask), or set data.invalid to missing or zero."
             )
         wrong = broken if self.invalid == "zero" else broken | negative
         return np.where(broken | negative, 0, values).astype(values.dtype), wrong
@@ -163,13 +165,14 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     check_room(PIXEL_BYTES * shape[0] * shape[1], detector, "use a larger machine, or crop the file")
     if data.dc is not None:
         raw = replace(raw, centred=data.dc == "centre")
-    selected = np.arange(count)[data.views.start : data.views.stop : data.views.step]
-    if not len(selected):
-        raise BadInput(f"data.views leaves none of the {count} views of {data.path}; check start and stop.")
+    checked = data.checked if data.checked and data.checked.fingerprint in (None, fingerprint) else None
+    selected = _selected(count, data, () if checked is None else checked.without)
     geometry = raw.optics.overridden(data).geometry(shape)
     far = geometry.propagation == "far_field"
     good, flat = _good(raw, data, shape)
     centre = _centre(raw, data, good, far)
+    if checked is not None:  # after the centre was found, as it was before they were
+        good = _without_regions(good, checked.regions, data)
     window = window_of(shape, far, raw.centred, centre, data)
     unturned = window.shape[::-1] if data.transpose else window.shape
     final = geometry.rewindowed(unturned, data.bin)
@@ -209,7 +212,35 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         path=str(data.path),
         fingerprint=fingerprint,
         notes=raw.notes + notes,
+        checks=Checks(**data.checks.model_dump()) if checked is None else NO_CHECKS,
+        left_out=() if checked is None else checked.without,
     )
+
+
+def _selected(count: int, data: DataOptions, without: Sequence[int]) -> np.ndarray:
+    """(N,) views of the file that are used, in its order, `central` apart. BadInput where none is left."""
+    views = data.views
+    selected = np.arange(count)[views.start : views.stop : views.step]
+    if beyond := [view for view in views.without if view >= count]:
+        raise BadInput(
+            f"data.views.without names view {beyond[0]}, and {data.path} has {count}, counted from 0; remove that one."
+        )
+    selected = np.setdiff1d(selected, [*views.without, *without])
+    if not len(selected):
+        raise BadInput(f"data.views leaves none of the {count} views of {data.path}; check start, stop and without.")
+    return selected
+
+
+def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOptions) -> np.ndarray:
+    """(H, W) bool without these regions of stored pixels. BadInput where no pixel is left."""
+    good = good.copy()
+    for top, bottom, left, right in regions:
+        good[top:bottom, left:right] = False
+    if not good.any():
+        raise BadInput(
+            f"data.checked leaves no pixel of the detector of {data.path}; remove it to check the data anew."
+        )
+    return good
 
 
 def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> np.ndarray:

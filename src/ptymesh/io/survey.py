@@ -49,44 +49,101 @@ class Survey:
     example: int
 
 
+class Gathering:
+    """Adds up a survey, slab by slab of patterns, in any order; each view is added once, by one rank.
+
+    Everything that is gathered over ranks is a whole number, a maximum, or of one view alone, so that neither order
+    nor the number of ranks changes a bit.
+
+    Args:
+        measurement: the scan; its patterns are not read here.
+        with_sum: add up the patterns, too; False where the mean pattern is known from elsewhere.
+    """
+
+    def __init__(self, measurement: Measurement, *, with_sum: bool) -> None:
+        h, w = measurement.window
+        self.measurement = measurement
+        self.totals = np.zeros(measurement.views)
+        self.least, self.most = np.full((h, w), np.inf), np.zeros((h, w))
+        self.seen = np.zeros((h, w), np.int64)
+        self.total = np.zeros((h, w)) if with_sum else None
+        self.zeros = self.at_peak = 0
+        self.peak, self.whole = 0.0, True
+        self._masked = not bool(measurement.mask.all())
+
+    def add(self, views: np.ndarray, counts: np.ndarray) -> None:
+        """Adds patterns (n, h, w) of these views (n,)."""
+        if not len(views):
+            return
+        mask = self.measurement.mask
+        low = counts.min(axis=0)
+        if low.min() < 0:  # somewhere there is no data
+            self._add(views, counts, (counts >= 0) & mask)
+            return
+        if self._masked:
+            counts = np.where(mask, counts, 0)
+            low = np.where(mask, low, 0)
+        wide = np.float64 if counts.dtype.kind == "f" else np.int64
+        self.totals[views] = counts.reshape(len(views), -1).sum(axis=1, dtype=wide)
+        if self.total is not None:
+            self.total += counts.sum(axis=0, dtype=wide)
+        self.seen += np.where(mask, len(views), 0)
+        self.least = np.minimum(self.least, np.where(mask, low, np.inf))
+        self.zeros += int(mask.sum()) * len(views) - int(np.count_nonzero(counts))
+        self._note_peak(counts, counts.max(axis=0))
+        self.whole = self.whole and (wide is np.int64 or bool((counts == np.rint(counts)).all()))
+
+    def _add(self, views: np.ndarray, counts: np.ndarray, present: np.ndarray) -> None:
+        """The same where some values are no data."""
+        values = np.where(present, counts, 0).astype(np.float64)
+        self.totals[views] = values.reshape(len(views), -1).sum(axis=1)
+        if self.total is not None:
+            self.total += values.sum(axis=0)
+        self.seen += present.sum(axis=0)
+        self.least = np.minimum(self.least, np.where(present, values, np.inf).min(axis=0))
+        self.zeros += int((present & (values == 0)).sum())
+        self._note_peak(values, values.max(axis=0))
+        self.whole = self.whole and bool((values == np.rint(values)).all())
+
+    def _note_peak(self, values: np.ndarray, most: np.ndarray) -> None:
+        self.most = np.maximum(self.most, most)
+        top = float(most.max())
+        if top < self.peak:
+            return
+        there = int((values[:, most == top] == top).sum())
+        self.at_peak = there + (self.at_peak if top == self.peak else 0)
+        self.peak = top
+
+    def survey(self, mean: np.ndarray | None = None) -> Survey:
+        """What was gathered of all views.
+
+        mean: (h, w) of all views, laid out as the patterns, where values without data count as zero; needed unless the
+        patterns were added up.
+        """
+        m, seen = self.measurement, np.maximum(self.seen, 1)
+        total = self.total if self.total is not None else np.asarray(mean) * m.views
+        there = int(self.seen.sum())
+        return Survey(
+            totals=self.totals,
+            mean=upright(m, total / seen),
+            least=upright(m, np.where(np.isfinite(self.least), self.least, 0)),
+            most=upright(m, self.most),
+            missing=1 - there / (int(m.mask.sum()) * m.views),
+            zeros=self.zeros / max(there, 1),
+            peak=self.peak,
+            at_peak=self.at_peak,
+            whole=self.whole,
+            example=int(np.argsort(self.totals, kind="stable")[m.views // 2]),
+        )
+
+
 def survey(measurement: Measurement) -> Survey:
     """Read every pattern once. Raises BadInput where a pattern holds what is not a count."""
-    m, source = measurement, measurement.patterns
-    h, w = m.window
-    total, seen = np.zeros((h, w)), np.zeros((h, w), np.int64)
-    least, most = np.full((h, w), np.inf), np.zeros((h, w))
-    totals = np.zeros(m.views)
-    zeros = at_peak = 0
-    peak, whole = 0.0, True
-    for views in slabs(m.views, h * w * 16):
-        counts = source.read(views)
-        there = (counts >= 0) & m.mask
-        values = np.where(there, counts, 0).astype(np.float64)
-        totals[views] = values.sum(axis=(1, 2))
-        total += values.sum(axis=0)
-        seen += there.sum(axis=0)
-        least = np.minimum(least, np.where(there, values, np.inf).min(axis=0))
-        most = np.maximum(most, values.max(axis=0))
-        zeros += int((there & (values == 0)).sum())
-        top = float(values.max())
-        if top >= peak:
-            at_peak = int((values == top).sum()) + (at_peak if top == peak else 0)
-            peak = top
-        whole = whole and bool((values == np.rint(values)).all())
-    good = int(m.mask.sum()) * m.views
-    valid = max(int(seen.sum()), 1)
-    return Survey(
-        totals=totals,
-        mean=upright(m, total / np.maximum(seen, 1)),
-        least=upright(m, np.where(np.isfinite(least), least, 0)),
-        most=upright(m, most),
-        missing=1 - int(seen.sum()) / good,
-        zeros=zeros / valid,
-        peak=peak,
-        at_peak=at_peak,
-        whole=whole,
-        example=int(np.argsort(totals, kind="stable")[m.views // 2]),
-    )
+    found = Gathering(measurement, with_sum=True)
+    h, w = measurement.window
+    for views in slabs(measurement.views, h * w * 16):
+        found.add(views, measurement.patterns.read(views))
+    return found.survey()
 
 
 def upright(measurement: Measurement, pattern: np.ndarray) -> np.ndarray:
@@ -105,7 +162,7 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     The middle of far-field patterns, where the direct beam may be that sharp, is left out.
     """
     mask = upright(measurement, measurement.mask)
-    mean, views = np.where(mask, found.mean, 0), measurement.views
+    mean, views = _filled(found.mean, mask), measurement.views
     ring = np.ones((3, 3), bool)
     ring[1, 1] = False
     second = ndimage.rank_filter(mean, -2, footprint=ring, mode="nearest")
@@ -116,10 +173,27 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     hot |= mask & (views >= 40) & (least > 0.2 * mean) & (least > 3 * darkest + 5 * np.sqrt(darkest) + 5)
     dead = mask & (found.most == 0) & (around * views >= 25)
     stuck = mask & (found.least == found.most) & (found.most > 0) & (views >= 10)
+    if has_one_pattern(measurement, found):
+        hot, dead, stuck = (np.zeros_like(mask) for _ in range(3))
     if measurement.geometry.propagation == "far_field":
         h, w = measurement.window
         hot[h // 2 - 2 : h // 2 + 3, w // 2 - 2 : w // 2 + 3] = False
     return {name: np.argwhere(pixels) for name, pixels in (("hot", hot), ("dead", dead), ("stuck", stuck))}
+
+
+def has_one_pattern(measurement: Measurement, found: Survey) -> bool:
+    """Return True if most pixels that have counts hold the same number in all views."""
+    lit = upright(measurement, measurement.mask) & (found.most > 0)
+    return measurement.views > 1 and 2 * int((lit & (found.least == found.most)).sum()) > int(lit.sum())
+
+
+def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A mean pattern (h, w) whose masked pixels have the mean of the good ones in 5 x 5 around, or 0."""
+    if mask.all():
+        return mean
+    weight = ndimage.uniform_filter(mask.astype(np.float64), 5, mode="constant")
+    around = ndimage.uniform_filter(np.where(mask, mean, 0.0), 5, mode="constant")
+    return np.where(mask, mean, np.where(weight > 1e-9, around / np.maximum(weight, 1e-9), 0.0))
 
 
 def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:

@@ -130,6 +130,12 @@ class Window:
         rows, columns = ([int(i) for i in one.pixels[k] if i >= 0] for one, k in ((self.y, y), (self.x, x)))
         return [(row, column) for row in rows for column in columns]
 
+    def detector_pixel(self, y: int, x: int) -> tuple[int, int]:
+        """(row, column), as stored, of a pixel of what `gather` returns."""
+        if self.transpose:
+            y, x = x, y
+        return int(self.y.ordered.ravel()[y]), int(self.x.ordered.ravel()[x])
+
     @property
     def exists(self) -> np.ndarray:
         """(h b, w b) bool: where there is a detector pixel."""

@@ -28,7 +28,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK
 from ptymesh.files import replacing
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Subpixel
 from ptymesh.run import machine
 from ptymesh.run.floor import Floor, pairs
@@ -172,7 +172,11 @@ class Measured:
     def __init__(self, case: Case, plan: Plan, scan: Measurement, floor: Floor, device: torch.device) -> None:
         self.case, self.scan, self.floor, self.device = case, scan, floor, device
         self.recon = Reconstruction(
-            scan, probe_modes=case.modes, subpixel=case.subpixel, precision=plan.precision, device=Solo(device)
+            replace(scan, checks=NO_CHECKS),  # spread over a large object, its views need not overlap
+            probe_modes=case.modes,
+            subpixel=case.subpixel,
+            precision=plan.precision,
+            device=Solo(device),
         )
         self.epochs = self.recon.run(ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch))
         self.reports: list[EpochReport] = []

@@ -62,11 +62,11 @@ def summary(run: RunInfo) -> str:
 
 def opening(run: RunInfo) -> list[str]:
     """What a run begins with: its size, its stages, the object's layout, how evenly ranks share batches, where the
-    patterns are kept, and whether the positions can be right."""
+    patterns are kept, and what checks of the data have led to."""
     layout = [f"Object: {run.layout}"] if run.layout else []
     shares = "; then ".join(f"{share:.2f}" for share in run.balance)
     balance = [f"Balance: {shares} of the speed of equal shares at most"] if shares else []
-    return [summary(run), plan(run), *layout, *balance, *filter(None, (run.patterns, run.doubt))]
+    return [summary(run), plan(run), *layout, *balance, *filter(None, (run.patterns,)), *run.findings]
 
 
 def plan(run: RunInfo) -> str:

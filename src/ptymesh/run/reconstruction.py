@@ -34,13 +34,15 @@ from ptymesh.errors import BadInput, Poor
 from ptymesh.estimate import REACH
 from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
+from ptymesh.io.checks import applied
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
 from ptymesh.run import alike
+from ptymesh.run.checked import check_after_reading, check_before_reading, to_stderr, watched
 from ptymesh.run.counters import counters_of
 from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.initial import frame, initial_estimate
@@ -90,6 +92,8 @@ class Reconstruction(Displayed):
         memory_budget: what each rank's patterns may take (4e9 or "4GB"), the device's or the host's memory; beyond it,
             they are staged in a file in `scratch` (a folder; the system's for temporary files) until `close`.
         saved: a checkpoint to go on from; other_data: even if it was made with other data than `scan`.
+        say: told, on the first rank, what checks of the data have led to (views left out, pixels masked); the scan's
+            `checks` says which are wanted, as in `ptymesh.load(path, checks="off")`.
 
     Raises BadInput where options and scan do not fit, or the scan is not that of the checkpoint.
     """
@@ -114,6 +118,7 @@ class Reconstruction(Displayed):
         scratch: str | Path | None = None,
         saved: Checkpoint | None = None,
         other_data: bool = False,
+        say: Callable[[str], None] = to_stderr,
     ) -> None:
         for name, word, known in (
             ("precision", precision, get_args(Precision)),
@@ -160,7 +165,7 @@ class Reconstruction(Displayed):
         self._noise: tuple[NoiseFloor | None] | None = None
         self._fitted: tuple[int, int] | None = None  # number of stages for which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
-            self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], scan, self.world))
+            self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
         dtype = complex_dtype(precision)
         self._compare_ranks(dtype)
         operators = operators_of(optics)
@@ -175,23 +180,55 @@ class Reconstruction(Displayed):
             device=self.world.device,
         )
         modes = (probe_options.modes or 1) + probe_options.opr_modes
-        self._everywhere(lambda: check_object(self.world, scan, object_options.slices, dtype, layout, MARGIN_PX, modes))
-        if layout == "auto" and saved is not None and self.world.size > 1:
-            layout, self.layout_why = counters_of(saved.meta).layout, "as before"
-        if layout == "auto" and self.world.size == 1:
-            layout, self.layout_why = ALONE
-        if layout == "auto":
-            frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
-            layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
-        owners = self._layout(layout, saved, planned)
+        asked, halves = layout, precision == "mixed"
+
+        def owners_of(scan: Measurement) -> Replicated | Tiled:
+            self.scan, layout = scan, asked
+            self._everywhere(
+                lambda: check_object(self.world, scan, object_options.slices, dtype, asked, MARGIN_PX, modes)
+            )
+            if layout == "auto" and saved is not None and self.world.size > 1:
+                layout, self.layout_why = counters_of(saved.meta).layout, "as before"
+            if layout == "auto" and self.world.size == 1:
+                layout, self.layout_why = ALONE
+            if layout == "auto":
+                frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
+                layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
+            return self._layout(layout, saved, planned)
+
+        def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
+            made: Problem = self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
+            return made
+
+        related = "rpi" not in (optics or {})
+        checking = saved is None and scan.checks != NO_CHECKS
+        #: What checks of the data have led to, one sentence each, and the scan before them.
+        self.findings: list[str] = []
+        self.unchecked = scan
         with self.world.heartbeat.doing("read"):
-            halves = precision == "mixed"
-            self.problem = self._everywhere(lambda: Problem(model, scan, owners, dtype, memory, halves))
+            if checking:
+                scan, self.findings = check_before_reading(scan, self.world, related=related)
+        owners = owners_of(scan)
+        with self.world.heartbeat.doing("read"):
             if saved is not None:
+                self.problem = read(scan, owners)
                 self.state = RunState.load(saved, self.problem)
                 owners.seen(self.state.estimate.object)
                 return
+            source, gathered = watched(scan) if checking else (scan, None)
+            self.problem = read(source, owners)
             mean = mean_pattern(self.problem)
+            if gathered is not None:
+                found = check_after_reading(scan, gathered, mean, self.world, related=related)
+                self.findings += found.sentences
+                if found.changes:
+                    self.close()
+                    scan = applied(scan, found)
+                    owners = owners_of(scan)
+                    self.problem = read(scan, owners)
+                    mean = mean_pattern(self.problem)
+            for sentence in self.findings if self.world.rank == 0 else ():
+                say(sentence)
             with one_thread():  # its large sums and decompositions would depend on how many share them
                 estimate = self._everywhere(
                     lambda: initial_estimate(
@@ -451,6 +488,8 @@ class Reconstruction(Displayed):
                 "ranks": self.world.size,
                 "layout": self.problem.layout.name,
                 **self._traffic(),
+                "left_out": list(scan.left_out) or None,
+                "findings": self.findings or None,
                 "patterns": self.problem.loader.patterns.kind,
                 "device": str(self.world.device.type),
                 "precision": self.precision,

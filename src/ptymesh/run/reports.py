@@ -19,7 +19,7 @@ class RunInfo:
     out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
     patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why;
     balance: of each stage on several ranks, how much of the speed of equal shares its batches leave, at most 1;
-    note: what was found damaged in the checkpoint, for the log; doubt: why the positions cannot be right.
+    note: what was found damaged in the checkpoint, for the log; findings: what checks of the data have led to.
     """
 
     stages: list[tuple[str, int, int]]
@@ -36,8 +36,8 @@ class RunInfo:
     patterns: str = ""
     layout: str = ""
     note: str = ""
-    doubt: str = ""
     balance: list[float] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
     @property
     def total_epochs(self) -> int:

@@ -23,8 +23,9 @@ from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.results import Result
-from ptymesh.io.survey import too_far_apart
+from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
+from ptymesh.run.checked import noted, to_stderr
 from ptymesh.run.counters import counters_of
 from ptymesh.run.lock import Fence, hold, share
 from ptymesh.run.machine import peak_bytes
@@ -119,7 +120,9 @@ def _run(
     with world.heartbeat.doing("read"):
         if resume:
             saved = _checkpoint(out / "checkpoint", world)
-        recon = reconstruction(recipe, world, saved, other_data=other_data)
+        recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
+    if recon.unchecked.checks != NO_CHECKS:
+        recipe = noted(recipe, recon.scan, recon.unchecked)
     with closing(recon):
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)
@@ -242,10 +245,16 @@ def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
 
 
 def reconstruction(
-    recipe: Recipe, world: World, saved: checkpoint.Checkpoint | None = None, *, other_data: bool = False
+    recipe: Recipe,
+    world: World,
+    saved: checkpoint.Checkpoint | None = None,
+    *,
+    other_data: bool = False,
+    say: Callable[[str], None] = to_stderr,
 ) -> Reconstruction:
     """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
-    taken from there; it must be of the same data unless others are allowed. Collective."""
+    taken from there; it must be of the same data unless others are allowed. say: told what checks of the data have led
+    to, on the first rank. Collective."""
     kernels.begin(world.device, complex_dtype(recipe.precision))
     failure, scan = None, None
     try:
@@ -273,6 +282,7 @@ def reconstruction(
         scratch=recipe.scratch or _existing(recipe.output.dir),
         saved=saved,
         other_data=other_data,
+        say=say,
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
@@ -285,7 +295,6 @@ def _existing(folder: Path) -> Path:
 
 def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
-    single = "rpi" in recipe.optics  # exposures, which have nothing to do with each other
     height, width = estimate.extent
     return RunInfo(
         stages=[(s.name, s.epochs, len(draw(scan.positions, s.batch, recipe.seed, 0))) for s in recon.stages],
@@ -303,7 +312,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         balance=_balance(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.loader.patterns.where(),
         note=note,
-        doubt="" if single else too_far_apart(scan.positions, scan.window),
+        findings=recon.findings,
     )
 
 

@@ -1,0 +1,431 @@
+"""What is done, before a reconstruction, about data that look wrong: left out, masked, refused, or said.
+
+N       views
+h, w    window pixels, laid out as the patterns
+
+Three looks, so that a fault found by one does not hide what the next one would see: at the positions and units; at a
+few patterns, for pixels that never hold data; and at all patterns, as they are read (ptymesh.io.survey). What is
+decided depends on the data alone. Measurement.checks says which of it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+from ptymesh.io.oddities import dark_regions, odd_views, regions_of
+from ptymesh.io.options import MOST_REGIONS, MOST_WITHOUT, CheckedData, DataOptions
+from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
+from ptymesh.measurement import Measurement, PatternSource
+
+#: Positions that span less than this many object pixels per view of a side are in another unit than they are taken for.
+LEAST_STEP_PX = 0.1
+#: Of all views, those that lie apart from the rest, if they are to be wrong readings and no second area.
+MOST_STRAY = 0.05
+#: Patterns that are looked at first: so many, but no more bytes than this.
+SAMPLED_VIEWS, SAMPLED_BYTES = 24, 64 << 20
+#: A pixel that holds the same in so many views, and as much as this, is no counter.
+LEAST_SAMPLED, LEAST_STUCK = 8, 50.0
+#: Share of a view's counts with which a single pixel hides how many the view has.
+HOT_SHARE = 0.1
+#: What detectors write in place of a count that they do not have.
+MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
+#: Photon energies at which scans are made, eV, and pixels of detectors, m: what lies outside is asked about first.
+USUAL_EV, USUAL_PIXEL_M = (50.0, 2e5), (1e-6, 1e-3)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one look has led to.
+
+    Attributes:
+        left_out: (k,) indices of views. masked: (h, w) bool of pixels that no view has data of.
+        done: what is done about them; would: the same of what a run would do. doubts: what is said alone. One sentence
+            each.
+    """
+
+    left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    masked: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
+    done: tuple[str, ...] = ()
+    would: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """True if views are left out or pixels masked."""
+        return bool(len(self.left_out) or self.masked.any())
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that is to be said."""
+        return self.done + self.doubts
+
+
+def check_scan(measurement: Measurement) -> Findings:
+    """Look at positions and units. Raises BadInput where they cannot be, and `checks.scan` is auto."""
+    m = measurement
+    doubts: list[str] = []
+    if m.checks.scan != "off" and m.views > 1:
+        wrong = scan_fault(m)
+        if wrong and m.checks.scan == "auto":
+            raise BadInput(wrong)
+        doubts += [wrong] if wrong else []
+        if not wrong and _on_a_line(m.positions):
+            doubts.append("All positions lie on a line: only a stripe of the object is seen, and across it badly.")
+    stray = stray_views(m.positions, m.window) if m.checks.views != "off" else np.empty(0, np.int64)
+    if not len(stray):
+        return Findings(doubts=tuple(doubts))
+    what = f"{_count(len(stray), 'view')} further from all others than the window is wide"
+    return _leaving_out(m, [(stray, what, "their positions cannot be right")], tuple(doubts))
+
+
+def scan_fault(measurement: Measurement) -> str:
+    """A sentence on why positions or units cannot be; empty where they can."""
+    m = measurement
+    extent = float(np.ptp(m.positions, axis=0).max())
+    if extent == 0:
+        return (
+            f"All {m.views} positions of {m.name} are the same, and views of one place do not make an image: check "
+            f"which dataset is read (data.keys.positions), or give positions.raster."
+        )
+    along = max(m.views - 1, 1) if _on_a_line(m.positions) else max(np.sqrt(m.views) - 1, 1)
+    step = extent / along
+    if step >= LEAST_STEP_PX:
+        return too_far_apart(m.positions, m.window)
+    return f"Views of {m.name} are {step:.2g} object pixels apart{_pixel(m.geometry)}: {_units(m.geometry)}."
+
+
+def _pixel(geometry: Geometry) -> str:
+    pixel = geometry.object_pixel_m
+    return "" if pixel is None else f", which have {max(pixel):.3g} m"
+
+
+def _units(geometry: Geometry) -> str:
+    """Which keys to check, those first whose values are unusual."""
+    g = geometry
+    odd: list[str] = []
+    others: list[str] = []
+    energy = g.energy_eV
+    if energy is not None:
+        limits = USUAL_EV if g.radiation == "photon" else (1e4, 2e6)
+        usual = limits[0] <= energy <= limits[1]
+        (others if usual else odd).append(f"data.energy_eV ({energy:.4g})")
+    if g.detector_pixel_m is not None:
+        usual = all(USUAL_PIXEL_M[0] <= side <= USUAL_PIXEL_M[1] for side in g.detector_pixel_m)
+        (others if usual else odd).append(f"data.detector_pixel_m ({g.detector_pixel_m[0]:.4g})")
+    if g.distance_m is not None:
+        (others if 1e-3 <= g.distance_m <= 100 else odd).append(f"data.distance_m ({g.distance_m:.4g})")
+    others.append("positions.unit")
+    if odd:
+        return f"check {', '.join(odd)} first, then {', '.join(others)}"
+    return f"check {', '.join(others)}"
+
+
+def _on_a_line(positions: np.ndarray) -> bool:
+    """Return True if three or more distinct positions (N, 2) lie on one line, to a hundredth of a pixel."""
+    if len(positions) < 3:
+        return False
+    centred = positions - positions.mean(axis=0)
+    along = np.linalg.svd(centred, full_matrices=False)[2][0]
+    across = np.abs(centred @ np.array([-along[1], along[0]])).max()
+    return bool(across < max(0.01, 1e-6 * np.abs(centred).max()))
+
+
+def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+    """Find views (k,) of a scan (N, 2) that overlap with none of the rest, if they are few."""
+    if len(positions) < 4:
+        return np.empty(0, np.int64)
+    reach = max(*window, 3 * step_of(positions))
+    pairs = cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
+    if pairs is None:  # so many pairs lie within a window's reach that near ones have to do
+        near = cKDTree(positions).query(positions, k=min(len(positions), 9), distance_upper_bound=reach)[1]
+        rows = np.repeat(np.arange(len(positions)), near.shape[1])
+        there = near.ravel() < len(positions)
+        pairs = np.stack([rows[there], near.ravel()[there]], axis=1)
+    shape = len(positions), len(positions)
+    links = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
+    group = connected_components(links, directed=False)[1]
+    stray = np.flatnonzero(group != np.bincount(group).argmax())
+    return stray if len(stray) <= max(1, MOST_STRAY * len(positions)) else np.empty(0, np.int64)
+
+
+def check_marks(measurement: Measurement) -> Findings:
+    """Look at a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
+
+    Only what can be told from so few is found; it would hide from the look at all patterns which views are odd.
+    """
+    m = measurement
+    if m.checks.pixels == "off":
+        return Findings(masked=np.zeros(m.window, bool))
+    frame = 4 * int(np.prod(m.window))
+    count = min(m.views, SAMPLED_VIEWS, max(4, SAMPLED_BYTES // frame))
+    views = np.unique(np.linspace(0, m.views - 1, count).round().astype(np.int64))
+    source = m.patterns
+    forgiving = isinstance(source, PreparedSource) and source.invalid == "refuse"
+    if isinstance(source, PreparedSource):
+        source = replace(source, invalid="missing")
+    some = SelectedSource(source, views)
+    few = replace(m, patterns=some, positions=m.positions[views], intensity=None, stored_positions=None)
+    seen = survey(few)
+    least, most = _laid_out(m, seen.least), _laid_out(m, seen.most)
+    never = np.zeros(m.window, bool)
+    if forgiving:
+        never = m.mask & (_present(few) == 0)
+    constant = m.mask & (least == most) & (most > 0)
+    marks = constant & np.isin(most, MARKERS) if len(views) > 1 else np.zeros(m.window, bool)
+    if len(views) >= LEAST_SAMPLED:
+        marks |= constant & (most >= LEAST_STUCK)
+    if len(views) > 1 and has_one_pattern(few, seen):  # which says nothing of the detector
+        marks = np.zeros(m.window, bool)
+    hot = np.zeros(m.window, bool)
+    if len(views) >= LEAST_SAMPLED:
+        known = replace(few, mask=m.mask & ~(never | marks))
+        if known.mask.any():
+            found = np.zeros(m.window, bool)
+            found[tuple(odd_pixels(known, seen)["hot"].T)] = True
+            light = float(np.median(seen.totals)) - float((seen.mean * upright(m, marks)).sum())
+            hot = _laid_out(m, found & (seen.mean > HOT_SHARE * light))
+    return _masking(
+        m,
+        [
+            (never, "without a count in any view (negative, or not a number)"),
+            (marks, "with the same number in all views"),
+            (hot, "far brighter than all around"),
+        ],
+    )
+
+
+def _present(measurement: Measurement) -> np.ndarray:
+    """(h, w): how many views have data there."""
+    counts = measurement.patterns.read(np.arange(measurement.views))
+    return np.asarray((counts >= 0).sum(axis=0))
+
+
+def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = True) -> Findings:
+    """Decide about views and pixels by what one pass over all patterns has gathered.
+
+    Args:
+        seen: of all views of the measurement.
+        related: False where positions say nothing of what views share (single exposures).
+    """
+    m = measurement
+    pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
+    if m.checks.views == "off":
+        return pixels
+    totals = seen.totals if m.intensity is None else seen.totals / m.intensity
+    odd = odd_views(totals, m.positions, related=related)
+    kinds = (
+        (odd.empty, "without counts", "the beam or the detector was off"),
+        (odd.lost, "with less than 3 % of the counts of their neighbours", "the beam was lost"),
+        (odd.bright, "with over 5 times the counts of their neighbours", "the beam or the detector failed"),
+    )
+    same = ("All views hold nearly the same pattern: check which dataset is read (data.keys.patterns).",)
+    views = _leaving_out(
+        m,
+        [(some, f"{_count(len(some), 'view')} {what}", why) for some, what, why in kinds],
+        same if has_one_pattern(m, seen) else (),
+    )
+    return replace(
+        pixels,
+        left_out=views.left_out,
+        done=views.done + pixels.done,
+        would=views.would + pixels.would,
+        doubts=views.doubts + pixels.doubts,
+    )
+
+
+def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, str]]:
+    """(h, w) bool of pixels that look wrong, by what is wrong with them."""
+    m = measurement
+    far = m.geometry.propagation == "far_field"
+    dark = _laid_out(m, dark_regions(seen.mean * m.views, seen.most, upright(m, m.mask), far=far))
+    kinds = [(dark, "without counts between bright ones")]
+    if has_one_pattern(m, seen):
+        return []
+    found = odd_pixels(replace(m, mask=m.mask & ~dark) if dark.any() and (m.mask & ~dark).any() else m, seen)
+    for kind, what in (
+        ("dead", "dark beside bright ones"),
+        ("stuck", "with the same number in all views"),
+        ("hot", "far brighter than all around"),
+    ):
+        pixels = np.zeros(m.window, bool)
+        pixels[tuple(found[kind].T)] = True
+        kinds.append((_laid_out(m, pixels), what))
+    return kinds
+
+
+def _leaving_out(
+    measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str, str]], doubts: tuple[str, ...] = ()
+) -> Findings:
+    """Leave out views (k,) by what they are and why; or say it, where `checks.views` is warn or no view would be left.
+
+    Args:
+        kinds: views, how many of what kind they are, and why they are so.
+    """
+    some = [kind for kind in kinds if len(kind[0])]
+    left_out = np.sort(np.concatenate([views for views, _, _ in some])) if some else np.empty(0, np.int64)
+    parts = [(f"{what} ({_names(measurement, views)}) of {measurement.views}", why) for views, what, why in some]
+    if measurement.checks.views == "warn" or len(left_out) == measurement.views:
+        said = tuple(f"There are {what}: {why}; data.checks.views=auto leaves them out." for what, why in parts)
+        return Findings(doubts=doubts + said)
+    return Findings(
+        left_out=left_out,
+        done=tuple(f"Left out {what}: {why}; data.checks.views=warn keeps them." for what, why in parts),
+        would=tuple(f"{what} would be left out: {why}; data.checks.views=warn keeps them." for what, why in parts),
+        doubts=doubts,
+    )
+
+
+def _masking(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
+    """Mask pixels (h, w) by what is wrong with them; or say it, where `checks.pixels` is warn, or that cannot be.
+
+    Args:
+        kinds: pixels, and what is said of one, or of several.
+    """
+    masked, parts = np.zeros(measurement.window, bool), []
+    for pixels, what in kinds:
+        new = pixels & measurement.mask & ~masked
+        if new.any():
+            masked |= new
+            parts.append(f"{_count(int(new.sum()), 'pixel')} {what} ({_places(measurement, new)})")
+    if not parts:
+        return Findings(masked=masked)
+    many = len(stored_regions(measurement, masked)) > MOST_REGIONS
+    if measurement.checks.pixels == "warn" or many or not (measurement.mask & ~masked).any():
+        remedy = "give data.mask" if many else "data.checks.pixels=auto masks them"
+        said = tuple(f"There are {what}; {remedy}." for what in parts)
+        return Findings(masked=np.zeros_like(masked), doubts=said)
+    return Findings(
+        masked=masked,
+        done=tuple(f"Masked {what}; data.checks.pixels=warn keeps them." for what in parts),
+        would=tuple(f"{what} would be masked; data.checks.pixels=warn keeps them." for what in parts),
+    )
+
+
+def _names(measurement: Measurement, views: np.ndarray) -> str:
+    names = stored_views(measurement, views)
+    return ", ".join(str(view) for view in names[:6]) + (" ..." if len(names) > 6 else "")
+
+
+def _places(measurement: Measurement, pixels: np.ndarray) -> str:
+    """The largest regions of these pixels, as stored."""
+    regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
+    some = [
+        f"[{top}, {left}]" if (bottom - top, right - left) == (1, 1) else f"[{top}:{bottom}, {left}:{right}]"
+        for top, bottom, left, right in regions[:4]
+    ]
+    return ", ".join(some) + (" ..." if len(regions) > 4 else "")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:
+    """(h, w) with DC in the middle, laid out as the patterns."""
+    far = measurement.geometry.propagation == "far_field"
+    return np.fft.ifftshift(pixels, axes=(-2, -1)) if far else pixels
+
+
+@dataclass(frozen=True)
+class SelectedSource:
+    """Some of the patterns of another source: view i is its view `views[i]`."""
+
+    source: PatternSource
+    views: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, h, w)."""
+        _, h, w = self.source.shape
+        return len(self.views), h, w
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the other source."""
+        return self.source.dtype
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Patterns (len(views), h, w)."""
+        return self.source.read(self.views[views])
+
+
+def applied(measurement: Measurement, findings: Findings) -> Measurement:
+    """The measurement without the views that are left out, and with fewer good pixels."""
+    m = measurement
+    if findings.masked.any():
+        mask, source = m.mask & ~findings.masked, m.patterns
+        if isinstance(source, PreparedSource):
+            b = source.window.binning
+            bad = np.repeat(np.repeat(findings.masked, b, axis=0), b, axis=1)
+            source = replace(source, good=source.good & ~bad, mask=mask)
+        m = replace(m, mask=mask, patterns=source)
+    if len(findings.left_out):
+        kept = np.setdiff1d(np.arange(m.views), findings.left_out)
+        gone = tuple(stored_views(m, findings.left_out))
+        source = m.patterns
+        if isinstance(source, PreparedSource):
+            source = replace(source, selected=source.selected[kept])
+        else:
+            source = SelectedSource(source, kept)
+        intensity = None if m.intensity is None else m.intensity[kept] / m.intensity[kept].mean()
+        stored = None if m.stored_positions is None else m.stored_positions[kept]
+        m = replace(
+            m,
+            patterns=source,
+            positions=m.positions[kept],
+            stored_positions=stored,
+            intensity=intensity,
+            left_out=tuple(sorted((*m.left_out, *gone))),
+        )
+    return m
+
+
+def stored_views(measurement: Measurement, views: np.ndarray) -> list[int]:
+    """What the file calls these views."""
+    source = measurement.patterns
+    if isinstance(source, PreparedSource):
+        views = source.selected[views]
+    elif isinstance(source, SelectedSource):
+        views = source.views[views]
+    return [int(view) for view in views]
+
+
+def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Rectangles [row, end, column, end] of detector pixels, as stored, that make up these of the window (h, w)."""
+    source = measurement.patterns
+    if not isinstance(source, PreparedSource):
+        return regions_of(pixels)
+    window = source.window
+    pixels = pixels.T if window.transpose else pixels
+    found = np.zeros(source.raw.shape[1:], bool)
+    pieces = np.repeat(np.repeat(pixels, window.binning, axis=0), window.binning, axis=1)
+    rows, columns = window.y.ordered.ravel(), window.x.ordered.ravel()
+    found[np.ix_(rows[rows >= 0], columns[columns >= 0])] |= pieces[np.ix_(rows >= 0, columns >= 0)]
+    return regions_of(found)
+
+
+def recorded(data: DataOptions, measurement: Measurement, unchecked: Measurement) -> DataOptions:
+    """The options with which the file is read as `measurement` was left by checks of `unchecked`.
+
+    Raises BadInput where more views were left out than a recipe can name.
+    """
+    if len(measurement.left_out) > MOST_WITHOUT:
+        raise BadInput(
+            f"{len(measurement.left_out)} views of {measurement.name} look wrong, more than can be left out by their "
+            f"numbers: leave them out by data.views, or keep them by data.checks.views=warn."
+        )
+    found = CheckedData(
+        fingerprint=measurement.fingerprint or None,
+        without=measurement.left_out,
+        regions=tuple(stored_regions(unchecked, unchecked.mask & ~measurement.mask)),
+    )
+    return data.model_copy(update={"checked": found})

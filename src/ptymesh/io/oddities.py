@@ -1,0 +1,206 @@
+"""Which views and which detector pixels cannot be what the rest of a scan says they are.
+
+N       views
+h, w    window pixels; arrays here have DC in the middle of far-field patterns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+#: Of the typical counts of a lit view: what has less is dark, what has more is too bright.
+DARK, BRIGHT = 0.03, 5.0
+#: Beside views that the beam has left, neighbours in the scan have this share of what theirs have. Beside a sample that
+#: lets nothing through they have less: the probe is wider than a step.
+SHARP = 0.7
+#: Fewer counts in a typical view tell no dark view from one by chance.
+LEAST_COUNTS = 100.0
+#: Too bright views are a fault while they are few; a smaller scan tells nothing.
+FEW_BRIGHT, LEAST_VIEWS = 0.05, 16
+#: Neighbours in the scan lie within so many steps.
+NEAR = 1.6
+#: Counts over all views, on both sides of a dark pixel, from which on chance cannot have left it dark; and those from
+#: which on a dark pixel beside such a one is dark for the same reason.
+SEED_COUNTS, GROWN_COUNTS = 200.0, 10.0
+
+
+@dataclass(frozen=True)
+class OddViews:
+    """Views (n,) that are no measurement of the sample.
+
+    Attributes:
+        empty: without a count. lost: with next to none, where neighbours have many. bright: far too many.
+    """
+
+    empty: np.ndarray
+    lost: np.ndarray
+    bright: np.ndarray
+
+    @property
+    def all(self) -> np.ndarray:
+        """All of them, in order."""
+        return np.sort(np.concatenate([self.empty, self.lost, self.bright]))
+
+
+def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True) -> OddViews:
+    """Find views whose counts are not of the beam that the other views had.
+
+    Dark views count as faults where the light goes and comes between neighbours in the scan: the edge of an opaque
+    sample cannot be that sharp, as the probe is wider than a step. Too bright ones where they are few and stand alone.
+
+    Args:
+        totals: (N,) counts per view, divided by the incident intensity where that is known.
+        positions: (N, 2) object pixels, y x.
+        related: False where positions say nothing (single exposures); then only views without a count are odd.
+    """
+    none = np.empty(0, np.int64)
+    lit = totals[totals > 0]
+    if not len(lit):
+        return OddViews(none, none, none)
+    level = float(np.median(lit[lit > DARK * np.median(lit)]))
+    if level < LEAST_COUNTS:
+        return OddViews(none, none, none)
+    dark = totals < DARK * level
+    if not related:
+        return OddViews(np.flatnonzero(totals == 0), none, none)
+    bright = totals > BRIGHT * level
+    pairs = neighbours(positions)
+    cut_off = _abrupt(dark, totals, pairs, lambda near, far, _: bool(np.median(near) >= SHARP * np.median(far)))
+    flash = none
+    if len(totals) >= LEAST_VIEWS and bright.sum() <= max(1, FEW_BRIGHT * len(totals)):
+        flash = _abrupt(
+            bright, totals, pairs, lambda near, _, own: bool(np.quantile(near, 0.75) * BRIGHT <= np.median(own))
+        )
+    return OddViews(cut_off[totals[cut_off] == 0], cut_off[totals[cut_off] > 0], flash)
+
+
+def neighbours(positions: np.ndarray) -> np.ndarray:
+    """(P, 2) pairs of views that lie within NEAR typical steps of each other in the scan (N, 2)."""
+    distinct = np.unique(np.round(positions, 2), axis=0)
+    if len(distinct) < 2:
+        return np.empty((0, 2), np.int64)
+    step = float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1]))
+    return np.asarray(cKDTree(positions).query_pairs(NEAR * step, output_type="ndarray"), np.int64)
+
+
+def _abrupt(
+    odd: np.ndarray,
+    totals: np.ndarray,
+    pairs: np.ndarray,
+    is_abrupt: Callable[[np.ndarray, np.ndarray, np.ndarray], bool],
+) -> np.ndarray:
+    """Odd views (n,) of those groups of neighbours that pass the test.
+
+    Args:
+        is_abrupt: of the counts of a group's neighbours, of their neighbours, and of the group's own. Where there are
+            none, those of all views that are not odd take their place.
+    """
+    where = np.flatnonzero(odd)
+    if not len(where) or odd.all():
+        return np.empty(0, np.int64)
+    links = coo_matrix(
+        (np.ones(2 * len(pairs), bool), (pairs.T.ravel(), pairs[:, ::-1].T.ravel())), shape=(len(odd),) * 2
+    )
+    links = links.tocsr()
+    group = connected_components(links[where][:, where], directed=False)[1]
+    found = []
+    for name in range(group.max() + 1):
+        members = where[group == name]
+        near = np.setdiff1d(links[members].indices, members)
+        far = np.setdiff1d(links[near].indices, np.concatenate([members, near]))
+        counts = [totals[views[~odd[views]]] for views in (near, far)]
+        close, beyond = (some if len(some) else totals[~odd] for some in counts)
+        if is_abrupt(close, beyond, totals[members]):
+            found.append(members)
+    return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: bool) -> np.ndarray:
+    """Find pixels without a count in any view where light must have fallen: module gaps, beam stops, dead rows.
+
+    Light must have fallen where both sides of a pixel, along a row or a column, are bright; on whole rows and columns
+    between bright ones; and, of far-field patterns, where all three mirror images are bright. What
+    lies outside all light is dark for good reason.
+
+    Args:
+        sums: (h, w) counts over all views. most: (h, w) largest count of any view. mask: (h, w) bool, True where good.
+        far: whether these are far-field patterns.
+
+    Returns:
+        (h, w) bool.
+    """
+    dark = np.asarray(mask & (most == 0))
+    if not dark.any():
+        return dark
+    lit = mask & (most > 0)
+    smooth = _local_mean(sums, lit)
+    between = np.maximum(_both_sides(smooth, lit), _both_sides(smooth.T, lit.T).T)
+    if far:
+        between = np.maximum(between, _mirrored(np.where(lit, smooth, 0)))
+    grown = ndimage.binary_propagation(
+        dark & (between >= SEED_COUNTS), structure=np.ones((3, 3), bool), mask=dark & (between >= GROWN_COUNTS)
+    )
+    return np.asarray(grown | _dark_lines(sums, dark, lit) | _dark_lines(sums.T, dark.T, lit.T).T)
+
+
+def _local_mean(sums: np.ndarray, lit: np.ndarray) -> np.ndarray:
+    """Mean of 3 x 3 pixels, of those that are lit."""
+    weight = ndimage.uniform_filter(lit.astype(np.float64), 3, mode="constant")
+    total = ndimage.uniform_filter(np.where(lit, sums, 0).astype(np.float64), 3, mode="constant")
+    return np.where(lit, total / np.maximum(weight, 1e-9), 0)
+
+
+def _both_sides(values: np.ndarray, lit: np.ndarray) -> np.ndarray:
+    """Of each pixel, the lesser of the nearest lit values to the left and to the right; 0 where a side has none."""
+    width = values.shape[1]
+    columns = np.arange(width)
+    before = np.maximum.accumulate(np.where(lit, columns, -1), axis=1)
+    after = np.minimum.accumulate(np.where(lit, columns, width)[:, ::-1], axis=1)[:, ::-1]
+    left = np.where(before >= 0, np.take_along_axis(values, np.maximum(before, 0), axis=1), 0)
+    right = np.where(after < width, np.take_along_axis(values, np.minimum(after, width - 1), axis=1), 0)
+    return np.minimum(left, right)
+
+
+def _mirrored(values: np.ndarray) -> np.ndarray:
+    """Of each pixel, the least of its three mirror images about the zero frequency; 0 outside the window."""
+    h, w = values.shape
+    rows, columns = 2 * (h // 2) - np.arange(h), 2 * (w // 2) - np.arange(w)
+    inside_y, inside_x = (rows >= 0) & (rows < h), (columns >= 0) & (columns < w)
+    flipped_y = np.where(inside_y[:, None], values[np.clip(rows, 0, h - 1)], 0)
+    flipped_x = np.where(inside_x, values[:, np.clip(columns, 0, w - 1)], 0)
+    turned = np.where(inside_x, flipped_y[:, np.clip(columns, 0, w - 1)], 0)
+    return np.minimum(np.minimum(flipped_y, flipped_x), turned)
+
+
+def _dark_lines(sums: np.ndarray, dark: np.ndarray, lit: np.ndarray) -> np.ndarray:
+    """Pixels of rows without any count, between rows that have many."""
+    has_light = np.asarray(lit.any(axis=1))
+    totals = np.where(lit, sums, 0).sum(axis=1)
+    between = _both_sides(totals[None], has_light[None])[0]
+    return dark & (~has_light & (between >= SEED_COUNTS))[:, None]
+
+
+def regions_of(bad: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Rectangles [row, end, column, end] that together cover exactly the pixels that are True in (H, W).
+
+    Runs along rows that are the same in successive rows are one rectangle.
+    """
+    found: list[tuple[int, int, int, int]] = []
+    open_at: dict[tuple[int, int], int] = {}
+    for row in range(len(bad) + 1):
+        runs: set[tuple[int, int]] = set()
+        if row < len(bad) and bad[row].any():
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], bad[row].astype(np.int8), [0]))))
+            runs = {(int(start), int(end)) for start, end in edges.reshape(-1, 2)}
+        for run in [run for run in open_at if run not in runs]:
+            found.append((open_at.pop(run), row, *run))
+        for run in runs:
+            open_at.setdefault(run, row)
+    return sorted(found)

@@ -1,0 +1,232 @@
+"""Data are looked at before they are believed: the checks of ptymesh.io.checks, on the ranks of a run.
+
+h, w    window pixels
+
+The first rank decides and the others hear of it, so that all decide the same. Each rank looks at its own patterns, as
+it reads them; what they gather is summed exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from json import dumps, loads
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ptymesh.distributed.exact import Reduction
+from ptymesh.distributed.world import World
+from ptymesh.io import load_measurement
+from ptymesh.io.checks import (
+    Findings,
+    applied,
+    check_marks,
+    check_patterns,
+    check_scan,
+    recorded,
+)
+from ptymesh.io.oddities import regions_of
+from ptymesh.io.source import slabs
+from ptymesh.io.survey import Gathering, Survey
+from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
+from ptymesh.run.recipe import Recipe
+
+Made = TypeVar("Made")
+
+
+def to_stderr(sentence: str) -> None:
+    """Say what checks of the data have led to."""
+    print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+
+
+def check_before_reading(scan: Measurement, world: World, *, related: bool = True) -> tuple[Measurement, list[str]]:
+    """Check positions and units, and a few patterns. Collective.
+
+    Args:
+        scan: what is going to be reconstructed.
+        world: the ranks.
+        related: False where positions say nothing of what views share (single exposures).
+
+    Returns:
+        The scan without views that lie far from all others, and without pixels that never hold data; and what was
+        found, one sentence each.
+
+    Raises:
+        BadInput: positions or units cannot be.
+    """
+    sentences: list[str] = []
+    for look in (check_scan, check_marks) if related else (check_marks,):
+        found = _agreed(world, scan, partial(look, scan))
+        scan = applied(scan, found)
+        sentences += found.sentences
+    return scan, sentences
+
+
+def check_after_reading(
+    scan: Measurement, gathered: Gathering, mean: np.ndarray, world: World, *, related: bool = True
+) -> Findings:
+    """Decide about views and pixels by all patterns. Collective.
+
+    Args:
+        scan: what was read.
+        gathered: of the views that this rank has read.
+        mean: (h, w) mean pattern of all views, where values without data count as zero.
+        world, related: as in `check_before_reading`.
+    """
+    seen = merged(gathered, world).survey(mean)
+    return _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
+
+
+def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
+    """The recipe whose `data.checked` says what checks have decided, and their sentences. Collective.
+
+    Patterns are read once for this, each by one rank. Raises BadInput where the data cannot be.
+    """
+    scan = _everywhere(world, lambda: load_measurement(recipe.data, recipe.positions))
+    if not is_to_be_checked(scan):
+        return recipe, []
+    before, related = scan, "rpi" not in recipe.optics
+    scan, sentences = check_before_reading(scan, world, related=related)
+    seen = _everywhere(world, lambda: _read(scan, world))
+    found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
+    return noted(recipe, applied(scan, found), before), [*sentences, *found.sentences]
+
+
+def noted(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
+    """The recipe with what made `scan` of `before`, so that whoever reads the data by it needs no checks."""
+    return recipe.model_copy(update={"data": recorded(recipe.data, scan, before)})
+
+
+def is_to_be_checked(scan: Measurement) -> bool:
+    """Return True if any check is wanted."""
+    return scan.checks != NO_CHECKS
+
+
+def needs_patterns(scan: Measurement) -> bool:
+    """Return True if a check is wanted that looks at patterns."""
+    return not (scan.checks.views == scan.checks.pixels == "off")
+
+
+class WatchedSource:
+    """Patterns that are added to a survey as they are read."""
+
+    def __init__(self, source: PatternSource, gathering: Gathering) -> None:
+        self.source, self.gathering = source, gathering
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, h, w)."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the patterns."""
+        return self.source.dtype
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Patterns (len(views), h, w)."""
+        counts = self.source.read(views)
+        self.gathering.add(np.asarray(views), counts)
+        return counts
+
+
+def watched(scan: Measurement) -> tuple[Measurement, Gathering]:
+    """The same scan, each of whose patterns is to be read once, and what that gathers."""
+    gathering = Gathering(scan, with_sum=False)
+    return replace(scan, patterns=WatchedSource(scan.patterns, gathering)), gathering
+
+
+def merged(gathered: Gathering, world: World) -> Gathering:
+    """What all ranks have gathered. Collective."""
+    if world.size == 1:
+        return gathered
+    device = world.device
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(device)
+
+    # whole numbers that doubles hold, or of one view alone: their sums are exact
+    sums = [tensor(gathered.totals), tensor(gathered.seen), tensor(np.array([float(gathered.zeros)]))]
+    if gathered.total is not None:
+        sums.append(tensor(gathered.total))
+    least = np.where(np.isfinite(gathered.least), gathered.least, np.finfo(np.float64).max)
+    most = [tensor(-least), tensor(gathered.most), tensor(np.array([gathered.peak, float(not gathered.whole)]))]
+    totals, seen, zeros, *total = (found.cpu().numpy() for found in world.sum(*sums))
+    negative, largest, (peak, broken) = (found.cpu().numpy() for found in world.max(*most))
+    at_peak = tensor(np.array([float(gathered.at_peak) if gathered.peak == peak else 0.0]))
+    made = Gathering(gathered.measurement, with_sum=bool(total))
+    made.totals, made.seen, made.zeros = totals, seen.astype(np.int64), int(zeros[0])
+    made.total = total[0] if total else None
+    made.least = np.where(negative > -np.finfo(np.float64).max, -negative, np.inf)
+    made.most, made.peak, made.whole = largest, float(peak), not broken
+    made.at_peak = int(world.sum(at_peak)[0].item())
+    return made
+
+
+def _read(scan: Measurement, world: World) -> Survey:
+    """What one pass over all patterns gathers, each read by one rank. Collective."""
+    h, w = scan.window
+    whole = scan.patterns.dtype.kind in "biu"
+    gathering = Gathering(scan, with_sum=whole)
+    exact = ExactMean(scan) if not whole else None
+    own = np.array_split(np.arange(scan.views), world.size)[world.rank]
+    for part in slabs(len(own), h * w * 16):
+        counts = scan.patterns.read(own[part])
+        gathering.add(own[part], counts)
+        if exact is not None:
+            exact.add(counts)
+        world.heartbeat.moves += 1
+    return merged(gathering, world).survey(None if exact is None else exact.mean(world))
+
+
+class ExactMean:
+    """Mean pattern of all views whose bits do not depend on who has read which."""
+
+    def __init__(self, scan: Measurement) -> None:
+        self.scan, self.sums = scan, Reduction(scan.window, torch.device("cpu"))
+
+    def add(self, counts: np.ndarray) -> None:
+        """Adds patterns (n, h, w)."""
+        self.sums.add(torch.from_numpy(np.where((counts >= 0) & self.scan.mask, counts, 0).astype(np.float64)))
+
+    def mean(self, world: World) -> np.ndarray:
+        """(h, w). Collective."""
+        total = self.sums.read(world.sum(self.sums.local.to(world.device))[0].cpu())
+        return np.asarray((total / self.scan.views).numpy())
+
+
+def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Findings:
+    """What the first rank finds. Collective; where it raises, all do."""
+    found = _everywhere(world, lambda: look() if world.rank == 0 else Findings())
+    if world.size == 1:
+        return found
+    text = world.words(_as_text(found, scan.window) if world.rank == 0 else "")[0]
+    return _from_text(text, scan.window)
+
+
+def _everywhere(world: World, make: Callable[[], Made]) -> Made:
+    """What `make` returns; where it fails on any rank, every rank raises. Collective."""
+    made, failure = None, None
+    try:
+        made = make()
+    except Exception as error:
+        failure = error
+    world.all_well(failure, "reading the data")
+    return made  # type: ignore[return-value]
+
+
+def _as_text(found: Findings, window: tuple[int, int]) -> str:
+    regions = regions_of(found.masked) if found.masked.size else []
+    return dumps([found.left_out.tolist(), regions, found.done, found.doubts])
+
+
+def _from_text(text: str, window: tuple[int, int]) -> Findings:
+    left_out, regions, done, doubts = loads(text)
+    masked = np.zeros(window, bool)
+    for top, bottom, left, right in regions:
+        masked[top:bottom, left:right] = True
+    return Findings(np.array(left_out, np.int64), masked, tuple(done), tuple(doubts))
