@@ -120,6 +120,7 @@ def run_case(setup: Setup, case: Case, folder: Path, way: str, diagnosed: bool =
         recipe.pop("stage", None)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
         arguments = ["run", "recipe.yaml"]
+    arguments.append("--strict")
     ended = run_command(arguments, folder)
     said = [line for line in ended.output.splitlines() if line.strip()]
     found: dict[str, Any] = {"status": ended.status, "cpu_s": round(ended.seconds, 2), "last": said[-4:]}
@@ -174,9 +175,7 @@ def _features(path: Path, case: Case) -> dict[str, Any]:
     if len(of_views):  # spread over the views: quantiles of their residuals
         found["of_views"] = [float(f"{one:.4g}") for one in np.nanquantile(of_views, (0.05, 0.5, 0.95, 1.0))]
     if residual and floor:
-        corrected = floor - fitted / (4 * counts)
-        found |= {"times": residual / floor, "corrected_floor": corrected}
-        found["times_corrected"] = residual / corrected if corrected > 0 else None
+        found["times"] = residual / floor
     return found
 
 
