@@ -8,7 +8,7 @@
 Every check has processes and a hard limit of its own, so that one that brings the device down, or hangs, is a line in
 the report like any other: passed, failed, not possible here, or left (the time was over), with the reason. A line is
 written as its check ends (DIR/report.md, report.json); DIR/logs has all that was said, and DIR/failures what is needed
-to mend what failed: the traceback with Triton's error, inputs, PTX, versions.
+to mend what failed: the traceback with Triton's error, inputs, PTX, versions. DIR/all.tar.gz has all of it in one file.
 
 Minutes count from PTYMESH_STARTED (seconds since 1970), which run.sh sets, so that installing counts as well. Ends with
 0 where all that was asked is done, 1 where something failed, 2 where there is no GPU, 75 where something was left.
@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -47,7 +48,9 @@ STARTED = "PTYMESH_STARTED"
 #: Minutes on a GPU and on the stand-in, unless others are asked for.
 MINUTES = {"cuda": 10.0, "stand-in": 120.0}
 #: Seconds before the end in which no check begins, and those in which the last ones are killed.
-TOO_LATE_S, RESERVE_S = 5.0, 4.0
+TOO_LATE_S, RESERVE_S = 5.0, 6.0
+#: File with all of the report.
+ARCHIVE = "all.tar.gz"
 #: Characters of a failed check's log that are printed.
 SHOWN = 2000
 #: Of several logs of a check, those with these words are printed.
@@ -202,10 +205,21 @@ def clear(folder: Path, checks: Iterable[Check], is_all: bool) -> None:
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
-    (folder / "failures").mkdir(exist_ok=True)
     for check in checks:
+        shutil.rmtree(folder / "failures" / check.name, ignore_errors=True)
         for path in (folder / "logs" / f"{check.name}.txt", *(folder / "logs").glob(f"{check.name}-[0-9]*.txt")):
             path.unlink(missing_ok=True)
+
+
+def pack(folder: Path) -> None:
+    """Write all of the report's folder to one file, to be sent."""
+    archive = folder / ARCHIVE
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w:gz") as packed:
+        for path in sorted(folder.iterdir()):
+            if path not in (archive, part):
+                packed.add(path, f"{folder.name}/{path.name}")
+    part.replace(archive)
 
 
 def list_checks(kind: str) -> str:
@@ -266,6 +280,7 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         perform_all(checks, site, report, given.at_once or max(1, min(4, cores // 3)))
+    pack(report.folder)
     print(report.summary(), flush=True)
     asked = [report.lines[check.name].status for check in checks]
     return 1 if FAILED in asked else 75 if LEFT in asked else 0

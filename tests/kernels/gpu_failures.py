@@ -25,7 +25,7 @@ import pytest
 
 FOLDER = "PTYMESH_FAILURES"
 #: Bytes of arrays that are kept of one failure, and failures of which anything is kept.
-MOST_BYTES, MOST_FAILURES = 32 << 20, 12
+MOST_BYTES, MOST_FAILURES = 8 << 20, 6
 #: Words of errors after which a process can use its GPU no more.
 LOST = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
 #: Versions that a report needs.

@@ -81,12 +81,17 @@ class Site:
         folders = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
         more = {
             "PTYMESH_TRITON_DEVICE": "cuda" if self.is_real else "cpu",
-            "PTYMESH_FAILURES": str(self.out / "failures"),
+            "PTYMESH_FAILURES": str(self.failures),
             "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         }
         if not self.is_real:
             more |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         return {**os.environ, **more}
+
+    @property
+    def failures(self) -> Path:
+        """Folder for what tells of the check's failures."""
+        return self.out / "failures" / (self.check or "check")
 
     @property
     def log(self) -> Path:
@@ -235,7 +240,7 @@ def keep_run(site: Site, name: str) -> None:
     """Copy what is small in the folder of a run to the failures."""
     for path in sorted((site.scratch / name).glob("*")):
         if path.is_file() and path.stat().st_size < 8 << 20:
-            folder = site.out / "failures" / f"{site.check}-{name}"
+            folder = site.failures / name
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder)
 
