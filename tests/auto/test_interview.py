@@ -87,7 +87,7 @@ def interview(tmp_path: Path) -> Interview:
 
 def test_engines_that_can_be_afforded_are_asked(interview: Interview) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
-    budget, arena = interview.budget, interview._arena(interview.recipe, interview.scan)
+    budget, arena = interview.budget, interview.arena(interview.recipe, interview.scan)
     track = arena.run(arena.start(interview.opening), 3)
     budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, ANSWER)
     best = next(iter(interview._engines(arena, track).values()))
@@ -112,7 +112,7 @@ def test_of_engines_that_come_as_far_the_cheapest_goes_on(
     interview: Interview, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam and LSQML surely come further than rPIE. What comes close to the best is kept beside it."""
-    arena = interview._arena(interview.recipe, interview.scan)
+    arena = interview.arena(interview.recipe, interview.scan)
     ends = {"rpie": [0.8, 0.81, 0.79, 0.8], "adam": [0.64, 0.63, 0.65, 0.64], "lsqml": lsqml}
 
     def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
@@ -149,7 +149,7 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
     interview: Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains are shares of what the same engine comes to without."""
-    arena = interview._arena(interview.recipe, interview.scan)
+    arena = interview.arena(interview.recipe, interview.scan)
     track = arena.start(interview.opening)
 
     def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
@@ -177,7 +177,7 @@ def test_what_looks_alike_is_held_side_by_side(
     interview: Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
-    arena, names = interview._arena(interview.recipe, interview.scan), []
+    arena, names = interview.arena(interview.recipe, interview.scan), []
     track = arena.start(interview.opening)
 
     def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
@@ -209,7 +209,7 @@ def test_modes_and_a_background_are_held_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By which one comes further in the same engine's steps, though the background gains more at first."""
-    arena = interview._arena(interview.recipe, interview.scan)
+    arena = interview.arena(interview.recipe, interview.scan)
     track, engines = arena.start(interview.opening), []
 
     def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
@@ -226,7 +226,7 @@ def test_modes_and_a_background_are_held_apart(
     monkeypatch.setattr(module, "side_by_side", side_by_side)
     best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
     arena.close()
-    assert best is not None and interview.kept == [kept] and engines == ["adam", "adam"]
+    assert best is not None and interview.kept == [kept] and engines == ["adam"] * 3, "four modes, too"
     assert best.engine["engine"] == ("rpie" if kept == "modes" else "adam")
     assert best.value == pytest.approx(value)
 
@@ -242,7 +242,7 @@ def test_modes_and_a_background_are_held_apart(
 def test_what_gains_less_than_falls_anyway_is_seen_longer(
     interview: Interview, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arena = interview._arena(interview.recipe, interview.scan)
+    arena = interview.arena(interview.recipe, interview.scan)
     all_, track = interview._hypotheses(arena), arena.start(interview.opening)
     (one,) = (one for one in all_.of(track) if one.name == "modes")
     runs = iter(later)
@@ -263,7 +263,7 @@ def test_what_gains_less_than_falls_anyway_is_seen_longer(
 
 def test_residuals_are_said_to_four_digits(interview: Interview) -> None:
     """In the near field as well, where they are small."""
-    arena = interview._arena(interview.recipe, interview.scan)
+    arena = interview.arena(interview.recipe, interview.scan)
     track = arena.start(interview.opening)
     arena.close()
     assert track.said == "diverged"

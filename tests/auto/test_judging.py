@@ -119,3 +119,22 @@ def test_gains_beside_gains() -> None:
     assert more.gains_more(base, other_half, other_base) == pytest.approx(0.15 / (np.std([2, 1, 2, 1], ddof=1) / 20))
     uneven = Judged(np.array([0.2, 1.7, 0.3, 1.6]), counts)
     assert 0 < uneven.gains_more(base, other_half, other_base) < 0.5
+
+
+def test_a_few_views_do_not_decide() -> None:
+    """A view without light gains all that it can, or nothing; the others say what helps."""
+    rng = np.random.default_rng(0)
+    counts = np.full(40, 1000.0)
+    old = Judged(rng.uniform(20, 30, 40), counts)
+    halved = old.misfit / 2
+    old.misfit[3] = halved[3] = 1000.0
+    blank = halved.copy()
+    blank[3] = 1.0
+    for new in (halved, blank):
+        share, errors = Judged(new, counts).gain_over(old)
+        assert 0.45 < share < 0.55 and errors > 10
+    only = old.misfit + rng.normal(size=40)
+    only[3] = 1.0
+    share, errors = Judged(only, counts).gain_over(old)
+    assert abs(share) < 0.03 and errors < 2, "one view alone has gained"
+    assert Judged(only, counts).gain_over(old, clipped=False)[0] > 0.4

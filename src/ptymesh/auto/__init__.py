@@ -3,6 +3,9 @@
 given      what stands in the place of a recipe
 data       a file alone becomes a recipe; what it does not say is asked for
 deciding   a recipe with stages of one that leaves them open
+search     what all questions share: the recipe, the budget, where candidates run
+reading    how a scan is read: its order, rotation, slices, geometry, begun anew with each
+restarts   the list of those
 interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
 length     the numbers of epochs of its stages
 sweeps     how many there are for all of that

@@ -5,34 +5,33 @@ comes first. A background and further modes look like each other, and start side
 same estimate with and without the change, for as many epochs.
 
 What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
-optics may take OPTICS, questions about what to add then go on until ROUNDS, those whether all of that is needed until
-QUESTIONS and the one about the engine until ENGINE, so that these are asked however long the others took; the search
-for the number of epochs goes on while there are sweeps for a run of so many.
+optics may take OPTICS, other ways to read the scan until READING, questions about what to add until ROUNDS, those
+whether all of that is needed until QUESTIONS and the one about the engine until ENGINE, so that these are asked however
+long the others took; the search for the number of epochs goes on while there are sweeps for a run of so many.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.length import ADAM, CLOSE, LSQML, OPENING, STILL, Length, sized
 from ptymesh.auto.optics import settled
-from ptymesh.auto.race import SURE, Arena, OverBudget, Terms, Track, better, gain, side_by_side, together
+from ptymesh.auto.race import SURE, Arena, OverBudget, Terms, Track, better, gain, side_by_side
+from ptymesh.auto.reading import ask_reading, ask_scan_geometry
+from ptymesh.auto.restarts import QUESTIONS as READINGS
+from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Search, raise_if_some_are_missing
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import load_measurement
-from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.price import batch_for
-from ptymesh.run.recipe import Recipe, engine_of
+from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, engine_of
 
-#: Shares of the sweeps.
-OPTICS, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.4, 0.44, 0.5
-#: Scans with more views are asked on a part with so many, in the middle.
-LARGE, PART = 480, 320
 #: Epochs until the answer to a question.
 ANSWER = 8
 #: What falls by more than this share until an answer is not asked anything yet.
@@ -54,8 +53,6 @@ NAMED = {
     "background": "the background",
     "modes": "further probe modes",
 }
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Found:
     reasons: dict[str, list[str]] = field(default_factory=dict)
 
 
-class Interview:
+class Interview(Search):
     """The questions, in their order."""
 
     def __init__(
@@ -102,40 +99,72 @@ class Interview:
         reasons: dict[str, list[str]],
         say: Say,
     ) -> None:
-        self.recipe, self.scan, self.terms, self.budget = recipe, scan, terms, terms.budget
-        self.reasons, self.say = reasons, say
-        #: The engine that begins best, and names of hypotheses in the order in which they were kept.
-        self.opening: dict[str, Any] = {}
+        super().__init__(recipe, scan, terms, reasons, say)
+        #: Names of hypotheses in the order in which they were kept.
         self.kept: list[str] = []
-
-    def note(self, key: str, sentence: str) -> None:
-        """Why something is as it is."""
-        self.reasons.setdefault(key, []).append(sentence)
-        self.say(sentence)
 
     def hold(self) -> Found:
         """Asks all questions, and returns what was found."""
         self._optics()
-        arena = self._arena(self._part(self.recipe))
+        arena = self.arena(self.part(self.recipe))
         track = self._opening(arena)
+        for question in READINGS:
+            arena, track = ask_reading(self, arena, track, question)
+        arena, track = ask_scan_geometry(self, arena, track)
         if self.recipe.probe.modes is not None:
             self.note("probe.modes", f"{self.recipe.probe.modes}, as the recipe says.")
-        for question in (self._rounds, self._opr, self._again):
-            track = question(arena, track)
+        for ask in (self._rounds, self._opr, self._again):
+            track = ask(arena, track)
         tracks = self._engines(arena, track)
         track = next(iter(tracks.values()))
         arena.close()
+        plain = self.recipe
         probe = self.recipe.probe.model_copy(update={"modes": track.modes, "opr_modes": len(track.estimate.opr)})
         self.recipe = self.recipe.model_copy(update={"probe": probe})
-        arena = self._arena(self.recipe, self.scan)
-        stages = Length(arena, self.opening, self.note).stages(tracks)
+        arena = self.arena(self.recipe, self.scan)
+        self.budget.runs = 2  # the default stages are held against what is found
+        length = Length(arena, self.opening, self.note)
+        stages = length.stages(tracks)
+        held = arena.held
         arena.close()
+        self.recipe, stages = self._beside_default(plain, held, length.end, stages)
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Found(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
-    def _arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
-        """For the scan that a recipe describes."""
-        return Arena(recipe, self._loaded(recipe) if scan is None else scan, self.terms, self.scan.views)
+    def _beside_default(
+        self, plain: Recipe, held: np.ndarray, end: Track | None, stages: list[dict[str, Any]]
+    ) -> tuple[Recipe, list[dict[str, Any]]]:
+        """Return recipe and stages: what was found, or the default where that comes clearly further at as much work.
+
+        Args:
+            plain: the recipe without what was added to its model.
+            held: views that no update has seen.
+            end: where the stages that were found lead.
+            stages: those.
+        """
+        work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
+        first, second = DEFAULT_STAGES
+        with closing(Arena(plain, self.scan, self.terms, self.scan.views, held)) as arena:
+            begin = arena.start({key: value for key, value in first.items() if key != "epochs"})
+            rest = begin.using({key: value for key, value in second.items() if key != "epochs"})
+            left = work - arena.cost(begin, first["epochs"])
+            epochs = int(left / arena.cost(rest, 1000) * 1000)
+            if epochs < 1 or end is None:
+                return self.recipe, stages
+            try:
+                begun = arena.run(begin, first["epochs"])
+                tried = arena.run(begun.using(rest.engine), epochs)
+            except OverBudget:
+                self.note_skipped("Whether the default stages come further")
+                return self.recipe, stages
+        further = better(tried, end)
+        how = "come further and are taken" if further else "come no further"
+        said = f"{first['epochs']} epochs of rPIE and {epochs} of Adam: {tried.said}, what was found {end.said}"
+        self.note("stages", f"The default stages at as much work {how}: {said}.")
+        if not further:
+            return self.recipe, stages
+        probe = plain.probe.model_copy(update={"modes": tried.modes})
+        return plain.model_copy(update={"probe": probe}), [first, {**second, "epochs": epochs}]
 
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
@@ -154,28 +183,16 @@ class Interview:
 
         found = settled(self.recipe, self.scan, begin, self.note)
         if found != self.recipe:
-            self.recipe, self.scan = found, self._loaded(found)
+            self.recipe, self.scan = found, self.load(found)
 
     def _begun(self, recipe: Recipe, still: dict[str, Any], epochs: int) -> Track | None:
         """Return the first epochs of a recipe; None where it cannot be begun. Raises OverBudget."""
         try:
-            arena = self._arena(self._part(recipe))
+            arena = self.arena(self.part(recipe))
         except BadInput:  # the window cannot hold such a beam
             return None
         with closing(arena):
             return arena.run(arena.start({**self._first(arena), **still}), epochs, OPTICS)
-
-    def _loaded(self, recipe: Recipe) -> Measurement:
-        made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))
-        return made
-
-    def _part(self, recipe: Recipe) -> Recipe:
-        """Of a large scan, the views in the middle."""
-        if self.scan.views <= LARGE:
-            return recipe
-        data: DataOptions = recipe.data
-        data = data.model_copy(update={"views": data.views.model_copy(update={"central": PART})})
-        return recipe.model_copy(update={"data": data})
 
     @staticmethod
     def _first(arena: Arena) -> dict[str, Any]:
@@ -216,7 +233,7 @@ class Interview:
                 track = kept or plain
                 asked, refused = (set(GAINS) - refused - useless, refused | useless) if kept else (refused, set())
         except OverBudget:
-            self._unasked("Whether anything else helps")
+            self.note_skipped("Whether anything else helps")
         return track
 
     def _round(
@@ -250,7 +267,7 @@ class Interview:
             return None, useless
         most = max(found, key=lambda each: each.gain)
         alike = [each for each in found if each is most or not most.surely_above(each)]
-        apart = self._apart(arena, found, all_.adam)
+        apart = self._apart(arena, track, found, all_)
         kept = apart or min(alike, key=lambda each: arena.cost(each.tried, ANSWER))
         self.kept.append(kept.about.name)
         if len(found) > 1:
@@ -258,24 +275,36 @@ class Interview:
             self.note(kept.about.key, f"{kept.about.what} {how} and is kept; the others are asked about again.")
         return kept.tried, useless
 
-    def _apart(self, arena: Arena, found: Sequence[Answer], adam: dict[str, Any]) -> Answer | None:
-        """Of further modes and a background, the one that comes clearly further with the same engine: each explains
-        some of what the other one is. None where neither does, or where they cannot be held apart."""
-        lit, modes = ([one for one in found if one.about.name == name] for name in ("background", "modes"))
-        if not (lit and modes):
+    def _apart(self, arena: Arena, track: Track, found: Sequence[Answer], all_: Hypotheses) -> Answer | None:
+        """Return, of a background and further modes, what comes clearly further with the same engine.
+
+        Each explains some of what the other one is. A line that is scanned fast takes more modes than are asked about
+        at once: twice as many are held against a background, too. None where neither comes further.
+        """
+        answers = {one.about.name: one for one in found}
+        lit, modes = answers.get("background"), answers.get("modes")
+        if lit is None:
             return None
-        tracks = [lit[0].tried, modes[0].tried.using(adam)]
+        rivals = [lit] if modes is None else [lit, modes]
+        start = track if modes is None else modes.tried
+        if count := all_.more_modes(start):
+            about = Hypothesis("modes", f"{count} probe modes", "probe.modes", start, lit.about.without)
+            rivals.append(Answer(about, arena.with_modes(start, count), lit.base))
+        if len(rivals) < 2:
+            return None
+        adam_ways = [lit.tried, *(one.tried.using(all_.adam) for one in rivals[1:])]
+        ways = [(arena, one, AGAIN) for one in adam_ways]
         try:
-            ways = [(arena, track, AGAIN) for track in tracks]
-            ends = _all(side_by_side(ways, ROUNDS), ways)
+            ends = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
         except OverBudget:
             return None
-        self.note("stages", f"{AGAIN} epochs later, with Adam: a background {ends[0].said}, the modes {ends[1].said}.")
-        further = better(ends[0], ends[1]), better(ends[1], ends[0])
-        if not any(further):
-            return None
-        one, end = (lit[0], ends[0]) if further[0] else (modes[0], ends[1])
-        return replace(one, tried=end.using(one.tried.engine))
+        said = ", ".join(f"{end.modes} modes {end.said}" for end in ends[1:])
+        self.note("stages", f"{AGAIN} epochs later, with Adam: a background {ends[0].said}, {said}.")
+        most = min(range(1, len(ends)), key=lambda place: ends[place].value)
+        for place, other in ((0, most), (most, 0)):
+            if better(ends[place], ends[other]):
+                return replace(rivals[place], tried=ends[place].using(rivals[place].tried.engine))
+        return None
 
     def _answers(
         self, arena: Arena, asked: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Track]
@@ -320,7 +349,7 @@ class Interview:
                 break
             ways = [(arena, track, ANSWER) for track in (answer.tried, answer.base)]
             try:
-                tried, base = _all(side_by_side(ways, ROUNDS), ways)
+                tried, base = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
             except OverBudget:
                 break
             answer, falls = Answer(one, tried, base), gain(base, answer.base)
@@ -351,9 +380,9 @@ class Interview:
             return track
         try:
             ways = [(arena, track, ANSWER), (arena, arena.with_opr(track, 2), ANSWER)]
-            without, tried = _all(side_by_side(ways, QUESTIONS), ways)
+            without, tried = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
         except OverBudget:
-            return self._unasked("Whether the beam changes its shape", track)
+            return self.note_skipped("Whether the beam changes its shape", track)
         enough = better(tried, without, OPR_GAIN)
         how = "helps" if enough else "is no clear gain"
         self.note("probe.opr_modes", f"2 OPR modes: {tried.said}, without {without.said}, which {how}.")
@@ -367,10 +396,10 @@ class Interview:
                 break
             try:
                 ways = [(arena, one, AGAIN) for one in (track, all_.without(track, name, self.opening))]
-                kept, without = _all(side_by_side(ways, QUESTIONS), ways)
+                kept, without = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
                 without = self._settled(arena, without, kept)
             except OverBudget:
-                return self._unasked("Whether all of that is needed", track)
+                return self.note_skipped("Whether all of that is needed", track)
             needed = better(kept, without, GAINS[name] / 2)
             how = "is needed" if needed else "is not needed, and left out"
             self.note("stages", f"Of what was kept, {NAMED[name]} {how}: {kept.said}, without {without.said}.")
@@ -401,7 +430,7 @@ class Interview:
             ]
         ways += [(track.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
         while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, ANSWER) for way, _ in ways), ENGINE):
-            self._unasked(f"Whether {ways.pop()[1]} goes on better")
+            self.note_skipped(f"Whether {ways.pop()[1]} goes on better")
         if len(ways) == 1:
             return {name: track}
         names = [name for _, name in ways]
@@ -415,14 +444,3 @@ class Interview:
         others = sorted((one for one in run if one[0] is not kept), key=lambda one: one[0].value)
         close = {name: one for one, name in others[:1] if one.value <= best.value * (1 + CLOSE)}
         return {name: kept, **close}
-
-    def _unasked(self, what: str, track: Any = None) -> Any:
-        self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
-        return track
-
-
-def _all(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
-    """The tracks. Raises OverBudget where some could not be afforded."""
-    if len(tracks) < len(asked):
-        raise OverBudget
-    return tracks

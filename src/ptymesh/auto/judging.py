@@ -31,6 +31,9 @@ STEPS, LIMIT_PX = 8, 0.5
 #: How much of a step is taken: at first, at least, at most. Half of the pixels ask for half a step, and a wave whose
 #: phase is free for half of that; a view that moves changes its wave's phase far more than its power.
 POSITION_GAINS, WEIGHT_GAINS = (32.0, 4.0, 128.0), (1.0, 0.5, 8.0)
+#: Of so large a share of the views, those that gain most and those that lose most, no gain counts for more than that
+#: of the next one: a view without light, or one that is far too bright, does not decide.
+CLIPPED_SHARE = 0.1
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
 
@@ -48,24 +51,47 @@ class Judged:
         total = float(self.counts.sum())
         return float(self.misfit.sum()) / total if total else math.nan
 
-    def gain_over(self, other: Judged) -> tuple[float, float]:
-        """By which share of the other's residual this one is lower, and how many standard errors that is."""
+    def gain_over(self, other: Judged, clipped: bool = True) -> tuple[float, float]:
+        """Return by which share of the other's residual this one is lower, and how many standard errors that is.
+
+        Views are compared one by one; extreme gains are clipped (`clip_extremes`) unless told otherwise.
+        """
         difference = other.misfit - self.misfit
-        total = float(other.misfit.sum())
-        if not math.isfinite(float(difference.sum())) or total <= 0:
+        if not math.isfinite(float(difference.sum())) or float(other.misfit.sum()) <= 0:
             return (-math.inf, -math.inf) if not math.isfinite(float(self.misfit.sum())) else (0.0, 0.0)
-        spread = float(difference.std(ddof=1)) * math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-        mean = float(difference.sum())
-        return mean / total, mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+        share = CLIPPED_SHARE if clipped else 0.0
+        mean, errors = _sum_and_errors(difference, share)
+        return mean / float(clip_extremes(other.misfit, share).sum()), errors
 
     def gains_more(self, base: Judged, other: Judged, its_base: Judged) -> float:
-        """By which share of its base's residual this one gains more over its base than another one over its own, in
-        standard errors."""
-        shares = [(old.misfit - new.misfit) / float(old.misfit.sum()) for new, old in ((self, base), (other, its_base))]
-        more = shares[0] - shares[1]
-        spread = float(more.std(ddof=1)) * math.sqrt(len(more)) if len(more) > 1 else 0.0
-        mean = float(more.sum())
-        return mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+        """Return by which share of its base's residual this one gains more over its base than another one over its own,
+        in standard errors."""
+        shares = [
+            (old.misfit - new.misfit) / float(clip_extremes(old.misfit).sum())
+            for new, old in ((self, base), (other, its_base))
+        ]
+        return _sum_and_errors(shares[0] - shares[1])[1]
+
+
+def clip_extremes(values: np.ndarray, share: float = CLIPPED_SHARE) -> np.ndarray:
+    """Return values (n,) whose largest and smallest ones, this share of them each, are as the next one (Winsor)."""
+    count = int(share * len(values))
+    if not count:
+        return values
+    ordered = np.sort(values)
+    return np.clip(values, ordered[count], ordered[-count - 1])
+
+
+def _sum_and_errors(values: np.ndarray, share: float = CLIPPED_SHARE) -> tuple[float, float]:
+    """Return the sum of clipped values (n,), and how many standard errors it is above zero.
+
+    Source: the standard error of a winsorised mean, Tukey and McLaughlin, Sankhya A 25, 331 (1963).
+    """
+    clipped = clip_extremes(values, share)
+    total, count = float(clipped.sum()), len(values)
+    free = count - 2 * int(share * count)
+    error = float(clipped.std(ddof=1)) * math.sqrt(count) * count / free if count > 1 else 0.0
+    return total, total / error if error else math.copysign(math.inf, total) if total else 0.0
 
 
 def own_unknowns(recipe: Recipe) -> frozenset[str]:

@@ -54,6 +54,8 @@ class Length:
 
     def __init__(self, arena: Arena, opening: dict[str, Any], note: Callable[[str, str], None]) -> None:
         self.arena, self.opening, self.note = arena, opening, note
+        #: Where the stages end.
+        self.end: Track | None = None
 
     def stages(self, tracks: dict[str, Track]) -> list[dict[str, Any]]:
         """The stages from the start, as long as the held-out residual falls and sweeps are left for a run of them."""
@@ -84,6 +86,7 @@ class Length:
         if epochs:
             stages.append({**track.stage, "epochs": epochs})
         self.arena.budget.kept = again + (self.arena.cost(track, epochs) if epochs else 0)
+        self.end = best
         return stages + self._careful(best)
 
     def _careful(self, best: Track) -> list[dict[str, Any]]:
@@ -97,6 +100,7 @@ class Length:
         if not better(end, best, STILL):
             return []
         self.note("stages", f"{STRIDE} epochs of Adam in small steps at the end: {end.said}, which helps.")
+        self.end = end
         return [{**end.stage, "epochs": STRIDE}]
 
     def _adam(self, track: Track, times: float) -> Track:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
+from ptymesh.problem.counts import noise_floor
 from ptymesh.run.batches import hold_out
 from ptymesh.run.initial import opr_modes
 from ptymesh.run.loop import Loop
@@ -48,15 +50,19 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps (see price.py). `spent` of `sweeps` are gone, and `kept` are for the run itself."""
+    """Sweeps (see price.py). `spent` of `sweeps` are gone, and `kept` are for the run itself, `runs` times.
+
+    With two runs, others can be held against it with as much work.
+    """
 
     sweeps: float
     spent: float = 0.0
     kept: float = 0.0
+    runs: int = 1
 
     def holds(self, cost: float, until: float = 1.0) -> bool:
         """Whether so much can be spent before the share `until` of all sweeps is gone or kept."""
-        return self.spent + self.kept + cost <= until * self.sweeps
+        return self.spent + self.runs * self.kept + cost <= until * self.sweeps
 
     def pay(self, cost: float, until: float = 1.0) -> None:
         """Raises OverBudget where the share `until` of all sweeps does not hold that."""
@@ -133,9 +139,12 @@ class Arena:
 
     Args:
         recipe: whose data these are. whole: number of views of the whole scan.
+        held: views that no update sees, where another arena has chosen them.
     """
 
-    def __init__(self, recipe: Recipe, scan: Measurement, terms: Terms, whole: int) -> None:
+    def __init__(
+        self, recipe: Recipe, scan: Measurement, terms: Terms, whole: int, held: np.ndarray | None = None
+    ) -> None:
         self.recipe, self.scan, self.terms = recipe, scan, terms
         self.budget, self.share = terms.budget, scan.views / whole
         self.recon = _Whole(
@@ -152,12 +161,17 @@ class Arena:
         )
         share = min(MOST_HELD, HELD_VIEWS / scan.views)
         #: Views that no update sees.
-        self.held = hold_out(self.recon.problem.unturned, share, recipe.seed)
+        self.held = hold_out(self.recon.problem.unturned, share, recipe.seed) if held is None else held
 
     @property
     def views(self) -> int:
         """Of the scan, or the part."""
         return self.scan.views
+
+    @cached_property
+    def noise_floor(self) -> float | None:
+        """Residual that counting leaves; None where patterns are no counts. Collective."""
+        return noise_floor(self.recon.problem)
 
     def start(self, engine: dict[str, Any]) -> Track:
         """Where the recipe starts; at first this is judged by nothing."""

@@ -246,9 +246,11 @@ class Raster(Options):
 class PositionOptions(Options):
     """Recipe key `positions`: how windows are placed, and how the scan lies to the detector.
 
-    Applied in this order: exchange of axes, flips, affine matrix, rotation.
+    Applied in this order: lag, rows that are reversed, exchange of axes, flips, affine matrix, rotation.
 
     Fields:
+        lag: pattern j was taken at position j - lag; the first ones take the last positions.
+        serpentine: of a raster, positions of every second row are taken from its end to its start.
         subpixel: how fractions of a pixel are modelled.
         raster: positions of a raster scan, instead of the file's.
         unit: of the positions in the file, where it does not say so itself.
@@ -260,6 +262,8 @@ class PositionOptions(Options):
     subpixel: Literal["fourier", "bilinear", "none"] = "fourier"
     raster: Raster | None = None
     unit: Unit | None = None
+    lag: int = Field(0, gt=-(10**6), lt=10**6)
+    serpentine: bool = False
     transpose: bool = False
     flip_y: bool = False
     flip_x: bool = False

@@ -18,6 +18,8 @@ from ptymesh.io.scan import RawScan
 MOST_PX = 1e8
 #: So far from zero, double precision still tells a thousandth of a pixel.
 FAR_PX = 2.0**42
+#: A raster has so many rows at least, and as many views in each.
+ROWS_AT_LEAST = 3
 METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 
 
@@ -47,7 +49,40 @@ def stored_positions(raw: RawScan, options: PositionOptions) -> tuple[np.ndarray
         raise BadInput(
             f"Position {bad} of {raw.name} is {positions[bad].tolist()}; leave that view out (data.views) or mend it."
         )
-    return positions, unit
+    if options.serpentine:
+        length = row_length(positions)
+        if length is None:
+            raise BadInput(f"The positions of {raw.name} are no raster of equal rows; leave positions.serpentine out.")
+        positions = positions[serpentine_order(count, length)]
+    return np.roll(positions, options.lag, axis=0) if options.lag else positions, unit
+
+
+def row_length(positions: np.ndarray) -> int | None:
+    """Return how many views a row of a raster has; None for a scan that is no raster of three or more equal rows.
+
+    A row ends where the next step is not as those before: it leads back, or to the next row.
+
+    Args:
+        positions: (N, 2) float64, y x, in any unit, in the order of the scan.
+    """
+    steps = np.diff(positions, axis=0)
+    if len(steps) < ROWS_AT_LEAST**2 - 1:
+        return None
+    typical = np.median(np.abs(steps), axis=0)
+    fast = int(np.argmax(typical))
+    along = np.abs(np.abs(steps[:, fast]) - typical[fast]) < 0.5 * typical[fast]
+    turns = np.abs(steps[:, 1 - fast]) > 0.5 * typical[fast]
+    ends = np.flatnonzero(~along | turns) + 1
+    lengths = np.diff(np.concatenate(([0], ends, [len(positions)])))
+    equal = len(lengths) >= ROWS_AT_LEAST and np.all(lengths == lengths[0]) and lengths[0] >= ROWS_AT_LEAST
+    return int(lengths[0]) if equal else None
+
+
+def serpentine_order(count: int, length: int) -> np.ndarray:
+    """Return the indices (count,) of a raster whose rows, of so many views, are run through from either end in turn."""
+    order = np.arange(count).reshape(-1, length)
+    order[1::2] = order[1::2, ::-1]
+    return order.reshape(-1)
 
 
 def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair) -> np.ndarray:

@@ -10,8 +10,10 @@ that each view asks for a hundredth of the step that all of them need together.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
@@ -64,8 +66,13 @@ class ScanGeometry(Parametrisation):
 
     def _matrix(self, theta: Tensor) -> Tensor:
         """A, (2, 2) float64."""
-        known = dict.fromkeys(UNITS, 0.0) | dict(zip(self.terms, theta.tolist(), strict=True))
-        cosine, sine, s = math.cos(known["rotation"]), math.sin(known["rotation"]), known["shear"]
-        turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
-        stretch = torch.tensor([[1 + known["aspect"], s], [s, 1 - known["aspect"]]], dtype=torch.float64)
-        return (1 + known["scale"]) * turn @ stretch
+        return torch.from_numpy(matrix_of(dict(zip(self.terms, theta.tolist(), strict=True))))
+
+
+def matrix_of(numbers: Mapping[str, float]) -> np.ndarray:
+    """Return A, (2, 2) float64, for some of rotation (rad), scale, aspect and shear; others are 0."""
+    known = dict.fromkeys(UNITS, 0.0) | dict(numbers)
+    cosine, sine, s = math.cos(known["rotation"]), math.sin(known["rotation"]), known["shear"]
+    turn = np.array([[cosine, -sine], [sine, cosine]])
+    stretch = np.array([[1 + known["aspect"], s], [s, 1 - known["aspect"]]])
+    return (1 + known["scale"]) * turn @ stretch

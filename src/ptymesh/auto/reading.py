@@ -1,0 +1,112 @@
+"""How a scan is read: questions whose answers are begun anew, each judged by held-out views (restarts.py)."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+
+import numpy as np
+
+from ptymesh.auto.length import ADAM, BOLDER, OPENING, adam
+from ptymesh.auto.race import Arena, OverBudget, Track, better
+from ptymesh.auto.restarts import NEAR_FLOOR, Question, best_reading, with_matrix
+from ptymesh.auto.search import READING, Search
+from ptymesh.errors import BadInput
+from ptymesh.models.scan_geometry import matrix_of
+from ptymesh.run.recipe import Recipe
+
+#: The scan's geometry: epochs until it is asked for, epochs in which it is refined, and rounds of both at most.
+GEOMETRY_SETTLE, GEOMETRY_EPOCHS, GEOMETRY_ROUNDS = 12, 24, 4
+#: Positions that move less (rms) in the first round, and in later ones, stay as they are; others have to help by so
+#: many standard errors, or at all where an entry of the matrix is off by CLEAR_STRAIN, twice what noise makes of it.
+LEAST_MOVES_PX, GEOMETRY_SURE, CLEAR_STRAIN = (0.05, 0.02), 2.0, 0.01
+GEOMETRY_ADAM = adam(BOLDER * ADAM["lr"])
+
+
+def ask_reading(search: Search, arena: Arena, track: Track, question: Question) -> tuple[Arena, Track]:
+    """Return the arena and the opening of the way to read the scan that explains held-out views best."""
+    if track.value <= NEAR_FLOOR * (arena.noise_floor or 0.0):
+        return arena, track
+    told: Track | None = track
+    for make in (question.readings, question.further):
+        readings = list(make(search.recipe, search.scan)) if make is not None else []
+        if not readings:
+            break
+        cost = (len(readings) + question.consecutive) * arena.cost(track, OPENING)
+        if not search.budget.holds(cost, READING):
+            search.note_skipped(f"Whether {question.what}")
+            break
+        held: np.ndarray | None = arena.held
+        if question.consecutive and arena.views < search.scan.views:
+            told, held = _read(search, search.recipe, True, None)
+        tracks = [_read(search, one.recipe, question.consecutive, held)[0] for one in readings]
+        best = None if told is None else best_reading(told, readings, tracks)
+        if best is None or told is None:
+            least = min((one.value for one in tracks if one is not None), default=math.inf)
+            said = f"Whether {question.what} was tried {len(readings)} times: {least:.4g} at best"
+            search.note(question.key, f"{said}, as told {track.said}, which is no clear gain.")
+            break
+        kept = tracks[best]
+        assert kept is not None
+        search.note(question.key, f"{readings[best].what}: {kept.said}, as told {told.said}, which helps.")
+        arena = search.replace_recipe(arena, readings[best].recipe)
+        told = track = search.open(arena)
+    return arena, track
+
+
+def _read(
+    search: Search, recipe: Recipe, consecutive: bool, held: np.ndarray | None
+) -> tuple[Track | None, np.ndarray]:
+    """Return where the first epochs of a recipe lead, None where it cannot be begun, and the held-out views."""
+    part = search.part(recipe, consecutive)
+    try:
+        arena = Arena(part, search.load(part), search.terms, search.scan.views, held)
+    except BadInput:
+        return None, np.empty(0, dtype=np.int64)
+    with closing(arena):
+        return search.open(arena, READING), arena.held
+
+
+def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena, Track]:
+    """Return arena and opening for positions that are stretched, sheared and turned as held-out views reward it.
+
+    An object that was made with wrong positions agrees with them, so that little is to be gained by better ones,
+    and a part of the change alone is found. So the numbers become the start of another round, until they stay, and
+    what they are worth is judged by two reconstructions from the start.
+    """
+    if search.recipe.positions.subpixel == "none":
+        return arena, track
+    engine = GEOMETRY_ADAM | {"batch": min(64, 2 * search.opening["batch"])}
+    told_recipe, begun = search.recipe, track
+    told: Track | None = None
+    try:
+        for left in reversed(range(GEOMETRY_ROUNDS + 1)):
+            settled = arena.run(begun.using(engine), GEOMETRY_SETTLE, READING)
+            told = told or settled
+            matrix = _refined_geometry(arena, settled, LEAST_MOVES_PX[begun is not track]) if left else None
+            if matrix is None:
+                break
+            arena = search.replace_recipe(arena, with_matrix(search.recipe, matrix))
+            begun = search.open(arena, READING)
+    except OverBudget:
+        search.note_skipped("Whether the scan is stretched, sheared or turned")
+        return (arena if begun is track else search.replace_recipe(arena, told_recipe)), track
+    if told is None or search.recipe == told_recipe:
+        search.note("positions.affine", "As told: the scan was allowed to be stretched, sheared and turned.")
+        return arena, track
+    (a, b), (c, d) = search.recipe.positions.affine
+    strain = float(np.abs(np.array([[a, b], [c, d]]) - np.array(told_recipe.positions.affine)).max())
+    enough = better(settled, told, errors=0.0 if strain > CLEAR_STRAIN else GEOMETRY_SURE)
+    said = f"[[{a:.4f}, {b:.4f}], [{c:.4f}, {d:.4f}]]: {settled.said}, as told {told.said}"
+    search.note("positions.affine", f"{said}, which {'helps' if enough else 'is no clear gain'}.")
+    return (arena, begun) if enough else (search.replace_recipe(arena, told_recipe), track)
+
+
+def _refined_geometry(arena: Arena, settled: Track, least_px: float) -> np.ndarray | None:
+    """Return the matrix (2, 2) by which positions should be multiplied; None where they hardly move by it."""
+    refined = arena.run(settled.sharing({"models": {"scan_geometry": {}}}), GEOMETRY_EPOCHS, READING)
+    moves = refined.estimate.positions - settled.estimate.positions
+    moves = moves - moves.mean(dim=0)
+    if refined.judged is None or float(moves.square().sum(dim=1).mean().sqrt()) < least_px:
+        return None
+    return matrix_of(refined.estimate.parameters["scan_geometry"])

@@ -1,0 +1,124 @@
+"""Scans that are not as they are told: the order of their views, the geometry of their positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from numpy_scans import patterns, raster, recipe_for
+from ptymesh.auto.interview import Interview
+from ptymesh.auto.race import Budget, Terms
+from ptymesh.auto.reading import ask_reading, ask_scan_geometry
+from ptymesh.auto.restarts import QUESTIONS, two_slices, with_matrix
+from ptymesh.distributed.world import Solo, World
+from ptymesh.errors import BadInput
+from ptymesh.io import load_measurement
+from ptymesh.io.options import PositionOptions
+from ptymesh.io.positions import row_length, turn
+from ptymesh.run.recipe import Recipe
+
+ORDER = QUESTIONS[0]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def search_of(raw: dict[str, object], world: World | None = None) -> Interview:
+    recipe = Recipe.parse(raw)
+    scan = load_measurement(recipe.data, recipe.positions)
+    return Interview(recipe, scan, Terms(world or Solo(), lambda: False, Budget(2000)), {}, lambda sentence: None)
+
+
+def order_of(world: World, raw: dict[str, object]) -> tuple[int, bool, dict[str, list[str]]]:
+    """Ask about the order alone."""
+    search = search_of(raw, world)
+    arena = search.arena(search.recipe)
+    arena, _ = ask_reading(search, arena, search._opening(arena), ORDER)
+    arena.close()
+    return search.recipe.positions.lag, search.recipe.positions.serpentine, search.reasons
+
+
+@pytest.mark.parametrize(("lag", "serpentine"), [(0, False), (2, False), (-3, False), (0, True)])
+def test_the_order_of_views(tmp_path: Path, lag: int, serpentine: bool) -> None:
+    """Two frames late, three ahead, every second row reversed; and as told, where nothing is wrong."""
+    side = 10
+    told = raster(side, 0.0 if serpentine else 0.6, 1)
+    index = np.arange(side * side).reshape(side, side)
+    if serpentine:
+        index[1::2] = index[1::2, ::-1]
+    counts = np.roll(patterns(told)[index.reshape(-1)], lag, axis=0)
+    assert order_of(Solo(), recipe_for(tmp_path / "scan.npz", counts, told))[:2] == (lag, serpentine)
+
+
+def test_the_order_is_the_same_on_any_number_of_ranks(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    told = raster(5, 0.6, 1)
+    raw = recipe_for(tmp_path / "scan.npz", np.roll(patterns(told), 2, axis=0), told)
+    alone, *_ = ranks(1, order_of, raw)
+    assert "behind their positions" in str(alone[2]) or "no clear gain" in str(alone[2])
+    for size in (2, 3):
+        assert ranks(size, order_of, raw) == [alone] * size
+
+
+def test_lag_and_serpentine_move_positions(tmp_path: Path) -> None:
+    told = raster(4, 0.0, 1)
+    raw = recipe_for(tmp_path / "scan.npz", np.ones((16, 48, 48), np.float32), told)
+    data = Recipe.parse(raw).data
+    plain, late, back = (
+        load_measurement(data, PositionOptions.parse(one, "positions")).positions
+        for one in ({}, {"lag": 1}, {"serpentine": True})
+    )
+    np.testing.assert_allclose(late[1:], plain[:-1])
+    np.testing.assert_allclose(late[0], plain[-1])
+    np.testing.assert_allclose(back[4:8], plain[4:8][::-1])
+    np.testing.assert_allclose(back[8:12], plain[8:12])
+
+
+def test_rows_of_a_raster() -> None:
+    assert row_length(raster(5, 0.4, 0)) == 5
+    snake = raster(5, 0.0, 0).reshape(5, 5, 2)
+    snake[1::2] = snake[1::2, ::-1].copy()
+    assert row_length(snake.reshape(-1, 2)) == 5
+    angle = 0.3 * np.arange(60)
+    assert row_length(np.stack([angle * np.cos(angle), angle * np.sin(angle)], axis=1)) is None
+    assert row_length(np.zeros((30, 2))) is None
+
+
+def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+    told = np.random.default_rng(0).uniform(0, 9, (16, 2))
+    raw = recipe_for(tmp_path / "scan.npz", np.ones((16, 48, 48), np.float32), told)
+    with pytest.raises(BadInput, match=r"no raster of equal rows; leave positions\.serpentine out"):
+        load_measurement(Recipe.parse(raw).data, PositionOptions.parse({"serpentine": True}, "positions"))
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.035])
+def test_a_scan_that_is_stretched(tmp_path: Path, stretch: float) -> None:
+    """Told 3.5 % too long along x: most of that is found, although little of the residual is to be gained."""
+    told = raster(10, 0.6, 1)
+    counts = patterns(told / np.array([1.0, stretch]))
+    search = search_of(recipe_for(tmp_path / "scan.npz", counts, told))
+    arena = search.arena(search.recipe)
+    arena, _ = ask_scan_geometry(search, arena, search._opening(arena))
+    arena.close()
+    found = np.array(search.recipe.positions.affine)
+    if stretch == 1:
+        np.testing.assert_array_equal(found, np.eye(2))
+    else:
+        assert abs(found[1, 1] - 1 / stretch) < 0.013 and np.abs(found - np.diag([1, 1 / stretch])).max() < 0.013
+
+
+def test_a_matrix_acts_behind_the_rotation() -> None:
+    matrix = np.array([[1.02, 0.01], [-0.03, 0.97]])
+    recipe = Recipe.parse({"data": {"path": "x"}, "positions": {"rotation_deg": 30, "affine": [[1, 0.1], [0, 1]]}})
+    changed = with_matrix(recipe, matrix)
+    np.testing.assert_allclose(turn(changed.positions), matrix @ turn(recipe.positions), atol=2e-5)
+
+
+def test_slices_are_for_electrons(tmp_path: Path) -> None:
+    told = raster(4, 0.0, 1)
+    search = search_of(recipe_for(tmp_path / "scan.npz", patterns(told), told))
+    assert not list(two_slices(search.recipe, search.scan))
