@@ -262,3 +262,13 @@ def test_folders_to_follow_are_relative_to_the_recipe(tmp_path: Path) -> None:
     assert load_recipe(path).data.follow == (tmp_path / "more", Path("/absolute"))
     path.write_text("data: {path: scan.cxi, follow: more}\n")
     assert load_recipe(path).data.follow == (tmp_path / "more",)
+
+
+def test_the_quick_stages_have_a_word() -> None:
+    """`stages: default` is what a list of them says, and single keys of it can be set."""
+    plain, word = (Recipe.parse({"data": {"path": "scan.cxi"}, **more}) for more in ({}, {"stages": "default"}))
+    assert word == plain and word.auto is None and [stage.name for stage in word.stages] == ["rpie", "adam"]
+    changed = Recipe.from_yaml("data: {path: scan.cxi}\nstages: default\n", ["stages.1.epochs=7"])
+    assert [stage.epochs for stage in changed.stages] == [5, 7]
+    with pytest.raises(BadInput, match=r"give a list, such as .*, default or auto"):
+        Recipe.parse({"data": {"path": "scan.cxi"}, "stages": "quick"})

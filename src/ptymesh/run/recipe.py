@@ -58,6 +58,8 @@ DEFAULT_STAGES: list[dict[str, Any]] = [
 
 #: What a recipe says in place of a list of stages that are to be found.
 AUTO = "auto"
+#: ... and in the place of those that are quick: DEFAULT_STAGES.
+DEFAULT = "default"
 
 #: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
 MOST_STAGES = 200
@@ -159,12 +161,15 @@ class Recipe(Options):
     @model_validator(mode="before")
     @classmethod
     def _to_be_found(cls, values: Any) -> Any:
-        """`stages: auto` is a recipe with the group `auto`."""
+        """Return the values, where `stages: auto` is a recipe with the group `auto`, `stages: default` one without."""
         if not isinstance(values, dict):
             return values
+        if values.get("stages") == DEFAULT:
+            values = {name: value for name, value in values.items() if name != "stages"}
         if isinstance(stages := values.get("stages"), str):
             if stages != AUTO:
-                raise BadInput(f"stages is {shown(stages)}; give a list, such as [{{engine: rpie}}], or {AUTO}.")
+                choices = f"a list, such as [{{engine: rpie}}], {DEFAULT} or {AUTO}"
+                raise BadInput(f"stages is {shown(stages)}; give {choices}.")
             options = values.get("auto")
             rest = {name: value for name, value in values.items() if name != "stages"}
             return {**rest, "auto": {} if options is None else options}
@@ -309,7 +314,7 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
     parts = key.split(".")
     if len(parts) > DEEPEST:
         raise BadInput(f"{said} {shown(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
-    if parts[0] == "stages" and raw.get("stages") is None:
+    if parts[0] == "stages" and raw.get("stages") in (None, DEFAULT):
         raw["stages"] = deepcopy(DEFAULT_STAGES)
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
         raw["positions"].setdefault("affine", [[1.0, 0.0], [0.0, 1.0]])
