@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ptymesh.errors import BadInput
+from ptymesh.printable import printable
 
 
 def usable(path: Any, said: str) -> Path:
@@ -23,6 +24,10 @@ def usable(path: Any, said: str) -> Path:
         raise BadInput(f"{said} is of type {type(path).__name__}; give a path.") from error
     if not text:
         raise BadInput(f"{said} is empty; give a path.")
+    if not is_text(text):
+        raise BadInput(
+            f"{said} {printable(text)} holds bytes that are no UTF-8 text; rename it: files name each other."
+        )
     if "\0" in text:
         raise BadInput(f"{said} {short(text)} has a NUL character in it, as no path can; give another one.")
     try:
@@ -40,6 +45,15 @@ def usable(path: Any, said: str) -> Path:
     except ValueError as error:
         raise BadInput(f"{said} {short(text)} has characters that no path can have; give another one.") from error
     return found
+
+
+def is_text(path: str) -> bool:
+    """Return whether the path holds no bytes that no text has: what is written could not say where the data lie."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def regular(path: Any, said: str) -> Path:

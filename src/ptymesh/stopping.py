@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from ptymesh.errors import Interrupted
+from ptymesh.printable import printable
 
 #: Ctrl-C, a scheduler's end, its warning that the end is near, and a terminal that goes (where the system has them).
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n))
@@ -162,7 +163,7 @@ def leave(sentence: str, status: int) -> None:
         tidy.join(TIDY_S)
         if _speaks:
             with contextlib.suppress(OSError):
-                os.write(2, f"ptymesh: {sentence}\n".encode(errors="replace"))
+                os.write(2, f"ptymesh: {printable(sentence)}\n".encode(errors="replace"))
         os._exit(status)
 
 

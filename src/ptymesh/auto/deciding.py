@@ -12,6 +12,8 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
+from ptymesh.io.featureless import refuse_featureless
+from ptymesh.measurement import Measurement
 from ptymesh.run.checked import checked_recipe
 from ptymesh.run.recipe import Recipe
 
@@ -44,7 +46,7 @@ def decide(
         said.setdefault("data.checked", []).extend(found)
     for sentence in found:
         speak(sentence)
-    scan = together(world, lambda: load_measurement(recipe.data, recipe.positions))
+    scan = together(world, lambda: _load_scan(recipe))
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
@@ -55,6 +57,18 @@ def decide(
     if write:
         together(world, lambda: _write(decided) if world.rank == 0 else None)
     return decided
+
+
+def _load_scan(recipe: Recipe) -> Measurement:
+    """Return the recipe's scan. Raises BadInput where no stages can be found from it."""
+    scan = load_measurement(recipe.data, recipe.positions)
+    refuse_featureless(scan)
+    if scan.views == 1:
+        raise BadInput(
+            f"{scan.name} has one view, and stages are found by views that are held out; name them, such as "
+            "stages: [{engine: rpie, epochs: 50}]."
+        )
+    return scan
 
 
 def _write(found: Found) -> None:

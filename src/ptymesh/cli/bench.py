@@ -43,12 +43,12 @@ def command(
     The floor is what the Fourier transforms of a batch (on a GPU: its memory traffic) take by themselves, measured
     between the epochs. Every combination of the options is run, as users run it.
     """
-    from rich.console import Console
 
     from ptymesh.cli.dataset import load_dataset
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.run.bench import Plan, bench, save
+    from ptymesh.run.terminal import Terminal
 
     if world().size > 1:
         raise BadInput("The benchmark is of one rank; run `ptymesh bench` without torchrun.")
@@ -71,7 +71,7 @@ def command(
         turns=turns,
     )
     scan = None if path is None else load_dataset(path, [])
-    console, about = Console(), {}
+    console, about = Terminal(), {}
     speeds: list[Speed] = []
     for found in bench(plan, scan, busy_ok=busy_ok):
         if isinstance(found, dict):

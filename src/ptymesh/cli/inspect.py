@@ -60,12 +60,13 @@ def command(
 
 
 def _print(s: Summary) -> None:
-    from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    from ptymesh.run.terminal import Terminal
+
+    console = Terminal(highlight=False)
     console.print(Text(f"{s.name}  ({s.path})", style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)

@@ -17,7 +17,9 @@ from ptymesh.cli import streams
 from ptymesh.cli.checking import Command
 from ptymesh.cli.completion import ASKED
 from ptymesh.distributed.rank_info import share_cores
-from ptymesh.errors import Interrupted, PtymeshError, ran_out_of_memory
+from ptymesh.errors import BadInput, Interrupted, PtymeshError, ran_out_of_memory
+from ptymesh.paths import is_text
+from ptymesh.printable import printable
 
 #: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
 COMMANDS = {
@@ -113,6 +115,7 @@ def main() -> None:
             if ASKED in os.environ:
                 typer.completion.completion_init()
             share_cores()
+            _check_working_folder()
             app(arguments, prog_name="ptymesh")
         finally:
             stopping.over()
@@ -137,11 +140,21 @@ def main() -> None:
         sys.exit(1)
 
 
+def _check_working_folder() -> None:
+    """Raise BadInput where it is gone, or has a name that is no text: libraries would end in words of their own."""
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        raise BadInput(f"The working folder is gone ({error.strerror}); change to another one.") from error
+    if not is_text(folder):
+        raise BadInput(f"The working folder {folder} has a name that is no UTF-8 text; rename it.")
+
+
 def _report(error: Exception, sentence: str) -> None:
     if os.environ.get(DEBUG):
         import traceback
 
         traceback.print_exception(error)
     # what a file calls its datasets may hold anything, line feeds too
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in sentence).split())
+    line = " ".join(printable(sentence).split())
     print(f"ptymesh: {line}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,14 @@ def _say(found: Oriented) -> None:
     typer.echo(f"{found.trials} reconstructions of {found.views} views of {height} x {width} pixels.")
     typer.echo(f"Best: {found.best} (held-out residual {found.residual:.5f}).")
     typer.echo(f"Next: {found.second} ({found.second_residual:.5f}).")
-    typer.echo(f"Confidence: {found.confidence}; the margin is {found.margin:.1%}, {found.errors:.1f} standard errors.")
+    if isfinite(found.errors):
+        distance = f"the margin is {found.margin:.1%}, {found.errors:.1f} standard errors"
+        typer.echo(f"Confidence: {found.confidence}; {distance}.")
+    else:
+        typer.echo(
+            "Confidence: none; the held-out views are too few, or do not differ, so that it cannot be told which "
+            "orientation is right: scan more views, or hold what is known of the sample against the reconstruction."
+        )
     if found.settled:
         typer.echo(f"Twin: {found.twin}, with the opposite defocus; ruled out by {found.settled}.")
     else:
@@ -120,9 +128,9 @@ def _summary(found: Oriented) -> dict[str, Any]:
         "second": found.second.settings(),
         "residual": found.residual,
         "second_residual": found.second_residual,
-        "twin_residual": found.twin_residual,
-        "margin": found.margin,
-        "standard_errors": found.errors,
+        "twin_residual": found.twin_residual if isfinite(found.twin_residual) else None,
+        "margin": found.margin if isfinite(found.margin) else None,
+        "standard_errors": found.errors if isfinite(found.errors) else None,
         "confidence": found.confidence,
         "settled_by": found.settled,
         "c10_m": found.c10_m,

@@ -136,10 +136,10 @@ def quantity(option: str, text: str) -> float:
 
 def _print(rows: list[Cost], machine: Machine) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     from ptymesh.files import size
+    from ptymesh.run.terminal import Terminal
 
     names = ("ranks", "object", "memory", "patterns", "a batch", "messages", "balance", "s/epoch", "used")
     table = Table(*names, box=SIMPLE, padding=0)
@@ -159,7 +159,7 @@ def _print(rows: list[Cost], machine: Machine) -> None:
             f"{cost.epoch_s:.3g}",
             f"{100 * cost.efficiency:.0f} %",
         )
-    Console().print(table)
+    Terminal().print(table)
     typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over;")
     typer.echo("balance: how much of the speed of equal shares of a batch its owners leave, at most 1.")
     if machine.memory is not None and any(cost.memory > machine.memory for cost in rows):

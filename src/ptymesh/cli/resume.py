@@ -27,7 +27,7 @@ def command(
     from ptymesh.io import checkpoint
     from ptymesh.paths import usable
     from ptymesh.run import started
-    from ptymesh.run.continued import continued
+    from ptymesh.run.continued import continued, refuse_folder
     from ptymesh.run.counters import counters_of
     from ptymesh.run.recipe import Recipe
 
@@ -46,7 +46,9 @@ def command(
             raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
         settings = [*(set_ or ()), *room.settings]
         if anew:
-            recipe = Recipe.from_yaml(text, settings).with_output(folder)
+            recipe = Recipe.from_yaml(text, settings)
+            refuse_folder(Recipe.from_yaml(text), recipe)
+            recipe = recipe.with_output(folder)
         else:
             recipe = continued(text, settings, counters_of(meta)).with_output(folder)
         arguments = ["resume", str(folder), "--device", how.device, *room.arguments]

@@ -9,6 +9,8 @@ import select
 import sys
 from typing import Any, TextIO
 
+from ptymesh.printable import printable
+
 #: What the streams were before, which must not be closed.
 _before: list[TextIO | None] = []
 
@@ -31,6 +33,37 @@ class Lasting(io.FileIO):
             if error.errno != errno.EPIPE:
                 self.failure = error
         return memoryview(data).nbytes
+
+
+class Escaping(io.TextIOWrapper):
+    """Text for a terminal, without what it would obey.
+
+    Attributes:
+        styled: the same stream for who writes commands to the terminal on purpose (run/terminal.py).
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.styled = Styled(self)
+
+    def write(self, text: str) -> int:
+        """Write what may stand on a terminal."""
+        super().write(printable(text))
+        return len(text)
+
+
+class Styled:
+    """A stream of `Escaping` that passes on all that is written to it."""
+
+    def __init__(self, stream: Escaping) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write it as it is."""
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def open_closed_streams() -> None:
@@ -68,7 +101,7 @@ def _lasting(number: int, stream: TextIO | None) -> TextIO:
         stream.flush()
     raw = Lasting(number, "w", closefd=False)
     at_once = isinstance(getattr(stream, "buffer", None), io.RawIOBase)  # python -u
-    return io.TextIOWrapper(
+    return Escaping(
         raw if at_once else io.BufferedWriter(raw),
         encoding=getattr(stream, "encoding", "utf-8"),
         errors=getattr(stream, "errors", "backslashreplace"),

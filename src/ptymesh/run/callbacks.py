@@ -29,9 +29,11 @@ from ptymesh.distributed.devices import memory_nodes, say_cpus
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
+from ptymesh.printable import printable
 from ptymesh.run import started
 from ptymesh.run.progress import runs_in_notebook
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
+from ptymesh.run.terminal import Terminal
 from ptymesh.verdict import Curve
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
@@ -159,7 +161,7 @@ class Display(Watcher):
     def start(self, run: RunInfo) -> None:
         """Say what is going to be done."""
         stream = self._stream or sys.stdout
-        self._console = Console(file=stream, force_jupyter=False)
+        self._console = Terminal(stream, force_jupyter=False)
         self._run, self._clock = run, Clock(run)
         self._last_line, self._curve = -math.inf, Curve()
         self._print(*opening(run))
@@ -279,7 +281,7 @@ class LogFile(Watcher):
 
     def _write(self, line: str) -> None:
         if lines := self._lines:  # it may be closed meanwhile
-            lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {line}")
+            lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {printable(line)}")
 
 
 def environment(run: RunInfo) -> list[str]:

@@ -27,7 +27,10 @@ def continued(text: str, settings: Sequence[str], at: Counters) -> Recipe:
 
     Raises BadInput, which says what cannot be changed any more.
     """
-    before, after = Recipe.from_yaml(text), Recipe.from_yaml(text, settings)
+    before = Recipe.from_yaml(text)
+    _check_settings(before, settings, at)
+    after = Recipe.from_yaml(text, settings)
+    refuse_folder(before, after)
     if after.auto is not None:
         raise BadInput("stages is auto, and the run that goes on has found its stages; name those that are to follow.")
     for name, old, new in _differences(before, after):
@@ -44,6 +47,31 @@ def continued(text: str, settings: Sequence[str], at: Counters) -> Recipe:
         done = None if index < at.stage else at.epoch + (at.batch > 0)
         _check_stage(index, was, now, done)
     return after
+
+
+def refuse_folder(before: Recipe, after: Recipe) -> None:
+    """Raise BadInput where settings name another output folder: a run goes on in its own."""
+    if after.output.dir != before.output.dir:
+        raise BadInput(
+            f"output.dir cannot become {_said(after.output.dir)}: a run goes on in its folder; move that, or begin a "
+            "new run in another one."
+        )
+
+
+def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> None:
+    """Raise BadInput where another engine is set alone: the stage's other keys, which nobody wrote, are not of it."""
+    for index, stage in enumerate(before.stages):
+        key = f"stages.{index}.engine"
+        named = [value.strip() for name, _, value in (one.partition("=") for one in settings) if name.strip() == key]
+        if not named or named[-1] == stage.name:
+            continue
+        if index <= at.stage:
+            raise BadInput(
+                f"{key} was {stage.name} when the run began and cannot become {named[-1]}; end the stage where it is "
+                f"(stages.{index}.epochs), and add one behind the last."
+            )
+        whole = f"--set 'stages.{index}={{engine: {named[-1]}, epochs: {stage.epochs}}}'"
+        raise BadInput(f"{key} is {stage.name}, with options of its own; give the whole stage instead: {whole}.")
 
 
 def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:

@@ -179,7 +179,8 @@ class Loop:
             for callback in self.callbacks:
                 callback.epoch(report)
         self._check(engine)
-        if self.save and problem.world.agree(problem.world.rank == 0 and self.due(state.done_epochs)):
+        last = state.done_epochs == self.total_epochs  # so that a run that is done can go on for longer
+        if self.save and problem.world.agree(problem.world.rank == 0 and (self.due(state.done_epochs) or last)):
             self._save()
         return report
 

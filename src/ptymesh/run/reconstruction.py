@@ -47,6 +47,7 @@ from ptymesh.run.counters import counters_of
 from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
+from ptymesh.run.magnitudes import refuse_spacing
 from ptymesh.run.memory import check_object, once_more
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
@@ -55,6 +56,7 @@ from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.run.reports import Callback, EpochReport, Traffic
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
+from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
@@ -120,6 +122,7 @@ class Reconstruction(Displayed):
         other_data: bool = False,
         say: Callable[[str], None] = to_stderr,
     ) -> None:
+        refuse_surroundings()
         for name, word, known in (
             ("precision", precision, get_args(Precision)),
             ("subpixel", subpixel, get_args(Subpixel)),
@@ -157,6 +160,8 @@ class Reconstruction(Displayed):
         )
         self.stages: list[Engine] = []
         self._watchers: Sequence[Callback] = ()
+        #: Calls of `run` that have begun.
+        self._runs = 0
         self.layout_why = "asked for"
         #: What this rank has handed over within the batches of the last loop that was noted here.
         self.traffic = Traffic()
@@ -168,6 +173,8 @@ class Reconstruction(Displayed):
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
         dtype = complex_dtype(precision)
         self._compare_ranks(dtype)
+        if object_options.slice_spacing_m is not None and saved is None:
+            refuse_spacing(scan.geometry, object_options.slice_spacing_m)
         operators = operators_of(optics)
         model = Model.for_geometry(
             scan.geometry,
@@ -246,6 +253,13 @@ class Reconstruction(Displayed):
                 )
         self.state = RunState(estimate)
         owners.seen(estimate.object)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies, pickles included: a copy's problem and state would not move with each other."""
+        raise BadInput(
+            "A Reconstruction cannot be copied or pickled; save its result, or make another one with the same scan and "
+            "seed and run the same stages, which leads to the same bits."
+        )
 
     def __repr__(self) -> str:
         history, done = self.state.history, self.state.done_epochs
@@ -373,8 +387,19 @@ class Reconstruction(Displayed):
         return self._run([options_of(type(one), {**one.model_dump(), **changes}, one.name) for one in stages])
 
     def _run(self, stages: Sequence[Engine]) -> Reports:
+        """Run these stages; raise BadInput when asked for more after another call of `run` has begun."""
+        self._runs += 1
+        own = self._runs
+        refuse_surroundings()
         for stage in stages:
-            yield from self._stage(stage)
+            for report in self._stage(stage):
+                yield report
+                refuse_surroundings()
+                if self._runs != own:
+                    raise BadInput(
+                        "Another call of run has begun on this Reconstruction, in the middle of the stage "
+                        f"{stage.name} of this one; go through one to its end, or leave it, before another begins."
+                    )
 
     def _stage(self, stage: Engine) -> Reports:
         for index, earlier in enumerate(self.stages):
@@ -411,6 +436,7 @@ class Reconstruction(Displayed):
 
         Every rank gets the whole object; `save` writes it without that.
         """
+        refuse_surroundings()
         self._compare_call("result")
         estimate = self.state.estimate
         whole = self.problem.layout.whole(estimate.object, estimate)
@@ -423,6 +449,7 @@ class Reconstruction(Displayed):
         every rank where the disk refuses.
         """
         path = usable(path, "The result")
+        refuse_surroundings()
         self._compare_call("save")
         estimate = self.state.estimate
         found = self._result(self._fetched(estimate.object), recipe)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from ptymesh.run.progress import runs_in_notebook
+from ptymesh.run.terminal import Terminal
 from ptymesh.tune.options import label
 from ptymesh.tune.records import Record
 
@@ -31,7 +31,7 @@ class Display:
     def __init__(self, total: int, objective: str, *, minimize: bool, stream: TextIO | None = None) -> None:
         self.total, self.objective, self.sign = total, objective, 1 if minimize else -1
         stream = stream or sys.stdout
-        self._console = Console(file=stream, force_jupyter=False)
+        self._console = Terminal(stream, force_jupyter=False)
         self._lives = stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ)
         self._told: set[int] = set()
         self._live: Live | None = None

@@ -28,6 +28,7 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
+from ptymesh.io.featureless import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, put
 from ptymesh.run.reconstruction import Reconstruction
@@ -48,6 +49,8 @@ SYMMETRIC = 0.98
 SKEWED = 0.15
 #: Margins in standard errors of the held-out views' differences.
 SURE, LIKELY = 6.0, 3.0
+#: Held-out views below which their differences have no standard error to speak of.
+FEWEST_HELD_OUT = 4
 #: Rotations (degrees) from which on two orientations are different answers.
 DISTINCT_DEG = 44.0
 
@@ -70,7 +73,7 @@ class Oriented:
         best, twin: orientations; the twin goes with the opposite defocus.
         second: the best of those that are neither. residual, second_residual, twin_residual: held out.
         margin: (second_residual - residual) / residual. errors: the same difference in its standard errors, over the
-            held-out views. confidence: sure, likely or unsure.
+            held-out views, nan where they are too few or do not differ. confidence: sure, likely, unsure or none.
         settled: what tells best from twin, empty where nothing does.
         c10_m: of the best's probe start, where it has one. set_c10: whether it is not the recipe's.
         c10_key: the recipe key that sets it. trials: all that was tried. views, window: what it was tried on.
@@ -163,6 +166,7 @@ def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recip
     raw["stages"] = [{"engine": "rpie", "epochs": crop.epochs, "batch": crop.batch}]
     parsed = Recipe.parse(raw)
     scan = load_measurement(parsed.data, parsed.positions)
+    refuse_featureless(scan)
     if crop.crop is not None:
         put(raw, "data.crop", crop.crop, "orient")
     elif scan.geometry.propagation == "far_field" and parsed.data.pad is None:
@@ -340,9 +344,9 @@ def _decided(
         residual=best.residual,
         second_residual=second.residual,
         twin_residual=min((one.residual for one in twins), default=math.nan),
-        margin=(second.residual - best.residual) / best.residual,
+        margin=(second.residual - best.residual) / best.residual if best.residual else math.nan,
         errors=errors,
-        confidence="sure" if errors > SURE else "likely" if errors > LIKELY else "unsure",
+        confidence=_confidence(errors),
         settled=settled,
         c10_m=used,
         set_c10=best.c10_m is not None or orientation != best.orientation,
@@ -351,6 +355,13 @@ def _decided(
         views=scan.views,
         window=scan.window,
     )
+
+
+def _confidence(errors: float) -> str:
+    """The word for so many standard errors between the best and the next."""
+    if math.isnan(errors):
+        return "none"
+    return "sure" if errors > SURE else "likely" if errors > LIKELY else "unsure"
 
 
 @dataclass(frozen=True)
@@ -372,14 +383,16 @@ def _rerun(one: _Tried, world: Solo) -> _Rerun:
 
 
 def _standard_errors(a: _Rerun, b: _Rerun) -> float:
-    """Mean difference of the held-out views' residuals, b - a, in its standard errors."""
+    """Mean difference of the held-out views' residuals, b - a, in its standard errors; nan where that has none."""
+    if len(a.held_out) < FEWEST_HELD_OUT:
+        return math.nan
     each = [
         [one.recon.problem.residual(one.recon.state.estimate, np.array([view]))[0] for view in a.held_out]
         for one in (a, b)
     ]
     difference = np.subtract(each[1], each[0])
     spread = float(difference.std(ddof=1)) / math.sqrt(len(difference))
-    return float(difference.mean()) / spread if spread else math.inf
+    return float(difference.mean()) / spread if spread else math.nan
 
 
 def _settled_by_probe(rerun: _Rerun, c10: C10 | Sequence[float], values: list[float]) -> str:

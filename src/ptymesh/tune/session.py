@@ -14,6 +14,8 @@ from optuna import Study
 from ptymesh.displayed import Displayed
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.io import load_measurement
+from ptymesh.io.featureless import refuse_featureless
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import launch
 from ptymesh.run.callbacks import FreshStart, LogFile, MetricsFile
@@ -116,22 +118,25 @@ def run_study(
 
 
 def checked(tuning: Tuning, space: Space) -> list[str]:
-    """Looks at recipes from all over the space. Raises BadInput where none is sound; returns notes about those that
-    are not.
+    """Looks at recipes from all over the space, and at the data of one. Raises BadInput where none is sound; returns
+    notes about those that are not.
     """
     Drawing(space, tuning.sampler, tuning.seed, 0)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
     refused: list[BadInput] = []
+    recipes: list[Recipe] = []
     points = [_random_point(space, random.Random(number)) for number in range(CHECKED)]
     for values in points:
         try:
-            recipe_of(tuning, space, values)
+            recipes.append(recipe_of(tuning, space, values))
         except BadInput as error:
             refused.append(error)
     if len(refused) == len(points):
         raise refused[0]
+    sound = recipes[0]
+    refuse_featureless(load_measurement(sound.data, sound.positions))
     if refused:
         share = f"{len(refused)} of {len(points)} random points of the space"
         return [f"{share} make no sound recipe and would fail ({refused[0]}); conditions (when) can leave them out."]

@@ -1,0 +1,25 @@
+"""What a terminal shows with colours, tables and moving bars, without obeying what stands in names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ptymesh.printable import printable
+
+
+class Terminal(Console):
+    """Rich's console, which alone writes commands to the terminal: those in what it shows are written out."""
+
+    def __init__(self, stream: TextIO | None = None, **options: Any) -> None:
+        stream = stream or sys.stdout
+        super().__init__(file=getattr(stream, "styled", stream), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich.console.Console.render."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
