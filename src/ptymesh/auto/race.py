@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
-from ptymesh.problem.counts import noise_floor
 from ptymesh.run.batches import hold_out
 from ptymesh.run.initial import opr_modes
 from ptymesh.run.loop import Loop
@@ -168,10 +166,11 @@ class Arena:
         """Of the scan, or the part."""
         return self.scan.views
 
-    @cached_property
+    @property
     def noise_floor(self) -> float | None:
-        """Residual that counting leaves; None where patterns are no counts. Collective."""
-        return noise_floor(self.recon.problem)
+        """Residual of the true intensities; None where patterns are no counts. Collective at first."""
+        noise = self.recon.noise
+        return None if noise is None else noise.truth
 
     def start(self, engine: dict[str, Any]) -> Track:
         """Where the recipe starts; at first this is judged by nothing."""
