@@ -98,16 +98,16 @@ def test_poor_is_what_errs_by_more_than_the_right_model(monkeypatch: pytest.Monk
 
 
 def test_two_scans(tmp_path: Path) -> None:
-    """A healthy one and one that was turned by 60 degrees, of which nobody says so; begun again, nothing is left."""
+    """A healthy one and one whose views lie 4 pixels from where they are said to; begun again, nothing is left."""
     out = tmp_path / "fog.json"
     command = [sys.executable, str(FOLDER / "fog.py"), "--processes", "1", "--way", "recipe", "--levels", "4"]
-    command += ["--only", "spiral path", "rotation", "--out", str(out)]
+    command += ["--only", "spiral path", "scatter", "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, capture_output=True, timeout=280)
     found = json.loads(out.read_text(encoding="utf-8"))
-    healthy, turned = sorted(found["rows"], key=lambda row: not row["healthy"])
+    healthy, scattered = sorted(found["rows"], key=lambda row: not row["healthy"])
     assert healthy["run"]["nrmse"] < 0.1 and healthy["run"]["times"] < 1.2
-    assert turned["run"]["nrmse"] > 1.5 * turned["right"]["nrmse"] and turned["run"]["times"] > 1.5
+    assert scattered["run"]["nrmse"] > 1.5 * scattered["right"]["nrmse"] and scattered["run"]["times"] > 3
     assert found["totals"]["poor called poor"] == "1 of 1" and found["totals"]["healthy called poor"] == "0 of 1"
     assert found["totals"]["right models of faulty scans called poor"] == "0 of 1"
     once_more = subprocess.run(command, check=True, env=environment, capture_output=True, timeout=100, text=True)
