@@ -86,7 +86,7 @@ def lens(shape: tuple[int, int], radius: float, spread: float, stop: float = 0.0
 def speckled(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Return a broad beam with structure, for the near field, its power 1."""
     y, x = grid(shape[0])[:, None], grid(shape[1])[None, :]
-    envelope = np.exp(-(((y / (0.3 * shape[0])) ** 2 + (x / (0.3 * shape[1])) ** 2) ** 2))
+    envelope = np.exp(-(((y / (0.42 * shape[0])) ** 2 + (x / (0.42 * shape[1])) ** 2) ** 2))
     noise = ndimage.gaussian_filter(rng.normal(size=(2, *shape)), (0, 2.5, 2.5), mode="wrap")
     noise /= noise.std()
     wave = envelope * np.exp(0.25 * noise[0] + 0.8j * noise[1])

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ptymesh.io.results import Result
     from ptymesh.measurement import Measurement
 
+#: Seconds after which no further remedy is tried.
+TRIALS_S = 20.0
+
 
 def command(
     result: Annotated[Path, typer.Argument(metavar="RESULT.h5", help="Result of a run.")],
@@ -21,7 +24,8 @@ def command(
 ) -> None:
     """Name the likely cause of a poor result, its evidence, and the line of a recipe that would help.
 
-    Some 256 patterns are compared with their models. Without the data, only what the result itself shows is told.
+    Some 256 patterns are compared with their models, and what would help is tried on some views, for seconds. Without
+    the data, only what the result itself shows is told.
     """
     from ptymesh.diagnosis.report import report
     from ptymesh.errors import PtymeshError
@@ -34,7 +38,7 @@ def command(
         if data is not None:
             raise
         typer.echo(f"Only the result itself is looked at: {error}", err=True)
-    found = report(loaded, scan, result)
+    found = report(loaded, scan, result, TRIALS_S)
     if json:
         from json import dumps
 

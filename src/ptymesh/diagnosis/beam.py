@@ -1,4 +1,4 @@
-"""Causes in the beam: fluctuating intensity, background, partial coherence.
+"""Causes in the light: fluctuating intensity, background.
 
 I, y    modelled intensities, counts (B, h, w)
 """
@@ -6,13 +6,9 @@ I, y    modelled intensities, counts (B, h, w)
 from __future__ import annotations
 
 import numpy as np
-from scipy import ndimage
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-
-#: Mean count from which on fringes stand out of counting noise, and pixels of which there must be so many.
-BRIGHT, MIN_BRIGHT_PIXELS = 5.0, 1000
 
 
 def find_intensity(view: ResultView) -> Evidence | None:
@@ -46,31 +42,3 @@ def find_background(view: ResultView) -> Evidence | None:
     fitted = Remedy({"stages.+": added}, unless="stage.unknowns.background")
     measured = Remedy(advice="record a background without beam, and name it as data.background")
     return Evidence(number, sentence, (moved, fitted, measured))
-
-
-def find_lost_contrast(view: ResultView) -> Evidence | None:
-    """Return 1 - contrast of y / contrast of I, over 5 x 5 pixels."""
-    mean = ndimage.uniform_filter(view.y, (0, 5, 5), mode="wrap")
-    bright = mean > BRIGHT
-    if np.count_nonzero(bright) < MIN_BRIGHT_PIXELS:
-        return None
-    number = 1 - contrast(view.y, view.y, bright) / max(contrast(view.modelled, None, bright), 1e-30)
-    modes = len(view.result.probe)
-    sentence = f"fringes have {100 * number:.2g} % less contrast than those of the model"
-    return Evidence(number, sentence, (Remedy({"probe.modes": modes + 2}),))
-
-
-def contrast(patterns: np.ndarray, noise: np.ndarray | None, where: np.ndarray) -> float:
-    """Return the variance of patterns about their local means, over those means squared, without that of counting.
-
-    Args:
-        patterns: (B, h, w) counts or intensities; means are over 5 x 5 pixels.
-        noise: (B, h, w) variance of counting, or None for none.
-        where: (B, h, w) bool, pixels that count.
-    """
-    mean = ndimage.uniform_filter(patterns, (0, 5, 5), mode="wrap")
-    square = (patterns - mean) ** 2
-    if noise is not None:
-        square = square - noise * (1 - 1 / 25)
-    weight = where / (mean + 1e-3 * mean.mean() + 1e-30)
-    return float((square * weight).sum() / (mean**2 * weight).sum())

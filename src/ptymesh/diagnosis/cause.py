@@ -53,6 +53,7 @@ class Cause:
         threshold: the number above which the cause is reported.
         weight: power to which number / threshold counts in the ranking; large for what nothing else brings about.
         needs_patterns: True if the result alone does not suffice.
+        needs_trial: True if it is reported only where a trial of its remedy helps much.
         from_times: multiple of the noise floor that a residual must exceed for this cause to be looked for; 0 for
             evidence that does not depend on how well the model fits.
     """
@@ -63,6 +64,7 @@ class Cause:
     threshold: float
     weight: float = 1.0
     needs_patterns: bool = True
+    needs_trial: bool = False
     from_times: float = 1.3
 
 

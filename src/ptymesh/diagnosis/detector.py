@@ -9,6 +9,7 @@ import numpy as np
 from scipy import ndimage
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.shadows import upright
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.options import MOST_BAD_PIXELS
 from ptymesh.io.preprocess import PreparedSource
@@ -17,6 +18,10 @@ from ptymesh.io.preprocess import PreparedSource
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)
 #: Fewest pixels with the largest count, and that count, for saturation.
 MIN_SATURATED = 10
+#: Counts in all views together that a pixel's neighbours have, if it is to be called dead.
+MIN_EXPECTED = 25.0
+#: Squares that are looked at, over the smallest; values that must be among them.
+MAX_RATIO, MIN_LEVELS = 1000.0, 6
 
 
 def find_saturation(view: ResultView) -> Evidence | None:
@@ -63,3 +68,59 @@ def mask_pixels(view: ResultView, pixels: np.ndarray) -> Remedy:
     known = [list(one) for one in view.recipe.data.bad_pixels] if view.recipe is not None else []
     every = known + [one for one in stored if one not in known]
     return Remedy({"data.bad_pixels": every}) if len(every) <= MOST_BAD_PIXELS else mask
+
+
+def find_dead_region(view: ResultView) -> Evidence | None:
+    """Return how many pixels without counts in any view lie between bright ones, where the model expects counts."""
+    shape = upright(view, view.y.mean(axis=0))
+    expected = upright(view, view.modelled.mean(axis=0)) * len(view.views)
+    known = upright(view, np.asarray(view.good.all(axis=0)))
+    dead = known & (shape == 0)
+    bright = known & (shape * len(view.views) > MIN_EXPECTED)
+    between = np.zeros_like(dead)
+    for axis in (0, 1):
+        before = np.maximum.accumulate(bright, axis=axis)
+        after = np.flip(np.maximum.accumulate(np.flip(bright, axis), axis=axis), axis)
+        between |= before & after
+    dark = dead & between
+    labels, count = ndimage.label(dark, structure=np.ones((3, 3)))
+    pixels = np.zeros_like(dark)
+    for label in range(1, count + 1):
+        region = labels == label
+        rim = ndimage.binary_dilation(region, structure=np.ones((3, 3))) & ~region & known
+        around = float(np.median(shape[rim])) * len(view.views) if rim.any() else 0.0
+        if around > MIN_EXPECTED and float(np.median(expected[region])) > 1:
+            pixels |= region
+    places = np.argwhere(pixels)
+    if not len(places):
+        return Evidence(0.0)
+    h, w = shape.shape
+    rows = f"rows {places[:, 0].min()} to {places[:, 0].max()}, columns {places[:, 1].min()} to {places[:, 1].max()}"
+    sentence = f"{len(places)} pixels beside bright ones never count ({rows} of the upright window of {h} x {w})"
+    far = view.scan is not None and view.scan.geometry.propagation == "far_field"
+    stored = (places - np.array([h // 2, w // 2])) % (h, w) if far else places
+    return Evidence(float(len(places)), sentence, (mask_pixels(view, stored),))
+
+
+def find_amplitudes(view: ResultView) -> Evidence | None:
+    """Return how surely the patterns are square roots of counts: 1 if their squares are whole, else by their noise.
+
+    Noise of counts grows with their mean, noise of their square roots does not.
+    """
+    y = view.y[view.good]
+    if view.holds_counts or not (y > 0).any():
+        return Evidence(0.0)
+    squares = y[y > 0] ** 2
+    unit = float(squares.min())
+    ratio = squares / unit
+    use = ratio < MAX_RATIO
+    whole = float(np.mean(np.abs(ratio[use] - np.round(ratio[use])) < 1e-4 * np.maximum(ratio[use], 1)))
+    levels = len(np.unique(np.round(ratio[use])))
+    plain = y[y > 0] / float(y[y > 0].min())
+    plain = plain[plain < MAX_RATIO]
+    counts = float(np.mean(np.abs(plain - np.round(plain)) < 1e-4 * np.maximum(plain, 1)))
+    number = whole if levels >= MIN_LEVELS and counts < 0.5 else 0.0
+    sentence = (
+        f"the squares of the patterns are whole multiples of {unit:.4g}: they are amplitudes, square roots of counts"
+    )
+    return Evidence(number, sentence, (Remedy(advice="square the patterns, and write them as counts"),))

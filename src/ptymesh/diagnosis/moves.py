@@ -20,7 +20,7 @@ MIN_VIEWS = 12
 
 
 def find_geometry(view: ResultView) -> Evidence | None:
-    """Return the root mean square of moves that are a rotation, scale, aspect or shear of the positions, in pixels."""
+    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions."""
     moves = move_statistics(view)
     if moves is None:
         return None
@@ -31,7 +31,7 @@ def find_geometry(view: ResultView) -> Evidence | None:
         "shear": "as axes that are not at right angles would",
     }[moves.largest_term]
     refine = Remedy({"stage.models.scan_geometry": True}, unless="stage.models.scan_geometry")
-    number = moves.parts["geometry"] if moves.kind == "geometry" else 0.0
+    number = moves.linear_errors if moves.kind == "geometry" else 0.0
     return Evidence(number, f"views ask to be moved by {moves.parts['geometry']:.2g} px {way}", (refine,))
 
 
@@ -68,11 +68,13 @@ class MoveStatistics:
         parts: root mean squares, in pixels, of what is a linear map of p, what is smooth in t, and the rest.
         kind: which of them says most.
         largest_term: of the linear map, rotation, scale, aspect or shear.
+        linear_errors: standard errors by which that stands out.
     """
 
     parts: dict[str, float]
     kind: str
     largest_term: str
+    linear_errors: float
 
 
 def move_statistics(view: ResultView) -> MoveStatistics | None:
@@ -101,7 +103,7 @@ def move_statistics(view: ResultView) -> MoveStatistics | None:
         kind = "geometry"
     else:
         kind = "drift" if parts["drift"] >= parts["vibration"] else "vibration"
-    return MoveStatistics(parts, kind, largest)
+    return MoveStatistics(parts, kind, largest, abs(sizes[largest]) / max(error_of_size, 1e-12))
 
 
 def _explained(d: np.ndarray, basis: np.ndarray) -> float:

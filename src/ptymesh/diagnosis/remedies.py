@@ -6,6 +6,7 @@ A result of a recipe gets a command; one made from Python gets arguments.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class UsableRemedy:
     Attributes:
         text: for a person, a command or advice.
         settings: `KEY=VALUE` of a recipe, empty for advice alone.
-        recipe: the result's own with these settings, None for advice alone or a result without a recipe.
+        recipe: the result's own (or what its run from Python amounts to) with these settings; None for advice alone.
     """
 
     text: str
@@ -42,28 +43,29 @@ class UsableRemedy:
     recipe: Recipe | None = None
 
 
-def usable_remedy(view: ResultView, remedies: tuple[Remedy, ...], cause: str) -> UsableRemedy:
-    """Return the first remedy that can be used with this result: it parses, and is not set already.
+def usable_remedies(view: ResultView, remedies: tuple[Remedy, ...], cause: str) -> Iterator[UsableRemedy]:
+    """Yield the remedies that can be used with this result, the best first: they parse, and are not set already.
 
     Args:
         view: the result.
         remedies: candidates, the best first.
-        cause: name, for the folder into which the command writes.
+        cause: name, for the folder into which a command writes.
     """
+    recipe = view.recipe or assumed_recipe(view)
     for remedy in remedies:
         if not remedy.settings:
             if remedy.advice:
-                return UsableRemedy(remedy.advice)
-        elif view.recipe is None:
-            if ALL_STAGES not in remedy.settings and changed_recipe(_assumed_recipe(view), remedy) is not None:
-                return UsableRemedy(_with_advice(_python(remedy), remedy))
-        elif (changed := changed_recipe(view.recipe, remedy)) is not None:
-            settings = tuple(setting(key, value) for key, value in _absolute(view.recipe, remedy).items())
-            return UsableRemedy(_with_advice(command(view, settings, cause), remedy), settings, changed)
-    return UsableRemedy("no setting that has not been used already is known to help")
+                yield UsableRemedy(remedy.advice)
+            continue
+        changed = changed_recipe(recipe, remedy)
+        if changed is None or (view.recipe is None and ALL_STAGES in remedy.settings):
+            continue
+        settings = tuple(setting(key, value) for key, value in _absolute(recipe, remedy).items())
+        text = _python(remedy) if view.recipe is None else command(view, settings, cause)
+        yield UsableRemedy(f"{text}  # {remedy.advice}" if remedy.advice else text, settings, changed)
 
 
-def _assumed_recipe(view: ResultView) -> Recipe:
+def assumed_recipe(view: ResultView) -> Recipe:
     """Return the recipe that would have made a result of Python, as far as the result tells."""
     result = view.result
     *_, engine = str(result.attrs.get("engine") or "rpie").split("+")
@@ -72,10 +74,6 @@ def _assumed_recipe(view: ResultView) -> Recipe:
     if len(result.object) > 1:
         raw["object"] = {"slices": len(result.object), "slice_spacing_m": result.slice_spacing_m}
     return Recipe.parse(raw)
-
-
-def _with_advice(text: str, remedy: Remedy) -> str:
-    return f"{text}  # {remedy.advice}" if remedy.advice else text
 
 
 def changed_recipe(recipe: Recipe, remedy: Remedy) -> Recipe | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ptymesh.diagnosis.cause import Cause, Evidence, Finding
-from ptymesh.diagnosis.remedies import usable_remedy
+from ptymesh.diagnosis.remedies import UsableRemedy, usable_remedies
 from ptymesh.diagnosis.table import CAUSES
+from ptymesh.diagnosis.trials import Trials
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
@@ -20,6 +21,10 @@ from ptymesh.verdict import Convergence, factor_in_words, judge_convergence
 
 #: Findings that are printed, the likeliest ones.
 SHOWN = 3
+#: Strength from which on a finding needs no others beside it.
+CERTAIN = 10.0
+#: Share of the residual without a remedy below which it helps much; strength of a finding that just does.
+MUCH, SMALLEST_GAIN = 0.9, 2.0
 #: Verdicts of which the cause is asked.
 BAD = ("poor", "failed")
 
@@ -95,30 +100,32 @@ class Report:
         return f", though the result is {self.verdict}" if self.verdict in BAD else ""
 
 
-def report(result: Result, scan: Measurement | None = None, path: Path | None = None) -> Report:
+def report(result: Result, scan: Measurement | None = None, path: Path | None = None, trials_s: float = 0.0) -> Report:
     """Return what can be said of a result, and of its data where they are given.
 
     Args:
         result: of a run.
         scan: the data that it was made from.
         path: of the result's file, for the commands that are printed.
+        trials_s: seconds within which what would help is tried on some views; 0: nothing is tried.
     """
     view = ResultView(result, scan, path)
     numbers: dict[str, tuple[float, float]] = {}
-    findings = []
+    found: list[tuple[Cause, Evidence]] = []
     for cause in CAUSES:
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:
-            findings.append(finding(view, cause, evidence))
+            found.append((cause, evidence))
+    trials = Trials(view, trials_s) if trials_s > 0 and scan is not None else None
     attrs = result.attrs
     return Report(
         residual=attrs.get("final_residual"),
         noise_floor=attrs.get("noise_floor"),
         convergence=judge_convergence(result.history, attrs.get("noise_level", attrs.get("noise_floor"))),
-        findings=sorted(findings, key=lambda one: -one.strength),
+        findings=_findings(view, found, trials),
         views=len(view.views) if scan is not None else 0,
         numbers=numbers,
         verdict=result.verdict,
@@ -131,18 +138,68 @@ def is_open(view: ResultView, cause: Cause) -> bool:
     return not cause.from_times or view.misfit_times > cause.from_times
 
 
-def finding(view: ResultView, cause: Cause, evidence: Evidence) -> Finding:
-    """Return what is reported of a cause whose evidence exceeds its threshold."""
-    remedy = usable_remedy(view, evidence.remedies, cause.name)
+def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Trials | None) -> list[Finding]:
+    """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
+    certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
+    findings = [finding(view, *one, trials if place < SHOWN else None) for place, one in enumerate(certain)]
+    sure = bool(findings) and findings[0].strength > CERTAIN
+    for cause, evidence in found:
+        if cause.needs_trial and trials is not None and not sure:
+            tried = tried_finding(view, cause, evidence, trials)
+            findings += [] if tried is None else [tried]
+    return sorted(findings, key=lambda one: -one.strength)
+
+
+def tried_finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials) -> Finding | None:
+    """Return the finding of a cause that only a trial can show; None where no remedy helps much."""
+    made = [(trials.run(one), one) for one in usable_remedies(view, evidence.remedies, cause.name)]
+    helped = [(trial, one) for trial, one in made if trial is not None and trial.with_remedy < MUCH * trial.without]
+    if not helped:
+        return None
+    trial, remedy = min(helped, key=lambda one: one[0].with_remedy)
+    gain = trial.without / max(trial.with_remedy, 1e-30)
+    return Finding(
+        cause.name,
+        cause.title,
+        gain,
+        1 / MUCH,
+        evidence.sentence,
+        remedy.text,
+        remedy.settings,
+        (gain * MUCH) ** 4 * SMALLEST_GAIN,
+        str(trial),
+    )
+
+
+def strength(cause: Cause, evidence: Evidence) -> float:
+    """Return the number by which findings are ranked."""
+    return float((evidence.number / cause.threshold) ** cause.weight)
+
+
+def finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials | None = None) -> Finding:
+    """Return what is reported of a cause whose evidence exceeds its threshold.
+
+    With trials, the remedy is the first that helps, or that cannot be tried; those that do not help are not named.
+    """
+    tried = ""
+    chosen = UsableRemedy("no setting that this recipe takes and does not have already is known to help")
+    for remedy in usable_remedies(view, evidence.remedies, cause.name):
+        trial = trials.run(remedy) if trials is not None else None
+        if trial is None or trial.helps:
+            chosen = remedy
+            tried = str(trial) if trial is not None else "not tried" if trials is not None and remedy.settings else ""
+            break
+        tried = f"{' '.join(remedy.settings)} did not help ({trial})"
     return Finding(
         cause.name,
         cause.title,
         evidence.number,
         cause.threshold,
         evidence.sentence,
-        remedy.text,
-        remedy.settings,
-        (evidence.number / cause.threshold) ** cause.weight,
+        chosen.text,
+        chosen.settings,
+        strength(cause, evidence),
+        tried,
     )
 
 

@@ -6,24 +6,50 @@ simulated scans (docs/how-to/diagnosis.md says which).
 
 from __future__ import annotations
 
-from ptymesh.diagnosis import beam, detector, estimate, moves, orientation, propagation, sampling
+from ptymesh.diagnosis import (
+    beam,
+    blur,
+    detector,
+    estimate,
+    frames,
+    moves,
+    order,
+    orientation,
+    propagation,
+    sampling,
+    shadows,
+)
 from ptymesh.diagnosis.cause import Cause
 
 CAUSES: tuple[Cause, ...] = (
     # --- detector ---
-    Cause("saturation", "The detector saturates", detector.find_saturation, 3.0, weight=3.0, from_times=0),
+    Cause("saturation", "The detector saturates", detector.find_saturation, 2.0, weight=8.0, from_times=0),
     Cause("hot_pixels", "Hot pixels", detector.find_hot_pixels, 0.5, weight=2.0, from_times=0),
     Cause("border", "The beam hardly fits into its window", sampling.find_wide_beam, 0.38, weight=20.0),
+    Cause("dead_region", "Part of the detector does not count", detector.find_dead_region, 2.5, weight=2.0),
+    Cause("amplitudes", "The file holds amplitudes", detector.find_amplitudes, 0.9, weight=50.0, from_times=0),
+    # --- views ---
+    Cause("bad_frames", "Some frames are bad", frames.find_bad_frames, 0.5, weight=3.0),
+    Cause("two_beams", "Two beams in one scan", frames.find_two_beams, 80.0),
+    Cause("descan", "Patterns wander over the detector", frames.find_descan, 5.0, weight=2.0),
+    Cause("lag", "Positions lag the patterns", order.find_lag, 2.0, weight=4.0),
+    Cause("serpentine", "Every second row runs the other way", order.find_serpentine, 4.0, weight=4.0),
     # --- beam ---
     Cause("intensity", "The beam's intensity fluctuates", beam.find_intensity, 0.02),
-    Cause("background", "An unknown background", beam.find_background, 0.02),
-    Cause("few_modes", "Partial coherence, or too few modes", beam.find_lost_contrast, 0.003, weight=0.6),
+    Cause("background", "An unknown background", beam.find_background, 0.02, weight=2.0),
+    Cause("few_modes", "Partial coherence, blur, or too few modes", blur.find_lost_contrast, 0.003, weight=0.6),
+    Cause("fly_scan", "The sample moved within each exposure", blur.find_fly_scan, 0.02, weight=1.5),
     # --- positions and orientation ---
     Cause("orientation", "Wrong orientation of the detector", orientation.find_orientation, 1.5, weight=4.0),
-    Cause("geometry", "Wrong scale or rotation of the positions", moves.find_geometry, 0.05, weight=1.5),
+    Cause("geometry", "Wrong scale or rotation of the positions", moves.find_geometry, 8.0, weight=1.5),
     Cause("drift", "Drift", moves.find_drift, 0.08, weight=1.5),
     Cause("vibration", "Vibration, or inaccurate positions", moves.find_vibration, 0.08, weight=1.5),
     # --- propagation ---
+    Cause(
+        "near_field", "A near field is taken for a far field", shadows.find_near_field, shadows.NEAR_FIELD, weight=6.0
+    ),
+    Cause("defocus_sign", "Defocus of the wrong sign", shadows.find_defocus_sign, 0.15, weight=3.0),
+    Cause("few_slices", "The sample is thicker than one slice", blur.find_few_slices, 2.0, needs_trial=True),
     Cause("plane", "The probe is not that of the sample's plane", sampling.find_other_plane, 4.0, weight=10.0),
     Cause("distance", "Wrong propagation distance", propagation.find_distance, 0.001, weight=2.0, from_times=1.1),
     # --- the scan and the estimate ---

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ptymesh.auto.orientation import centres
 from ptymesh.compare import illumination
+from ptymesh.diagnosis.scan_pass import SIDE, ScanPass, scan_pass
 from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
@@ -50,11 +50,13 @@ class ResultView:
         result: of a run.
         scan: its data, or None where only the result is at hand.
         path: of the result's file, for commands that are printed; None where there is none.
+        memo: what functions of causes keep for each other.
     """
 
     result: Result
     scan: Measurement | None = None
     path: Path | None = None
+    memo: dict[str, object] = field(default_factory=dict, repr=False)
 
     # --- how good it is ---
 
@@ -67,9 +69,15 @@ class ResultView:
 
     @cached_property
     def times(self) -> float | None:
-        """Residual as a multiple of the noise floor, None where that is not known."""
-        residual, floor = (self.result.attrs.get(name) for name in ("final_residual", "noise_floor"))
-        return float(residual / floor) if residual and floor else None
+        """Residual as a multiple of what counting leaves of the true intensities, None where that is not known."""
+        residual = self.result.attrs.get("final_residual")
+        return float(residual / self.noise_level) if residual and self.noise_level else None
+
+    @cached_property
+    def noise_level(self) -> float | None:
+        """Residual that counting leaves of the true intensities; older results call it their noise floor."""
+        attrs = self.result.attrs
+        return attrs.get("noise_level", attrs.get("noise_floor"))
 
     @cached_property
     def misfit_times(self) -> float:
@@ -97,7 +105,7 @@ class ResultView:
 
         F (1 + q) over F (1 - q), q = p / 4 sum f, for p fitted real numbers; 1 where the noise floor is not known.
         """
-        floor = self.result.attrs.get("noise_floor")
+        floor = self.noise_level
         if not floor:
             return 1.0
         slices, modes = len(self.result.object), len(self.result.probe)
@@ -138,7 +146,30 @@ class ResultView:
             return np.full((len(positions), 1), np.inf)
         return np.asarray(cKDTree(positions).query(positions, k=near + 1)[0][:, 1:])
 
+    @cached_property
+    def result_positions(self) -> np.ndarray:
+        """Positions (N, 2) of the windows as the scan has them, before any refinement, in object pixels."""
+        return self.result.positions_px if self.result.nominal_px is None else self.result.nominal_px
+
     # --- with the data ---
+
+    @cached_property
+    def scan_pass(self) -> ScanPass:
+        """What one pass over all patterns gathers."""
+        assert self.scan is not None
+        return scan_pass(self.scan)
+
+    @cached_property
+    def thumbnail_shapes(self) -> np.ndarray:
+        """Thumbnails of all patterns, each of norm 1, (N, a, b)."""
+        thumbnails = self.scan_pass.thumbnails.astype(np.float64)
+        return np.asarray(thumbnails / (np.linalg.norm(thumbnails, axis=(1, 2), keepdims=True) + 1e-30))
+
+    @cached_property
+    def thumbnail_pixels(self) -> np.ndarray:
+        """Detector pixels that a thumbnail's pixel is wide, (2,) y x."""
+        assert self.scan is not None
+        return np.array([-(-n // SIDE) for n in self.scan.window], float)
 
     @cached_property
     def views(self) -> np.ndarray:
@@ -227,9 +258,3 @@ class ResultView:
         if self.scan is None or self.scan.geometry.propagation != "far_field":
             return 0.0
         return speckle_diameter_px(self.scan)
-
-    @cached_property
-    def centres(self) -> np.ndarray:
-        """Centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
-        assert self.scan is not None
-        return centres(self.scan)

@@ -1,0 +1,119 @@
+"""Causes in single views or parts of a scan: bad frames, two beams in one file, patterns that wander."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.view import ResultView
+from ptymesh.io.preprocess import PreparedSource
+
+#: Total, over the median of all, below and above which a frame is bad if it does not fit either.
+DARK, GLARING = 0.2, 5.0
+#: Residual of a view over the median of all that is far off; share of the views up to which bad ones are single ones.
+FAR_OFF, FEW = 4.0, 0.25
+#: Views that are named.
+NAMED = 6
+#: Consecutive parts of a scan whose means are compared; fewest on either side of a change.
+PARTS, MIN_PARTS = 16, 3
+#: Fewest views in which wandering is told from the sample's own phase.
+MIN_VIEWS = 25
+#: Pixels from one side of the scan to the other by which patterns wander, at least.
+MIN_WANDER = 0.5
+
+
+def find_bad_frames(view: ResultView) -> Evidence | None:
+    """Return how many views have no counts, or far too few or many of them, and do not fit."""
+    totals, residuals = view.scan_pass.totals, view.result.residuals
+    middle = float(np.median(totals))
+    odd = (totals <= DARK * middle) | (totals > GLARING * middle)
+    if residuals is not None and len(residuals) == len(totals):
+        odd &= (totals == 0) | (residuals > FAR_OFF * np.median(residuals))
+    bad = np.flatnonzero(odd)
+    if not len(bad) or len(bad) > FEW * len(totals):
+        return Evidence(0.0)
+    some = ", ".join(str(one) for one in bad[:NAMED]) + (" ..." if len(bad) > NAMED else "")
+    counts = f"{totals[bad].min():.3g} to {totals[bad].max():.3g} counts, and the others {middle:.3g}"
+    sentence = f"{len(bad)} view{'s' * (len(bad) > 1)} ({some}) hold {counts}"
+    remedies = (*_left_out(view, bad), Remedy(advice=f"leave out views {some}"))
+    return Evidence(float(len(bad)), sentence, remedies)
+
+
+def _left_out(view: ResultView, bad: np.ndarray) -> tuple[Remedy, ...]:
+    """Return the remedy that leaves out views, counted as in their file, beside those that are left out already."""
+    assert view.scan is not None
+    if view.recipe is None or not isinstance(view.scan.patterns, PreparedSource):
+        return ()
+    stored = sorted({*view.recipe.data.views.without, *(int(one) for one in view.scan.patterns.selected[bad])})
+    return (Remedy({"data.views.without": stored}),)
+
+
+def find_two_beams(view: ResultView) -> Evidence | None:
+    """Return how much further the means of two parts of the scan are apart than means within them, in time order.
+
+    Looked at are the brightness, the mean pattern and the sizes of speckles, each by F, the square of the means'
+    distance over what the scatter of consecutive parts lets expect.
+    """
+    seen = view.scan_pass
+    n = len(seen.totals)
+    if n < PARTS * 2:
+        return None
+    shapes = seen.thumbnails.reshape(n, -1) / np.sqrt(np.maximum(seen.totals, 1e-30))[:, None]
+    middle = np.median(seen.totals)
+    sound = (seen.totals > DARK * middle) & (seen.totals < GLARING * middle)
+    brightness = np.log(np.maximum(seen.totals, 1e-30) / middle)[:, None]
+    edges = np.linspace(0, n, PARTS + 1).round().astype(int)
+    parts = [np.arange(a, b)[sound[a:b]] for a, b in itertools.pairwise(edges)]
+    if any(len(part) == 0 for part in parts):
+        return None
+    best = (0.0, "", 0)
+    for what, values in (("brightness", brightness), ("mean pattern", shapes), ("speckles", seen.speckles)):
+        means = np.stack([values[part].mean(axis=0) for part in parts])
+        for cut in range(MIN_PARTS, PARTS - MIN_PARTS + 1):
+            best = max(best, (_change(means, cut), what, int(edges[cut])))
+    number, what, view_index = best
+    sentence = f"from about view {view_index} on the {what} of the patterns is another than before"
+    split = Remedy({"data.views.stop": view_index}, advice=f"and the rest with data.views.start={view_index}")
+    return Evidence(number, sentence, (split,))
+
+
+def _change(means: np.ndarray, cut: int) -> float:
+    """Return F of the parts' means (n, c) before and after `cut`."""
+    first, second = means[:cut], means[cut:]
+    apart = float(((first.mean(axis=0) - second.mean(axis=0)) ** 2).sum())
+    scatter = [float(((m - m.mean(axis=0)) ** 2).sum()) / (len(m) - 1) / len(m) for m in (first, second)]
+    return apart / max(sum(scatter), 1e-30)
+
+
+def find_descan(view: ResultView) -> Evidence | None:
+    """Return the share of the centres' variance that is linear in the position and no gradient, by its size in pixels.
+
+    A pattern that wanders along with the position makes centres of mass linear in it: c = C p. The symmetric part of C
+    is what a lens in the sample would do; the antisymmetric part nothing in the sample does.
+    """
+    scan = view.scan
+    assert scan is not None
+    if scan.geometry.propagation != "far_field" or scan.views < MIN_VIEWS:
+        return None
+    linear, left = linear_centres(view)
+    p = view.result_positions
+    reach = np.ptp(p, axis=0)
+    curl = 0.5 * abs(linear[0, 1] - linear[1, 0]) * float(reach.mean())
+    error = float(np.sqrt((left**2).mean() / max((p - p.mean(axis=0)).var() * len(p), 1e-30))) * float(reach.mean())
+    number = curl / max(error, 1e-12) if curl > MIN_WANDER else 0.0
+    sentence = f"patterns wander over the detector along the scan, by {curl:.2g} px from side to side"
+    advice = (
+        "move each pattern back by what its centre of mass wanders (descan), or record the scan with descan aligned"
+    )
+    return Evidence(number, sentence, (Remedy(advice=advice),))
+
+
+def linear_centres(view: ResultView) -> tuple[np.ndarray, np.ndarray]:
+    """Return C (2, 2) of the best fit C p to the centres of mass, and what is left of these, (N, 2)."""
+    p = view.result_positions - view.result_positions.mean(axis=0)
+    c = view.scan_pass.centres
+    c = c - c.mean(axis=0)
+    fitted = np.linalg.lstsq(p, c, rcond=None)[0]
+    return np.asarray(fitted.T), np.asarray(c - p @ fitted)

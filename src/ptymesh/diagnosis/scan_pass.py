@@ -1,0 +1,59 @@
+"""One pass over all patterns of a scan: what each view looks like in short.
+
+N       views
+h, w    window pixels
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptymesh.measurement import Measurement
+
+#: Side of a thumbnail, at most; lags of a pattern's autocorrelation that are looked at, in thumbnails' pixels.
+SIDE = 24
+#: Patterns that are read at a time.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class ScanPass:
+    """What a pass over a scan gathers, DC in the middle of far-field patterns.
+
+    Attributes:
+        totals: (N,) counts of each view on good pixels.
+        centres: (N, 2) centre of mass of each pattern, y x, in detector pixels from the middle.
+        thumbnails: (N, a, b) float32, square roots of patterns with pixels summed to at most SIDE a side.
+        speckles: (N, c) float32, modulus of each pattern's Fourier transform over its total, at short lags.
+    """
+
+    totals: np.ndarray
+    centres: np.ndarray
+    thumbnails: np.ndarray
+    speckles: np.ndarray
+
+
+def scan_pass(scan: Measurement) -> ScanPass:
+    """Return what a pass over all patterns gathers; pixels without data count as zero."""
+    far = scan.geometry.propagation == "far_field"
+    h, w = scan.window
+    bins = [-(-n // SIDE) for n in (h, w)]
+    a, b = h // bins[0], w // bins[1]
+    top, left = (h - a * bins[0]) // 2, (w - b * bins[1]) // 2
+    rows, columns = (np.arange(n) - n // 2 for n in (h, w))
+    lags = [min(n // 2, SIDE // 2) for n in (h, w)]
+    parts: list[tuple[np.ndarray, ...]] = []
+    for start in range(0, scan.views, CHUNK):
+        stored = scan.patterns.read(np.arange(start, min(start + CHUNK, scan.views)))
+        y = np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64)
+        y = np.fft.fftshift(y, axes=(1, 2)) if far else y
+        totals = y.sum(axis=(1, 2))
+        scale = np.maximum(totals, 1e-30)
+        centres = np.stack([y.sum(axis=2) @ rows / scale, y.sum(axis=1) @ columns / scale], axis=1)
+        binned = y[:, top : top + a * bins[0], left : left + b * bins[1]]
+        binned = binned.reshape(len(y), a, bins[0], b, bins[1]).sum(axis=(2, 4))
+        lag = np.abs(np.fft.rfft2(y))[:, : lags[0], : lags[1]] / scale[:, None, None]
+        parts.append((totals, centres, np.sqrt(binned).astype(np.float32), lag.reshape(len(y), -1).astype(np.float32)))
+    return ScanPass(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -1,0 +1,140 @@
+"""Short trials of what would help: some views, a few epochs, with and without it.
+
+Both start as the recipe does, so that what is held against each other differs in the remedy alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ptymesh.diagnosis.remedies import UsableRemedy, assumed_recipe
+from ptymesh.diagnosis.view import ResultView
+from ptymesh.errors import PtymeshError
+from ptymesh.io import load_measurement
+from ptymesh.io.options import DataOptions
+from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.run.recipe import Recipe
+from ptymesh.run.reconstruction import Reconstruction
+
+#: Views, epochs and views of a batch of a trial, at most.
+VIEWS, EPOCHS, BATCH = 64, 15, 16
+#: Share of the views that is held out of a trial whose remedy fits more numbers.
+HELD_OUT = 0.1
+#: A remedy helps if the residual ends below this share of what it is without it.
+HELPS = 0.95
+#: Pixels of all patterns of a trial, beyond which it takes more than seconds.
+MOST_PIXELS = VIEWS * 128 * 128
+#: Recipe keys whose remedies move single views, so that held-out ones cannot judge them.
+PER_VIEW = ("positions", "models", "intensity")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a trial.
+
+    Attributes:
+        without, with_remedy: residuals, of held-out views if `held_out`, after so many `epochs` of `views` views.
+    """
+
+    without: float
+    with_remedy: float
+    epochs: int
+    views: int
+    held_out: bool
+
+    @property
+    def helps(self) -> bool:
+        """True if the remedy lowers the residual."""
+        return self.with_remedy < HELPS * self.without
+
+    def __str__(self) -> str:
+        which = "held-out residual" if self.held_out else "residual"
+        return (
+            f"tried: {which} {self.without:.3g} to {self.with_remedy:.3g} in {self.epochs} epochs of {self.views} views"
+        )
+
+
+class Trials:
+    """Trials on one result, within a limit of time.
+
+    Attributes:
+        view: the result and its scan.
+        limit_s: seconds after which no further trial begins.
+    """
+
+    def __init__(self, view: ResultView, limit_s: float) -> None:
+        self.view, self.limit_s = view, limit_s
+        self.start = time.monotonic()
+        self._without: dict[bool, float] = {}
+
+    def run(self, remedy: UsableRemedy) -> Trial | None:
+        """Return what came of a trial; None where none can be made in seconds."""
+        scan, changed = self.view.scan, remedy.recipe
+        if scan is None or changed is None or changed.auto is not None or time.monotonic() - self.start > self.limit_s:
+            return None
+        if min(VIEWS, scan.views) * math.prod(scan.window) * (changed.probe.modes or 1) > MOST_PIXELS:
+            return None
+        recipe = self.view.recipe or assumed_recipe(self.view)
+        held_out = not any(word in key for key in remedy.settings for word in PER_VIEW)
+        try:
+            chosen = self._central_views()
+            if held_out not in self._without:
+                self._without[held_out] = _residual(_part(scan, chosen), recipe, held_out)
+            other = self._changed_scan(recipe, changed)
+            ended = _residual(_part(other, chosen), changed, held_out)
+        except PtymeshError:
+            return None
+        return Trial(self._without[held_out], ended, EPOCHS, len(chosen), held_out)
+
+    def _changed_scan(self, recipe: Recipe, changed: Recipe) -> Measurement:
+        """Return the scan as the changed recipe reads it. Raises BadInput."""
+        scan = self.view.scan
+        assert scan is not None
+        if changed.data == recipe.data and changed.positions == recipe.positions:
+            return scan
+        options: DataOptions = changed.data.model_copy(update={"path": scan.path or changed.data.path})
+        return load_measurement(options, changed.positions)
+
+    def _central_views(self) -> np.ndarray:
+        """Return the views (n,) nearest to the middle of the scan, in their order."""
+        p = self.view.result_positions
+        middle = (p.min(axis=0) + p.max(axis=0)) / 2
+        return np.sort(np.argsort(((p - middle) ** 2).sum(axis=1), kind="stable")[:VIEWS])
+
+
+def _part(scan: Measurement, views: np.ndarray) -> Measurement:
+    """Return these views of a scan; those that it has no longer are left out."""
+    views = views[views < scan.views]
+    return replace(
+        scan,
+        patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))),
+        positions=scan.positions[views],
+        stored_positions=None if scan.stored_positions is None else scan.stored_positions[views],
+        intensity=None if scan.intensity is None else scan.intensity[views] / scan.intensity[views].mean(),
+    )
+
+
+def _residual(scan: Measurement, recipe: Recipe, held_out: bool) -> float:
+    """Return the residual that the last stage ends with, of held-out views, or frozen of all. Raises BadInput."""
+    stage = recipe.stages[-1]
+    size: dict[str, Any] = {"epochs": EPOCHS, "batch": min(stage.batch or BATCH, BATCH)}
+    recon = Reconstruction(
+        scan,
+        object=recipe.object,
+        probe=recipe.probe,
+        subpixel=recipe.positions.subpixel,
+        optics=recipe.optics,
+        precision=recipe.precision,
+        seed=recipe.seed,
+        device="cpu",
+    )
+    recon.stages = [type(stage).parse({**stage.model_dump(), **size})]
+    recon.loop(hold_out=HELD_OUT if held_out else 0.0).run()
+    if held_out:
+        return float(recon.state.history["held_out"][-1])
+    return float(recon.problem.residual(recon.state.estimate)[0])

@@ -1,0 +1,74 @@
+"""Every cause on scans of a simulator of its own, at two severities; and no alarm for healthy results of all kinds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptymesh.diagnosis import CAUSES
+from ptymesh.diagnosis.report import first_cause, report
+
+sys.path.insert(0, str(Path(__file__).parent))
+import instances
+
+#: Kinds that are made in every run of the tests: those that no part of the fit has a say in are quick.
+QUICK = ["transposed", "defocus_sign", "lag", "serpentine", "near_field", "amplitudes"]
+#: A sample of several slices is named by a trial alone, which a small scan in fog does not always allow.
+OTHERS = [name for name in instances.INSTANCES if name not in (*QUICK, "few_slices")]
+
+
+def check_first(name: str, severity: int) -> None:
+    measured, result = instances.instance(name, severity, 0)
+    found = first_cause(result, measured)
+    assert found is not None
+    assert found.cause in instances.INSTANCES[name][1], report(result, measured).lines()
+
+
+@pytest.mark.parametrize("severity", [0, 1])
+@pytest.mark.parametrize("name", QUICK)
+def test_cause_is_named_first(name: str, severity: int) -> None:
+    check_first(name, severity)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("severity", [0, 1])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_cause_is_named_first(name: str, severity: int) -> None:
+    check_first(name, severity)
+
+
+def test_every_expected_cause_is_a_row_of_the_table() -> None:
+    assert {name for _, names in instances.INSTANCES.values() for name in names} <= {cause.name for cause in CAUSES}
+
+
+@pytest.mark.parametrize("index", [0, 5, 12, 16, 25])
+def test_no_alarm_for_a_healthy_result(index: int) -> None:
+    _, measured, result = instances.healthy(index)
+    assert report(result, measured).findings == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", range(len(instances.HEALTHY)))
+def test_no_alarm_for_any_healthy_result(index: int) -> None:
+    _, measured, result = instances.healthy(index)
+    assert report(result, measured).findings == []
+
+
+def test_trial_of_a_remedy_that_helps_is_told_and_one_that_is_set_is_not_named() -> None:
+    """Three modes fitted by one: more modes lower the residual of views that no update uses."""
+    measured, result = instances.instance("few_modes", 1, 0)
+    (found,) = (one for one in report(result, measured, trials_s=60).findings if one.cause == "few_modes")
+    assert found.settings == ("probe.modes=3",)
+    assert found.tried.startswith("tried: held-out residual ")
+    without, with_remedy = (float(word) for word in found.tried.split()[3:6:2])
+    assert with_remedy < 0.9 * without
+
+
+def test_positions_that_lag_are_said_to_lag_by_their_frames() -> None:
+    measured, result = instances.instance("lag", 1, 0)
+    found = first_cause(result, measured)
+    assert found is not None and "3 frames behind" in found.sentence
+    assert np.isfinite(found.number)
