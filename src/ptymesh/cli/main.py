@@ -108,7 +108,11 @@ def main() -> None:
     if "--debug" in arguments[:own]:  # wherever it stands
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
-    else:  # where matplotlib keeps its list of fonts, and that it makes one, is no matter of ours (plot/fonts.py)
+    if own == len(arguments):  # figures are drawn into files: a name that matplotlib does not know would end all of it
+        os.environ.pop("MPLBACKEND", None)
+    if not os.environ.get(
+        DEBUG
+    ):  # where matplotlib keeps its list of fonts, and that it makes one, is no matter of ours (plot/fonts.py)
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         try:
@@ -130,6 +134,9 @@ def main() -> None:
         if stopping.speaks() or not isinstance(error, Interrupted):  # of which all ranks know
             _report(error, str(error))
         sys.exit(error.exit_status)
+    except PermissionError as error:
+        _report(error, f"{error.filename or 'A file'} cannot be used ({error.strerror}); mend its permissions.")
+        sys.exit(BadInput.exit_status)
     except Exception as error:
         where = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."
         said = " ".join(str(error).split())[:300]
