@@ -55,7 +55,7 @@ def test_the_history_has_rates_where_a_scheduler_changes_them(tmp_path: Path) ->
     result = pm.reconstruct(scan(), [pm.RPIE(epochs=2), steps])
     cosine = 0.05 * (1 + np.cos(np.pi * np.arange(6) / 6))
     np.testing.assert_allclose(result.history["rate"], [0, 0, *cosine])
-    assert str(result.attrs["verdict"]).startswith("at rest: steps have shrunk to 6.7 % as scheduled")
+    assert result.convergence.startswith("at rest: the stage's schedule has lowered its learning rate to 6.7 % of")
     result.save(tmp_path / "result.h5")
     assert pm.Result.load(tmp_path / "result.h5").history["rate"].tolist() == result.history["rate"].tolist()
     assert "rate" not in pm.reconstruct(scan(), pm.Adam(epochs=2, scheduler=None)).history

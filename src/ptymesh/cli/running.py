@@ -303,7 +303,7 @@ def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
     """Say what came of it, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
-    noise = f" (noise floor {floor:.4g})" if floor else ""
+    noise = f" (noise floor {floor:.4g} to {attributes['noise_level']:.4g})" if floor else ""
     typer.echo(f"Final residual {final:.6f}{noise}, R {attributes['final_r']:.4f}: {outcome.path}")
     for name, numbers in outcome.result.parameters.items():
         if any(name in stage.models for stage in recipe.stages):

@@ -42,6 +42,7 @@ class Report:
         numbers: number and threshold of each cause whose data are there, found or not; NaN where it cannot be told.
         verdict: of the run (good, poor, failed or unknown), empty where an older version made the result.
         reason: the verdict's sentence.
+        times: misfit as a multiple of what counting leaves, None where that is not known.
     """
 
     residual: float | None
@@ -52,6 +53,7 @@ class Report:
     numbers: dict[str, tuple[float, float]] = field(default_factory=dict)
     verdict: str = ""
     reason: str = ""
+    times: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON; numbers that cannot be told are None."""
@@ -72,11 +74,6 @@ class Report:
             "numbers": numbers,
         }
 
-    @property
-    def times(self) -> float | None:
-        """Residual as a multiple of the noise floor."""
-        return self.residual / self.noise_floor if self.residual and self.noise_floor else None
-
     def lines(self) -> list[str]:
         """Return the report in lines of text for a terminal."""
         lines = [] if self.residual is None else [f"Residual {self.residual:.4g}{self._floor_clause()}."]
@@ -93,8 +90,8 @@ class Report:
 
     def _floor_clause(self) -> str:
         if self.times is None:
-            return "; the noise floor is not known, as the patterns are no counts" if self.views else ""
-        return f", {factor_in_words(self.times)} times the noise floor {self.noise_floor:.4g}"
+            return "; what noise leaves is not known, as the patterns are no counts" if self.views else ""
+        return f", {factor_in_words(self.times)} times what counting leaves"
 
     def _poor_clause(self) -> str:
         return f", though the result is {self.verdict}" if self.verdict in BAD else ""
@@ -130,7 +127,14 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         numbers=numbers,
         verdict=result.verdict,
         reason=str(attrs.get("verdict_sentence", "")),
+        times=_times(attrs),
     )
+
+
+def _times(attrs: dict[str, Any]) -> float | None:
+    """Return the misfit as a multiple of what counting leaves; of results of older versions, the residual over it."""
+    times, residual, floor = (attrs.get(name) for name in ("times_noise", "final_residual", "noise_floor"))
+    return times if times is not None else residual / floor if residual and floor else None
 
 
 def is_open(view: ResultView, cause: Cause) -> bool:
@@ -219,7 +223,7 @@ def last_words(
         path: of its file.
         scan: loads the data, which are looked at where the verdict is poor or failed.
     """
-    lines = [f"Convergence of the iteration: {judge_convergence(result.history, result.attrs.get('noise_level'))}."]
+    lines = [f"Convergence of the iteration: {result.convergence}."] if result.convergence else []
     if result.verdict not in BAD:
         return lines, None
     found = report(result, path=path)

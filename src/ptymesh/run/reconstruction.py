@@ -477,7 +477,8 @@ class Reconstruction(Displayed):
     def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
         evidence = collect_evidence(self.problem, self.state.estimate, by_view)
-        return judge(residual, self.noise, 0 if self.noise is None else self._count_fitted(), evidence)
+        fitted = 0 if self.noise is None else self._count_fitted()
+        return judge(residual, self.noise, fitted, evidence, self._history())
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
@@ -504,6 +505,7 @@ class Reconstruction(Displayed):
                 "final_r": r,
                 "noise_floor": verdict.noise_floor,
                 "noise_level": self.noise_level,
+                "times_noise": verdict.times,
                 "verdict": verdict.state,
                 "verdict_sentence": verdict.sentence,
                 "unexplained_views": list(verdict.views[:MOST_NAMED]) or None,

@@ -58,7 +58,16 @@ class Outcome:
 
 
 #: Attributes of a result that say what is thought of it.
-JUDGED = ("verdict", "verdict_sentence", "convergence", "final_residual", "noise_floor", "unexplained_views")
+JUDGED = (
+    "verdict",
+    "verdict_sentence",
+    "unexplained_views",
+    "times_noise",
+    "final_residual",
+    "noise_floor",
+    "noise_level",
+    "convergence",
+)
 #: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
 Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 

@@ -1,0 +1,196 @@
+"""Verdicts: on scans whose truth is known, on made-up evidence at the thresholds, on ranks and in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptymesh import Reconstruction, reconstruct
+from ptymesh.distributed.world import Solo, World
+from ptymesh.errors import BadInput, Poor
+from ptymesh.io.results import Result, add_attributes, read_attributes
+from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.simulate import simulate
+from ptymesh.verdict import Evidence, NoiseFloor, Verdict, factor_in_words, judge
+from ptymesh.verdict.judging import name_views
+
+STAGES = [{"engine": "rpie", "epochs": 25, "batch": 12}]
+SAID = ("final_residual", "noise_floor", "noise_level", "times_noise", "verdict", "verdict_sentence", "convergence")
+
+
+def scan_of(**options: Any) -> Measurement:
+    """Return a scan that takes a second to reconstruct; the file's probe is the true one."""
+    known = {"views": 60, "window": 32, "overlap": 0.75, "photons_per_view": 2e4, "probe_guess": "true", "seed": 3}
+    return simulate(**(known | options)).measurement
+
+
+def result_of(scan: Measurement, **options: Any) -> Result:
+    """Return its reconstruction by 25 epochs of rPIE."""
+    return reconstruct(scan, STAGES, probe={"start": "file"}, **options)
+
+
+def changed(scan: Measurement, views: list[int], counts: np.ndarray | int) -> Measurement:
+    """Return the scan with other patterns in these views."""
+    patterns = scan.patterns.read(np.arange(scan.views)).copy()
+    patterns[views] = counts
+    return replace(scan, patterns=ArraySource(patterns))
+
+
+def test_a_right_model_is_good(capsys: pytest.CaptureFixture[str]) -> None:
+    result = result_of(scan_of())
+    assert result.verdict == "good" and "good" in repr(result)
+    assert 0.7 < result.attrs["times_noise"] < 1.2
+    assert 0 < result.attrs["noise_floor"] < result.attrs["noise_level"]
+    assert "over-fitting" not in result.convergence
+    assert not capsys.readouterr().err, "nothing is said of what is good"
+
+
+def test_wrong_positions_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    scan = scan_of()
+    wrong = replace(scan, positions=scan.positions[:, ::-1].copy())
+    result = result_of(wrong)
+    assert result.verdict in ("poor", "failed") and result.attrs["times_noise"] > 1.35
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"ptymesh: the result is {result.verdict}: {result.attrs['verdict_sentence']}."
+    with pytest.raises(Poor, match="times what counting leaves") as raised:
+        result_of(wrong, strict=True)
+    assert isinstance(raised.value.result, Result) and raised.value.exit_status == 4
+    with pytest.raises(BadInput, match="strict is 1"):
+        result_of(wrong, strict=1)
+
+
+def test_blank_views_are_named() -> None:
+    result = result_of(changed(scan_of(), [7, 23, 41], 0))
+    assert result.verdict == "poor"
+    assert set(result.attrs["unexplained_views"][:3]) == {7, 23, 41}, "before neighbours, which suffer from them"
+    assert "of 60 views are not explained (views " in result.attrs["verdict_sentence"]
+
+
+def test_patterns_that_are_no_counts_are_unknown() -> None:
+    result = result_of(scan_of(noise=False))
+    assert result.verdict == "unknown" and "no counts" in result.attrs["verdict_sentence"]
+    assert "noise_floor" not in {name for name, value in result.attrs.items() if value is not None}
+    rounded = scan_of(noise=False, photons_per_view=1e6)
+    patterns = np.round(rounded.patterns.read(np.arange(60))).astype(np.uint32)
+    smooth = reconstruct(
+        replace(rounded, patterns=ArraySource(patterns)),
+        [{"engine": "rpie", "epochs": 120, "batch": 12}],
+        probe={"start": "file"},
+    )
+    assert smooth.verdict == "unknown" and "vary less than counts do" in smooth.attrs["verdict_sentence"]
+
+
+def on_ranks(world: World, layout: str) -> dict[str, Any]:
+    scan = changed(scan_of(views=30), [4, 17], 0)
+    recon = Reconstruction(scan, probe={"start": "file"}, device=world, layout=layout)
+    for _ in recon.run({"engine": "rpie", "epochs": 3, "batch": 12}):
+        pass
+    attrs = recon.result().attrs
+    return {name: attrs[name] for name in (*SAID, "unexplained_views")}
+
+
+def test_ranks_and_layouts_agree(ranks) -> None:  # type: ignore[no-untyped-def]
+    one = on_ranks(Solo(), "replicated")
+    assert one["verdict"] == "poor" and set(one["unexplained_views"][:2]) == {4, 17}
+    for layout in ("replicated", "tiled"):
+        for size in (2, 3):
+            assert all(other == one for other in ranks(size, on_ranks, layout)), (layout, size)
+
+
+def made_up(misfits: np.ndarray, static: float = 0.05, pixels: np.ndarray | None = None) -> Evidence:
+    """Return evidence of views with 1,000 counts and 10,000 on 64 pixels, and these misfits in what counting leaves."""
+    views, expected = len(misfits), 16.0
+    by_view = np.zeros((views, 6))
+    by_view[:, 0], by_view[:, 1], by_view[:, 2] = expected * misfits, expected, expected / 2
+    by_view[:, 3], by_view[:, 5] = 10_000, 64
+    by_pixel = np.broadcast_to(by_view.sum(axis=0)[:, None, None] / 64, (6, 8, 8)).copy()
+    by_pixel[4] = np.sqrt((1 - static) * views * by_pixel[3])
+    by_pixel[5] = views
+    if pixels is not None:
+        by_pixel[0] = pixels
+    return Evidence(np.arange(views), by_view, by_pixel, by_view[:, [0, 3]])
+
+
+def verdict_of(evidence: Evidence, fall: float = 0.0) -> Verdict:
+    history = {"stage": np.zeros(10), "residual": (1 - fall) ** np.arange(10.0)}
+    return judge(evidence.residual, NoiseFloor(0.0016, 0.0016, 1e6), 2000, evidence, history)
+
+
+@pytest.mark.parametrize(
+    ("times", "static", "fall", "state"),
+    [
+        (1.0, 0.05, 0.0, "good"),
+        (1.3, 0.003, 0.0, "good"),  # a third of the signal, but counting may do that
+        (1.6, 0.05, 0.0, "good"),  # 2 % of the signal
+        (3.5, 0.05, 0.0, "good"),  # 8 % of it
+        (9.0, 0.05, 0.0, "poor"),  # 26 %
+        (9.0, 0.05, 0.03, "poor"),  # 26 %, on its way
+        (25.0, 0.05, 0.0, "failed"),  # 79 %
+    ],
+)
+def test_states_at_their_thresholds(times: float, static: float, fall: float, state: str) -> None:
+    found = verdict_of(made_up(np.full(100, times), static), fall)
+    assert found.state == state, found
+    assert found.times == pytest.approx(times) and "over-fitting" not in str(found)
+    assert ("still falling" in str(found)) == (state == "poor" and fall > 0)
+
+
+def test_one_view_in_a_hundred_is_named_and_two_are_poor() -> None:
+    misfits = np.ones(100)
+    misfits[17] = 40
+    found = verdict_of(made_up(misfits))
+    assert found.state == "good" and found.views == (17,) and "1 of 100 views is not explained (view 17)" in str(found)
+    misfits[3] = 60
+    found = verdict_of(made_up(misfits))
+    assert found.state == "poor" and found.views == (3, 17)
+
+
+def test_few_pixels_that_hold_the_excess_are_named() -> None:
+    pixels = np.full((8, 8), 25.0)
+    pixels[3, 4] = 25 + 480.0  # all that is above what counting leaves
+    found = verdict_of(made_up(np.full(100, 1.3), pixels=pixels))
+    assert found.state == "poor" and "1 of 64 detector pixels hold 100% of what is not explained" in str(found)
+
+
+def test_not_finite_is_failed_and_low_is_unknown() -> None:
+    evidence = made_up(np.ones(10))
+    assert judge(float("nan"), None, 0, evidence).state == "failed"
+    assert judge(1e-6, NoiseFloor(0.0016, 0.0016, 1e6), 0, evidence).state == "unknown"
+    assert judge(0.0016, None, 0, evidence).state == "unknown"
+    assert judge(0.04, None, 0, made_up(np.full(10, 25.0))).state == "failed"
+
+
+def test_factors_and_views_in_words() -> None:
+    assert [factor_in_words(n) for n in (1.234, 98.7, 234.5, 1748533077461.0)] == [
+        "1.2",
+        "99",
+        "234",
+        "more than 10,000",
+    ]
+    assert [name_views(v) for v in ([3], [3, 17], [3, 17, 5, 6, 7])] == [
+        "view 3",
+        "views 3 and 17",
+        "views 3, 17, 5 and 2 more",
+    ]
+
+
+def test_results_of_older_versions_are_read(tmp_path: Path) -> None:
+    """The sentence on convergence stood in `verdict`."""
+    attrs = {"verdict": "still falling by 1.3 % an epoch: 20 more epochs would pay", "final_residual": 0.01}
+    Result(np.ones((1, 9, 9), complex), np.ones((1, 4, 4), complex), np.zeros((2, 2)), attrs=attrs).save(
+        tmp_path / "old.h5"
+    )
+    old = Result.load(tmp_path / "old.h5")
+    assert (old.verdict, old.convergence) == ("", attrs["verdict"]) and "falling" not in repr(old)
+
+
+def test_attributes_are_added_to_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "result.h5"
+    Result(np.ones((1, 9, 9), complex), np.ones((1, 4, 4), complex), np.zeros((2, 2)), attrs={"ranks": 2}).save(path)
+    add_attributes(path, {"first_cause": "orientation"})
+    assert Result.load(path).attrs["first_cause"] == "orientation", "digests hold"
+    assert read_attributes(path)["ranks"] == 2 and [*tmp_path.iterdir()] == [path]
