@@ -79,6 +79,10 @@ def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena
     engine = GEOMETRY_ADAM | {"batch": min(64, 2 * search.opening["batch"])}
     told_recipe, begun = search.recipe, track
     told: Track | None = None
+    # what is begun and not finished would have been spent for nothing
+    if not search.budget.holds(arena.cost(track.using(engine), GEOMETRY_SETTLE + GEOMETRY_EPOCHS), READING):
+        search.note_skipped("Whether the scan is stretched, sheared or turned")
+        return arena, track
     try:
         for left in reversed(range(GEOMETRY_ROUNDS + 1)):
             settled = arena.run(begun.using(engine), GEOMETRY_SETTLE, READING)
