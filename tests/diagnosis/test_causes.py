@@ -35,7 +35,8 @@ def test_a_cause_is_named(truth: str) -> None:
     """Seeds of tuning: the benchmark reports others. Every cause is made there."""
     row = benchmark.diagnosed(truth, 3)
     assert row["named"] == truth
-    assert (row["times_noise_floor"] < 1.3) == (truth == "healthy")
+    # a hot pixel or two are soon explained by a bright point of the probe's far field
+    assert (row["times_noise_floor"] < 1.3) == (truth in ("healthy", "hot_pixels"))
 
 
 def test_every_cause_of_the_benchmark_is_a_row_of_the_table() -> None:
@@ -114,13 +115,18 @@ def test_over_fitting_is_said_from_held_out_views_alone() -> None:
 
 
 def test_the_end_of_a_run_is_three_lines_at_most() -> None:
-    few = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.01}), Path("out/result.h5"))
-    assert len(few) == 2 and "5 times the noise floor; `ptymesh diagnose out/result.h5`" in few[1]
-    far = last_words(result(attrs={"final_residual": 0.05, "noise_floor": 0.0003}), Path("r.h5"))
-    assert "is 167 times the noise floor" in far[1]
+    converged = {"convergence": "converged: the residual falls by 0.01 % an epoch"}
+    good = {**converged, "verdict": "good", "verdict_sentence": "as it is", "final_residual": 0.01, "noise_floor": 0.01}
+    lines, cause = last_words(result(attrs=good), Path("out/result.h5"))
+    assert lines == ["Convergence of the iteration: converged: the residual falls by 0.01 % an epoch."] and cause is None
+    poor = {**converged, "verdict": "poor", "verdict_sentence": "as it is", "final_residual": 0.05, "noise_floor": 0.01}
+    lines, cause = last_words(result(attrs=poor), Path("out/result.h5"))
+    assert len(lines) == 2 and "`ptymesh diagnose out/result.h5`" in lines[1] and cause is None
     y, x = np.mgrid[:96, :96] - 40.5
-    more = last_words(result(object=np.exp(1j * np.arctan2(y, x))[None], attrs=POOR), Path("r.h5"))
-    assert len(more) == 3 and more[1].startswith("Phase vortices") and more[2].startswith("What would help: ")
+    vortex = result(object=np.exp(1j * np.arctan2(y, x))[None], attrs=poor)
+    lines, cause = last_words(vortex, Path("r.h5"))
+    assert len(lines) == 3 and lines[1].startswith("Likely cause: Phase vortices") and cause == "vortices"
+    assert lines[2].startswith("What would help: ")
 
 
 def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
@@ -128,8 +134,10 @@ def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
     measured, found = benchmark.plane(np.random.default_rng([3, 77]), 3)
     assert report(found).findings[0].cause == "overlap"
     assert report(found, measured).findings[0].cause == "plane"
-    words = last_words(found, Path("r.h5"), lambda: measured)
-    assert words[1].startswith("The probe is not that of the sample's plane") and "defocus_m" in words[2]
+    found.attrs |= {"verdict": "poor", "verdict_sentence": "the residual is 9 times what counting leaves"}
+    lines, cause = last_words(found, Path("r.h5"), lambda: measured)
+    assert cause == "plane" and "The probe is not that of the sample's plane" in "".join(lines)
+    assert "defocus_m" in lines[-1]
 
     def gone() -> Measurement:
         raise BadInput("It is not there.")

@@ -52,20 +52,22 @@ def test_tables_are_what_poisson_counts_do(mean: float) -> None:
     assert float(expected_spread(y).mean()) == pytest.approx(float(y.sqrt().var()), rel=0.01)
 
 
-def fitted_roots(mean: float, pixels: int, numbers: int) -> tuple[float, float, float, float]:
+def fitted_roots(mean: float, pixels: int, numbers: int, draws: int = 16) -> tuple[float, float, float, float]:
     """Roots of intensities that are linear in some numbers, fitted by least squares to those of counts: training and
-    held-out residual, both over F, and the same that the formulas give."""
+    held-out residual, both over F, and the same that the formulas give. Means of so many draws of the counts, each of
+    which scatters by sqrt(2 / pixels)."""
     rng = np.random.default_rng(7)
     directions = rng.standard_normal((pixels, numbers)) / np.sqrt(numbers)
     roots = np.sqrt(mean) * (1 + 0.1 * directions @ rng.standard_normal(numbers))
-    seen, unseen = rng.poisson(roots**2, (2, pixels)).astype(float)
+    seen, unseen = rng.poisson(roots**2, (2, draws, pixels)).astype(float)
     basis = np.linalg.qr(np.column_stack([directions, np.ones(pixels)]))[0]
-    model = basis @ (basis.T @ np.sqrt(seen))
+    model = (np.sqrt(seen) @ basis) @ basis.T
     f = float(misfit_of(torch.from_numpy(roots**2))[0].sum())
-    v = float(expected_spread(torch.from_numpy(seen)).sum())
-    floor = NoiseFloor(f / seen.sum(), v / seen.sum(), seen.sum())
+    v = float(expected_spread(torch.from_numpy(seen)).sum()) / draws
+    counts = seen.sum() / draws
+    floor = NoiseFloor(f / counts, v / counts, counts)
     training = ((np.sqrt(seen) - model) ** 2).sum() / seen.sum()
-    held_out = ((np.sqrt(unseen) - model) ** 2).sum() / unseen.sum()
+    held_out = ((np.sqrt(unseen) - model) ** 2).sum() / seen.sum()
     bound = floor.fitted(numbers + 1)
     return training / floor.truth, held_out / floor.truth, bound / floor.truth, 2 - bound / floor.truth
 

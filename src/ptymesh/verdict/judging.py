@@ -124,14 +124,15 @@ def judge(
         return Verdict(
             "failed", f"{fog}, and {factor_in_words(times)} times what counting leaves", residual, bound, times
         )
-    if unexplained and (share > POOR_SHARE or many_odd):
+    if many_odd or (unexplained and share > POOR_SHARE):
         more = "; it was still falling, so that more epochs may help" if falling else ""
         return Verdict("poor", f"{named}{more}", residual, bound, times, odd)
     if pixels and times > ODD_PIXELS_TIMES:
         return Verdict("poor", named, residual, bound, times)
     if unexplained:
         return Verdict("good", f"{named}, which is {share:.0%} of what the views tell", residual, bound, times, odd)
-    return Verdict("good", f"{named}: no more than noise and fitted numbers explain", residual, bound, times, odd)
+    rest = "; the others are, as far as noise lets them" if odd else ": no more than noise and fitted numbers explain"
+    return Verdict("good", f"{named}{rest}", residual, bound, times, odd)
 
 
 def odd_views(evidence: Evidence) -> tuple[int, ...]:
