@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ptymesh.auto import described, is_data, named_after
+from ptymesh.auto import described, described_recipe, is_data, named_after
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.cxi_writer import write_measurement
@@ -179,3 +179,33 @@ def test_the_bright_disc_of_electrons_tells_the_pixel(tmp_path: Path) -> None:
     raw, reasons = described(tmp_path / "scan.h5", settings)
     assert raw["data"]["object_pixel_m"] == pytest.approx(pixel[0], rel=0.1)
     assert "The bright disc" in reasons["data.object_pixel_m"][0]
+
+
+def test_a_recipe_whose_stages_are_open_is_described_as_a_file_is(scan: Path, tmp_path: Path) -> None:
+    """What it says stays; what it leaves open about the data is found; with stages, nothing is."""
+    places = np.random.default_rng(3).uniform(0, 20, (9, 2))
+    generic(tmp_path / "any.h5", where=places)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: {path: any.h5}\npositions: {unit: px}\nstages: auto\nseed: 4\n")
+    made, reasons = described_recipe(recipe, ["output.dir=there"])
+    assert made.data.keys is not None and made.data.keys.patterns == "/counts" and "data.keys" in reasons
+    assert made.auto is not None and made.seed == 4 and made.output.dir.name == "there"
+    recipe.write_text(f"data: {{path: {scan}, bin: 2}}\nstages: [{{engine: rpie}}]")
+    made, reasons = described_recipe(recipe)
+    assert not reasons and made.auto is None and made.data.bin == 2
+
+
+def test_the_pixel_of_electrons_is_found_for_a_recipe_as_for_a_file(data_dir: Path, tmp_path: Path) -> None:
+    settings = [
+        "data.keys={patterns: /data}",
+        "data.radiation=electron",
+        "data.energy_eV=300e3",
+        "positions.raster={shape: 40, step_m: 31.25e-10}",
+        "probe.start={kind: electron, semiangle_rad: 1.03e-3}",
+    ]
+    data = data_dir / "cryo-4dstem-40x40.h5"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"data: {{path: {data}}}\nstages: auto\n")
+    made, reasons = described_recipe(recipe, settings)
+    alone = Recipe.parse(described(data, settings)[0])
+    assert made.data == alone.data and made.positions == alone.positions and "data.object_pixel_m" in reasons

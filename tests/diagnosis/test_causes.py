@@ -116,10 +116,13 @@ def test_over_fitting_is_said_from_held_out_views_alone() -> None:
 
 def test_the_end_of_a_run_is_three_lines_at_most() -> None:
     converged = {"convergence": "converged: the residual falls by 0.01 % an epoch"}
-    good = {**converged, "verdict": "good", "verdict_sentence": "as it is", "final_residual": 0.01, "noise_floor": 0.01}
+    converged["verdict_sentence"] = "as it is"
+    good = {**converged, "verdict": "good", "final_residual": 0.01, "noise_floor": 0.01}
     lines, cause = last_words(result(attrs=good), Path("out/result.h5"))
-    assert lines == ["Convergence of the iteration: converged: the residual falls by 0.01 % an epoch."] and cause is None
-    poor = {**converged, "verdict": "poor", "verdict_sentence": "as it is", "final_residual": 0.05, "noise_floor": 0.01}
+    assert (
+        lines == ["Convergence of the iteration: converged: the residual falls by 0.01 % an epoch."] and cause is None
+    )
+    poor = {**converged, "verdict": "poor", "final_residual": 0.05, "noise_floor": 0.01}
     lines, cause = last_words(result(attrs=poor), Path("out/result.h5"))
     assert len(lines) == 2 and "`ptymesh diagnose out/result.h5`" in lines[1] and cause is None
     y, x = np.mgrid[:96, :96] - 40.5

@@ -318,3 +318,10 @@ def test_illumination_is_the_sum_of_probes() -> None:
     for (y, x), weight in zip(e.anchors.tolist(), e.weights[:, 0].tolist(), strict=True):
         expected[y : y + 24, x : x + 28] += weight**2 * intensity
     assert np.allclose(toy.problem().evaluator.illumination(e).numpy(), expected)
+
+
+@pytest.mark.parametrize("limit", [{"low": -90}, {"high": 45.0}])
+def test_limits_of_the_phase_are_radians(limit: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match=r"is -?\d+ rad, more than a whole turn; give radians \(-?\d+ degrees are -?\d"):
+        RPIE.parse({"phase": limit})
+    assert RPIE.parse({"phase": {"low": -6.2, "high": 3.2}}).phase

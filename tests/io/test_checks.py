@@ -363,3 +363,67 @@ def test_each_check_can_be_turned_off(counts: np.ndarray) -> None:
         found = check_patterns(m, survey(m))
         assert (found.left_out.tolist(), int(found.masked.sum())) == (views, pixels)
         assert any("There is" in one or "There are" in one for one in found.doubts) == ("warn" in vars(checks).values())
+
+
+# --- what is stored, and how many ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "unit, remedy", [(1.0, r"amplitudes=true\."), (0.04, r"amplitudes=true and data\.gain=0\.04\.")]
+)
+def test_roots_of_counts_are_named_and_squared(counts: np.ndarray, tmp_path: Path, unit: float, remedy: str) -> None:
+    path = file_of(tmp_path / "roots.h5", np.sqrt(counts * unit).astype(np.float32))
+    assert any(
+        re.search(f"square roots of counts .*set data\\.{remedy}", one) for one in check_marks(load(path)).doubts
+    )
+    squared = load(path, amplitudes=True, **({} if unit == 1 else {"gain": unit}))
+    expected = load(file_of(tmp_path / "counts.h5", counts))
+    every = np.arange(VIEWS)
+    np.testing.assert_allclose(squared.patterns.read(every), expected.patterns.read(every), rtol=1e-6, atol=1e-5)
+    assert not check_marks(squared).doubts and (unit != 1 or survey(squared).whole)
+
+
+def test_other_fractions_are_no_roots(counts: np.ndarray) -> None:
+    rng = np.random.default_rng(8)
+    for values in (counts * 0.37, counts + rng.normal(0, 0.1, counts.shape), counts / rng.uniform(1, 2, (1, 32, 32))):
+        assert not check_marks(measured(np.abs(values))).doubts
+
+
+@pytest.mark.parametrize("patterns, positions", [(144, 140), (140, 144)])
+def test_different_numbers_are_refused_with_the_remedy(
+    counts: np.ndarray, tmp_path: Path, patterns: int, positions: int
+) -> None:
+    path = file_of(tmp_path / "scan.h5", counts[:patterns], raster()[:positions])
+    with pytest.raises(
+        BadInput, match=rf"{patterns} patterns, but .* {positions} positions: .*set data\.views\.stop=140\."
+    ):
+        load(path)
+    m = load(path, views={"stop": 140})
+    np.testing.assert_array_equal(m.positions, raster()[:140])
+
+
+def test_several_positions_for_each_pattern(counts: np.ndarray, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "fly.h5", counts, np.repeat(raster(), 10, axis=0))
+    with pytest.raises(
+        BadInput, match=r"1440 positions, 10 for each: give their means, as positions\.reshape\(144, 10, 2\)"
+    ):
+        load(path)
+
+
+def test_a_window_of_one_pixel_is_refused(counts: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"A window of 1 x 1 pixels holds no diffraction pattern; choose a larger data\.crop"
+    ):
+        load(file_of(tmp_path / "scan.h5", counts), crop=1)
+
+
+def test_data_without_marks_are_read_alike_at_any_place(counts: np.ndarray, tmp_path: Path) -> None:
+    """Views, mask and intensities follow what is left out; binned counts do not wrap."""
+    factors = np.linspace(0.5, 2.0, VIEWS)
+    np.save(tmp_path / "intensity.npy", factors)
+    path = file_of(tmp_path / "scan.h5", np.full_like(counts, 60000))
+    m = load(path, views={"step": 3, "without": [3]}, intensity=str(tmp_path / "intensity.npy"), bin=2)
+    kept = np.setdiff1d(np.arange(0, VIEWS, 3), [3])
+    np.testing.assert_array_equal(m.positions, raster()[kept])
+    np.testing.assert_allclose(m.intensity, factors[kept] / factors[kept].mean())  # type: ignore[arg-type]
+    assert (m.patterns.read(np.arange(m.views)) == 240000).all()

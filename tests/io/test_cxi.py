@@ -285,3 +285,9 @@ def test_writer_refuses_what_does_not_fit(tmp_path: Path, patterns: np.ndarray, 
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         write_cxi(tmp_path / "file" / "x.cxi", patterns=[patterns], count=6, positions_m=positions, **common)
+
+
+def test_further_entries_are_named(cxi: Callable, patterns: np.ndarray) -> None:
+    assert not any("further patterns" in note for note in load(cxi()).notes)
+    notes = load(cxi({"/entry_2/data_1/data": patterns, "/entry_1/data_2/data": patterns})).notes
+    assert any("further patterns (/entry_2/data_1/data, /entry_1/data_2/data), which are not read" in n for n in notes)

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ptymesh.auto.data import described
+    from ptymesh.auto.data import described, described_recipe
     from ptymesh.auto.deciding import decide
     from ptymesh.auto.given import is_data, named_after
     from ptymesh.auto.python import reconstruct
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "decide": "deciding",
     "described": "data",
+    "described_recipe": "data",
     "is_data": "given",
     "named_after": "given",
     "reconstruct": "python",
 }
 
-__all__ = ["decide", "described", "is_data", "named_after", "reconstruct"]
+__all__ = ["decide", "described", "described_recipe", "is_data", "named_after", "reconstruct"]
 
 
 def __getattr__(name: str) -> Any:

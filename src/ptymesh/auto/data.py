@@ -22,7 +22,7 @@ from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource
-from ptymesh.run.recipe import AUTO, apply_overrides
+from ptymesh.run.recipe import AUTO, Recipe, apply_overrides, raw_recipe
 
 #: Views of a scan that are looked at.
 LOOKED_AT = 400
@@ -47,6 +47,24 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
         return raw, {}  # which will be refused as any recipe's would be
     if out is not None:
         raw["output"]["dir"] = str(out)
+    return raw, completed(raw)
+
+
+def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[Recipe, Reasons]:
+    """The recipe in a file, with `key.path=VALUE` overrides; and why it says what it does not say itself.
+
+    Where its stages are to be found, what it leaves open about the data is found as for a file alone. Raises BadInput.
+    """
+    raw, reasons = raw_recipe(path, overrides), Reasons()
+    if raw.get("stages") == AUTO and isinstance(raw.get("data"), dict):
+        Recipe.parse(raw)  # raises where a key cannot be, whatever the data hold
+        reasons = completed(raw)
+    recipe = Recipe.parse(raw)
+    return recipe if out is None else recipe.with_output(out), reasons
+
+
+def completed(raw: dict[str, Any]) -> Reasons:
+    """Put into a recipe's plain dicts what the data show, where nothing is said; and return why, by key."""
     reasons: Reasons = {}
     given = DataOptions.parse(raw["data"], "data")
     if given.keys is None:
@@ -56,7 +74,7 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
             reasons["data.keys"] = [why]
     _electron_pixel(raw, reasons)
     _look(raw, reasons)
-    return raw, reasons
+    return reasons
 
 
 def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
@@ -162,6 +180,8 @@ def _choices(seen: Summary) -> list[tuple[str, Any, str]]:
     for sentence in seen.suspicious:
         if "set data.saturation" in sentence:
             found.append(("saturation", float(seen.peak_counts), sentence))
+        elif sentence.endswith("set data.amplitudes=true."):
+            found.append(("amplitudes", True, sentence))
         elif "set data.centre to find" in sentence:
             found.append(("centre", "find", sentence))
         elif "set data.dc" in sentence:

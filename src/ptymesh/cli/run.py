@@ -43,11 +43,12 @@ def command(
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
     """The recipe, or one for a data set; `found` is told why it is so."""
-    from ptymesh.auto import described
-    from ptymesh.run.recipe import Recipe, load_recipe
+    from ptymesh.auto import described, described_recipe
+    from ptymesh.run.recipe import Recipe
 
     if not data:
-        return load_recipe(recipe, settings, out)
+        made, found.reasons = described_recipe(recipe, settings, out)
+        return made
     raw, found.reasons = described(recipe, settings, out)
     return Recipe.parse(raw)
 

@@ -123,6 +123,16 @@ class Amplitude(Limits):
 class Phase(Limits):
     """Of arg O, in rad."""
 
+    @model_validator(mode="after")
+    def _in_radians(self) -> Phase:
+        for name, limit in (("low", self.low), ("high", self.high)):
+            if limit is not None and abs(limit) > 2 * math.pi:
+                raise ValueError(
+                    f"{name} is {limit:g} rad, more than a whole turn; give radians ({limit:g} degrees are "
+                    f"{math.radians(limit):.4g})"
+                )
+        return self
+
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """See the base."""
         limit_phase(estimate.object, self)

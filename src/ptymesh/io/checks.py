@@ -36,6 +36,10 @@ SAMPLED_VIEWS, SAMPLED_BYTES = 24, 64 << 20
 LEAST_SAMPLED, LEAST_STUCK = 8, 50.0
 #: Share of a view's counts with which a single pixel hides how many the view has.
 HOT_SHARE = 0.1
+#: Values of which it is told whether they are roots of counts: so many at least, of less than so many counts.
+LEAST_ROOTS, MOST_ROOT = 100, 500.0
+#: Share of them whose root is no whole number, at least.
+LEAST_SHARE = 0.1
 #: What detectors write in place of a count that they do not have.
 MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
 #: Photon energies at which scans are made, eV, and pixels of detectors, m: what lies outside is asked about first.
@@ -189,11 +193,11 @@ def check_marks(measurement: Measurement) -> Findings:
     if len(views) >= LEAST_SAMPLED:
         known = replace(few, mask=m.mask & ~(never | marks))
         if known.mask.any():
-            found = np.zeros(m.window, bool)
-            found[tuple(odd_pixels(known, seen)["hot"].T)] = True
+            bright = np.zeros(m.window, bool)
+            bright[tuple(odd_pixels(known, seen)["hot"].T)] = True
             light = float(np.median(seen.totals)) - float((seen.mean * upright(m, marks)).sum())
-            hot = _laid_out(m, found & (seen.mean > HOT_SHARE * light))
-    return _masking(
+            hot = _laid_out(m, bright & (seen.mean > HOT_SHARE * light))
+    found = _masking(
         m,
         [
             (never, "without a count in any view (negative, or not a number)"),
@@ -201,6 +205,33 @@ def check_marks(measurement: Measurement) -> Findings:
             (hot, "far brighter than all around"),
         ],
     )
+    roots = _amplitudes(some.read(np.arange(len(views)))) if m.checks.scan != "off" else ""
+    return replace(found, doubts=(*found.doubts, roots)) if roots else found
+
+
+def _amplitudes(counts: np.ndarray) -> str:
+    """A sentence where patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
+    positive = counts[counts > 0]
+    if counts.dtype.kind != "f" or positive.size < LEAST_ROOTS or np.array_equal(positive, np.rint(positive)):
+        return ""
+    squares = np.square(positive.astype(np.float64))
+    for unit in (1.0, float(squares.min())):
+        some = squares[squares < MOST_ROOT * unit] / unit
+        whole = np.abs(some - np.rint(some)) <= 1e-5 * MOST_ROOT
+        roots = np.sqrt(some)  # of scaled counts, these are whole as well
+        share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(some) else 0.0
+        if len(some) >= LEAST_ROOTS and share > LEAST_SHARE and whole.all():
+            gain = "" if abs(unit - 1) < 1e-3 else f" and data.gain={unit:.6g}"
+            return (
+                f"Patterns hold square roots of counts (their squares are multiples of {unit:.4g}, they are not): set "
+                f"data.amplitudes=true{gain}."
+            )
+    return ""
+
+
+def without_marks(measurement: Measurement) -> Measurement:
+    """The measurement without pixels that never hold data, as far as `checks.pixels` lets them be masked."""
+    return applied(measurement, check_marks(measurement))
 
 
 def _present(measurement: Measurement) -> np.ndarray:

@@ -54,6 +54,8 @@ PLAUSIBLE_EV = (1.0, 1e7)
 PLAUSIBLE_M = (1e-14, 1e-2)
 #: Probe modes, and dark frames of a scan of few views, that a file can reasonably hold.
 MODES, DARKS = 4096, 10_000
+#: Entries that are looked for in a file, at most.
+ENTRIES = 10
 #: What ptymesh's own group may say, in words.
 POSITIVE = {1: "it must be one positive number", 2: "it must be two positive numbers, y and x"}
 
@@ -82,6 +84,7 @@ def read(path: Path, options: DataOptions) -> RawScan:
         dark = _dark(file, path, shape, options)
         probe, notes = _probe(file, shape)
         notes = _own_notes(own) + notes + _corner_note(file, slow, fast, shape[1:])
+        notes += _further_entries(file)
         if dark is not None:
             notes += ("The file's own dark pattern is subtracted.",)
         return RawScan(
@@ -100,6 +103,19 @@ def read(path: Path, options: DataOptions) -> RawScan:
             name=(own is not None and text_of(attribute(own, "name"), 100)) or options.path.name.split(".")[0],
             notes=notes,
         )
+
+
+def _further_entries(file: Hdf5File) -> tuple[str, ...]:
+    """What is said of other scans in the file, which are not read."""
+    names = [f"/entry_{index}/data_1/data" for index in range(2, ENTRIES)]
+    names += [f"/entry_1/data_{index}/data" for index in range(2, ENTRIES)]
+    found = [name for name in names if has(file, name)]
+    if not found:
+        return ()
+    return (
+        f"The file holds further patterns ({', '.join(found)}), which are not read; to read them, name them in "
+        f"data.keys.patterns, with their positions.",
+    )
 
 
 class MaskBits:

@@ -117,7 +117,7 @@ def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndar
 
 def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
     """(N, 2) y x as stored."""
-    most = 8 * count + 1000
+    most = 64 * count + 1000  # of a fly scan, several for each view
     if keys.positions_y is not None and keys.positions_x is not None:
         y, x = (get(name, most, "buif").reshape(-1) for name in (keys.positions_y, keys.positions_x))
         if len(y) != len(x):

@@ -163,7 +163,8 @@ class DataOptions(Options):
         pad: size of the window after binning; new pixels are masked.
         mask: array, combined with the file's own; `mask_true` says what non-zero means there.
         bad_pixels: [row, column] of detector pixels that hold no data, besides those of masks.
-        saturation: detector value from which on a pixel holds no data in that view.
+        saturation: stored value from which on a pixel holds no data in that view.
+        amplitudes: stored values are square roots of detector values, which are squared before all else is done.
         dark: number or array subtracted (clipped at zero). flat: array that divides, relative to its mean.
         gain: detector units per count, number or array.
         background: array of counts that add to every pattern and stay in the model (better than `dark` for photons).
@@ -200,6 +201,7 @@ class DataOptions(Options):
     mask_true: Literal["good", "bad"] = "good"
     bad_pixels: Annotated[tuple[Pixel, ...], Field(max_length=MOST_BAD_PIXELS)] = ()
     saturation: Positive | None = None
+    amplitudes: bool = False
     dark: Number | ArrayRef | None = None
     flat: ArrayRef | None = None
     gain: Positive | ArrayRef | None = None

@@ -23,10 +23,11 @@ ROWS_AT_LEAST = 3
 METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 
 
-def stored_positions(raw: RawScan, options: PositionOptions) -> tuple[np.ndarray, str]:
+def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = None) -> tuple[np.ndarray, str]:
     """(N, 2) float64, y x, of all views of the file (or of the recipe's raster), not turned yet; and their unit.
 
-    BadInput where there are none, or a wrong number of them.
+    stop: the view before which the recipe stops (data.views.stop); where patterns and positions differ in number, those
+    before it are returned alone. BadInput where there are none, or a wrong number of them.
     """
     count = raw.patterns.shape[0]
     if options.raster is not None:
@@ -41,9 +42,9 @@ def stored_positions(raw: RawScan, options: PositionOptions) -> tuple[np.ndarray
             f"positions.raster."
         )
     if len(positions) != count:
-        raise BadInput(
-            f"{raw.name} holds {count} patterns, but there are {len(positions)} positions; give one for each."
-        )
+        if stop is None or not 0 < stop <= min(count, len(positions)):
+            raise BadInput(_numbers_differ(raw.name, count, len(positions)))
+        positions = positions[:stop]
     if not np.isfinite(positions).all():
         bad = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
         raise BadInput(
@@ -85,16 +86,30 @@ def serpentine_order(count: int, length: int) -> np.ndarray:
     return order.reshape(-1)
 
 
-def window_positions(raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair) -> np.ndarray:
+def _numbers_differ(name: str, patterns: int, positions: int) -> str:
+    """What to do where there is not one position for each pattern."""
+    said = f"{name} holds {patterns} patterns, but there are {positions} positions"
+    if positions > patterns and positions % patterns == 0:
+        several = positions // patterns
+        means = f"positions.reshape({patterns}, {several}, 2).mean(axis=1)"
+        return f"{said}, {several} for each: give their means, as {means} does."
+    first = min(patterns, positions)
+    return f"{said}: give one for each; if the first ones belong together, set data.views.stop={first}."
+
+
+def window_positions(
+    raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair, stop: int | None = None
+) -> np.ndarray:
     """(N, 2) float64 object pixels, y x, of all views of the file.
 
     Args:
         geometry: of the final window.
         ratio: its object pixel over that of the stored pattern (y, x): pixel positions shrink by it.
+        stop: as for `stored_positions`.
 
     BadInput as for `stored_positions`, and for metres without a known object pixel.
     """
-    positions, unit = stored_positions(raw, options)
+    positions, unit = stored_positions(raw, options, stop)
     with np.errstate(over="ignore", invalid="ignore"):
         turned = positions @ turn(options).T
         if unit == "px":

@@ -49,6 +49,7 @@ class PreparedSource:
         window: which detector pixels.
         good: (h b, w b) bool, detector pixels in the window's order. mask: (h, w).
         dark, scale: (h b, w b) float32, counts = (value - dark) scale; None where nothing is to be done.
+        amplitudes: whether stored values are roots of detector values.
         saturation, invalid: as in DataOptions.
         name: for messages.
     """
@@ -64,6 +65,7 @@ class PreparedSource:
     saturation: float | None
     invalid: str
     name: str
+    amplitudes: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -74,7 +76,7 @@ class PreparedSource:
     def dtype(self) -> np.dtype:
         """The detector's own, unless counts are scaled (float32), summed (wider) or can be missing (signed)."""
         dtype = np.dtype(self.raw.dtype)
-        if self.dark is not None or self.scale is not None:
+        if self.dark is not None or self.scale is not None or self.amplitudes:
             dtype = np.dtype(np.float32)
         if dtype.kind == "b":
             dtype = np.dtype(np.uint8)
@@ -107,6 +109,8 @@ class PreparedSource:
         values, invalid = self._checked(values, stored)
         if invalid is not None:
             missing = invalid if missing is None else missing | invalid
+        if self.amplitudes:
+            values = squared(values)
         if self.dark is not None:
             values = np.maximum(values.astype(np.float32) - self.dark, 0)
         if self.scale is not None:
@@ -135,6 +139,14 @@ class PreparedSource:
             )
         wrong = broken if self.invalid == "zero" else broken | negative
         return np.where(broken | negative, 0, values).astype(values.dtype), wrong
+
+
+def squared(amplitudes: np.ndarray) -> np.ndarray:
+    """Squares of amplitudes, float32; whole numbers where they differ from these by rounding alone."""
+    values = np.square(amplitudes.astype(np.float64))
+    nearest = np.rint(values)
+    resolution = np.finfo(amplitudes.dtype).eps if amplitudes.dtype.kind == "f" else 0.0
+    return np.where(np.abs(values - nearest) <= 4 * resolution * values, nearest, values).astype(np.float32)
 
 
 def wide_enough(dtype: np.dtype, terms: int, *, signed: bool) -> np.dtype:
@@ -179,8 +191,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     final = final.transposed() if data.transpose else final
     ratio = geometry.pixel_ratio(unturned, data.bin)
     probe, notes = _probe(raw, window, far, shape)
-    where = window_positions(raw, positions, final, ratio[::-1] if data.transpose else ratio)
-    stored_at, _ = stored_positions(raw, positions)
+    where = window_positions(raw, positions, final, ratio[::-1] if data.transpose else ratio, data.views.stop)
+    stored_at, _ = stored_positions(raw, positions, data.views.stop)
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
     if data.background is not None:
@@ -200,6 +212,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
             saturation=data.saturation,
             invalid="missing" if raw.negative_is_missing else data.invalid,
             name=str(data.path),
+            amplitudes=data.amplitudes,
         ),
         positions=np.ascontiguousarray(where[selected]),
         stored_positions=np.ascontiguousarray(stored_at[selected]),

@@ -14,6 +14,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
 from ptymesh.limits import check_room
 
+#: Of a window, pixels along a side.
+LEAST_SIDE = 4
 #: What a window takes at least, in a pattern, masks, waves and sums, for each of its detector pixels.
 PIXEL_BYTES = 50
 
@@ -177,6 +179,11 @@ def window_of(
     )
     found = Window(y, x, options.transpose, options.bin)
     h, w = found.shape
+    if min(h, w) < LEAST_SIDE <= min(shape):
+        raise BadInput(
+            f"A window of {h} x {w} pixels holds no diffraction pattern; choose a larger data.crop, or a smaller "
+            f"data.bin."
+        )
     remedy = "choose a smaller data.pad" if options.pad else "crop the patterns (data.crop), or sum pixels (data.bin)"
     check_room(PIXEL_BYTES * h * w * options.bin**2, f"A window of {h} x {w} pixels", remedy)
     return found

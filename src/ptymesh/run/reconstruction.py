@@ -230,6 +230,7 @@ class Reconstruction(Displayed):
                 self.findings += found.sentences
                 if found.changes:
                     self.close()
+                    del self.problem  # its patterns leave room for those that are read again
                     scan = applied(scan, found)
                     owners = owners_of(scan)
                     self.problem = read(scan, owners)

@@ -22,6 +22,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
+from ptymesh.io.checks import without_marks
 from ptymesh.io.featureless import refuse_featureless
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
@@ -273,7 +274,7 @@ def reconstruction(
                 "stages is auto, and nothing here finds them: use `ptymesh run`, or the recipe that it has written."
             )
         scan = load_measurement(recipe.data, recipe.positions)
-        refuse_featureless(scan)
+        refuse_featureless(without_marks(scan))
     except Exception as error:
         failure = error
     world.all_well(failure, "reading the data")

@@ -298,6 +298,10 @@ def _named(value: Any) -> Any:
     return start.parse(options, "probe.start")
 
 
+#: No beam is so incoherent that more modes would be of use.
+MOST_MODES = 500
+
+
 class ProbeOptions(Options):
     """Recipe key `probe`: where the probe starts.
 
@@ -311,7 +315,7 @@ class ProbeOptions(Options):
             probe come from the same result.
     """
 
-    modes: int | None = Field(None, ge=1, le=10_000)
+    modes: int | None = Field(None, ge=1, le=MOST_MODES)
     mode_powers: tuple[Positive, ...] | None = None
     opr_modes: int = Field(0, ge=0, le=20)
     start: Annotated[SerializeAsAny[ProbeStart], BeforeValidator(_named)] = Field(default_factory=AutoStart)

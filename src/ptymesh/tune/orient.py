@@ -28,6 +28,7 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
+from ptymesh.io.checks import without_marks
 from ptymesh.io.featureless import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, put
@@ -166,7 +167,7 @@ def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recip
     raw["stages"] = [{"engine": "rpie", "epochs": crop.epochs, "batch": crop.batch}]
     parsed = Recipe.parse(raw)
     scan = load_measurement(parsed.data, parsed.positions)
-    refuse_featureless(scan)
+    refuse_featureless(without_marks(scan))
     if crop.crop is not None:
         put(raw, "data.crop", crop.crop, "orient")
     elif scan.geometry.propagation == "far_field" and parsed.data.pad is None:

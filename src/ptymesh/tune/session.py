@@ -15,6 +15,7 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io import load_measurement
+from ptymesh.io.checks import without_marks
 from ptymesh.io.featureless import refuse_featureless
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import launch
@@ -136,7 +137,7 @@ def checked(tuning: Tuning, space: Space) -> list[str]:
     if len(refused) == len(points):
         raise refused[0]
     sound = recipes[0]
-    refuse_featureless(load_measurement(sound.data, sound.positions))
+    refuse_featureless(without_marks(load_measurement(sound.data, sound.positions)))
     if refused:
         share = f"{len(refused)} of {len(points)} random points of the space"
         return [f"{share} make no sound recipe and would fail ({refused[0]}); conditions (when) can leave them out."]
