@@ -22,6 +22,7 @@ from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from short_runs import Run
+from warm import without_verdict
 
 #: Enough for a few of the questions.
 FEW = "auto.sweeps=110"
@@ -45,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
         with pytest.raises(SystemExit) as left:
             module.main()
         out, err = capfd.readouterr()
-        return int(left.value.code or 0), out, err
+        return int(left.value.code or 0), out, without_verdict(err)
 
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     torch.set_num_threads(1)

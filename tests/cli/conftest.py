@@ -15,7 +15,7 @@ from ptymesh.io.results import Result
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from short_runs import RECIPE, Run
-from warm import python
+from warm import python, without_verdict
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def run(
         with pytest.raises(SystemExit) as left:
             module.main()
         out, err = capfd.readouterr()
-        return int(left.value.code or 0), out, err
+        return int(left.value.code or 0), out, without_verdict(err)
 
     threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     torch.set_num_threads(1)

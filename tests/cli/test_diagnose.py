@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptymesh.cli import main as module
+from ptymesh.diagnosis.table import CAUSES
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
@@ -51,15 +52,19 @@ def test_with_its_data_and_without(run: Run, made: Path, tmp_path: Path) -> None
     assert (status, err) == (0, "")
     said = json.loads(out)
     assert said["views_looked_at"] == 40 and said["convergence"]["kind"] == "falling"
-    assert len(said["numbers"]) == 18 and said["numbers"]["distance"]["number"] is None, "that is the far field"
+    assert len(said["numbers"]) == len(CAUSES) and said["numbers"]["distance"]["number"] is None, (
+        "that is the far field"
+    )
 
     (made / "scan.cxi").rename(tmp_path / "moved.cxi")
     try:
         status, out, err = run(made / "result.h5")
         assert status == 0 and err.startswith("Only the result itself is looked at: ")
         lines = out.splitlines()
-        assert lines[0].startswith("Residual 0.0") and "times the noise floor" in lines[0]
-        assert lines[1].startswith("Convergence: still falling by ")
+        assert lines[0].startswith("Residual 0.0") and "times what counting leaves" in lines[0]
+        assert lines[1].startswith("Verdict: ") and lines[2].startswith(
+            "Convergence of the iteration: still falling by "
+        )
         status, out, err = run(made / "result.h5", "--data", tmp_path / "moved.cxi", "--json")
         assert (status, err) == (0, "")
         assert {**json.loads(out), "result": ""} == {**said, "result": ""}

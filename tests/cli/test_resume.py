@@ -24,7 +24,7 @@ from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
-from warm import python
+from warm import python, without_verdict
 
 Resume = Callable[..., tuple[int, str]]
 
@@ -77,7 +77,7 @@ def resume(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], h
         monkeypatch.setattr(sys, "argv", ["ptymesh", "resume", "out", *options])
         with pytest.raises(SystemExit) as left:
             module.main()
-        return int(left.value.code or 0), capfd.readouterr().err
+        return int(left.value.code or 0), without_verdict(capfd.readouterr().err)
 
     yield call
     signal.signal(signal.SIGTERM, handler)

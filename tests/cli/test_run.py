@@ -34,8 +34,8 @@ def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_
     assert lines[0].startswith("20 views of 32 x 32") and lines[1] == "rpie, 3 epochs of 3 batches"
     assert lines[2] == "Patterns: 81.9 kB per rank (uint32) in host memory"
     (final,) = [line for line in lines if line.startswith("Final residual 0.0")]
-    assert final.endswith(": out/result.h5") and 8 <= len(lines) <= 11, "up to three lines of diagnosis at the end"
-    assert "Convergence: too early to tell: the last stage has 3 epochs." in lines
+    assert final.endswith(": out/result.h5") and 8 <= len(lines) <= 12, "up to three lines of diagnosis at the end"
+    assert "Convergence of the iteration: too early to tell: the last stage has 3 epochs." in lines
     assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
     assert epochs(tmp_path / "out") == [1, 2, 3]
     result = Result.load(tmp_path / "out" / "result.h5")
@@ -53,7 +53,7 @@ def test_figures_and_tiff(run: Run, made: Path, tmp_path: Path) -> None:
     settings = ["--set", "stages.0.epochs=1", "--set", "output={figures: true, tiff: true, writers: [tiff]}"]
     status, out, err = run("run", made / "recipe.yaml", *settings, "--out", "drawn")
     assert (status, err) == (0, "")
-    drawn = out.splitlines()[-1].removeprefix("Figures: ").split()
+    (drawn,) = [line.removeprefix("Figures: ").split() for line in out.splitlines() if line.startswith("Figures: ")]
     assert {Path(p).suffix for p in drawn} == {".png", ".tiff"} and all((tmp_path / p).exists() for p in drawn)
     assert {"drawn/object.png", "drawn/patterns.png"} <= set(drawn)
 
@@ -72,7 +72,8 @@ def test_an_earlier_run_is_not_overwritten(run: Run, made: Path, tmp_path: Path)
     assert status == 2 and "`ptymesh resume out`" in err and len(err.splitlines()) == 1
     status, _, err = run("run", made / "recipe.yaml", "--force", "--set", "stages.0.epochs=1")
     assert (status, err) == (0, "")
-    assert files(out) == {"result.h5", "log.txt", "metrics.jsonl", "mine.txt"}, "the old checkpoint went"
+    assert files(out) == {"result.h5", "log.txt", "metrics.jsonl", "mine.txt", "checkpoint"}
+    assert (out / "checkpoint" / "manifest.json").read_text() != "{}", "the old checkpoint went"
 
 
 @pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]])

@@ -175,7 +175,8 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
     left = iter(range(how.get("stop", 1 << 30)))
     one, stop = ENGINES[engine](**options), lambda: next(left, None) is None
     loop = Loop(problem, state, [one], seed=7, hold_out=0.1, stop=stop)
-    loop.save = lambda: loop.state.save(how["folder"], loop.problem, {})
+    if "folder" in how:
+        loop.save = lambda: loop.state.save(how["folder"], loop.problem, {})
     with contextlib.ExitStack() as stack:
         stack.enter_context(threads_set(how.get("threads", 1)))
         stack.enter_context(plain_sums(bool(how.get("plain"))))

@@ -136,8 +136,8 @@ def heard(folder: Path) -> list[str]:
 
 
 def lines(path: Path) -> int:
-    """Whole ones in a file that may not be there."""
-    return path.read_text().count("\n") if path.exists() else 0
+    """Return how many epochs are in metrics that may not be there; their last row is the verdict."""
+    return sum('"epoch"' in line for line in path.read_text().splitlines()) if path.exists() else 0
 
 
 def judge_result(folder: Path, scene: Scene, ranks: int, exact: bool = True, drawn: bool = True) -> list[str]:

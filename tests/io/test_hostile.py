@@ -240,7 +240,7 @@ def test_an_object_beyond_the_memory(metres: Path) -> None:
 
     found = load(changed(metres, change))
     assert any("positions.unit" in said and "object pixels" in said for said in summarise(found).suspicious)
-    with pytest.raises(BadInput, match=r"span .* object pixels, and an object of .* needs .*positions\.unit"):
+    with pytest.raises(BadInput, match=r"object pixels.*positions\.unit"):
         Reconstruction(found)
 
 

@@ -92,7 +92,8 @@ def test_a_result(recon: pm.Reconstruction) -> None:
     result = recon.result()
     slices, height, width = result.object.shape
     assert re.fullmatch(
-        rf"<Result: object {slices} x {height} x {width}, 2 modes, 40 views, rpie, final residual [\d.e-]+>",
+        rf"<Result: object {slices} x {height} x {width}, 2 modes, 40 views, rpie, "
+        r"final residual [\d.e-]+, (good|poor)>",
         repr(result),
     )
     html = result._repr_html_()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
@@ -20,7 +21,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
-from ptymesh.physics.elementwise import over_window, phase, times
+from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.probes import aberration_phases
 from ptymesh.physics.propagate import fft, ifft
 
@@ -90,20 +91,21 @@ class Aberrations(Parametrisation):
         Least squares over the light that both have, sum_k |P_0 P| (arg(P conj P_0) + chi)^2, a phase and a shift of the
         whole probe being free; from the steps' own change on, so that no phase is off by a turn.
         """
-        spectra = [fft(wave[:1].to(torch.complex128))[0] for wave in (reference, x)]
-        between = times(spectra[1], spectra[0].conj())
-        light = torch.sqrt(between.real.square() + between.imag.square())
-        share = light / over_window(light)
-        terms = torch.cat((self._phases(geometry, x), self._free_phases(geometry, x)))
-        size = over_window(terms.square() * share).sqrt()
-        terms = terms / size[:, None, None]
-        gram = torch.stack([over_window(terms * term * share) for term in terms])
-        found = torch.cat((change, torch.zeros(len(terms) - len(change), dtype=torch.float64))) * size.cpu()
+        # by numpy, on one thread: a single transform that torch's threads share rounds by how many they are
+        before, now = (np.fft.fft2(wave[0].cpu().numpy().astype(np.complex128)) for wave in (reference, x))
+        between = now * before.conj()
+        share = np.abs(between) / np.abs(between).sum()
+        terms = torch.cat((self._phases(geometry, x), self._free_phases(geometry, x))).cpu().numpy()
+        terms = terms.reshape(len(terms), -1)
+        size = np.sqrt((terms**2 * share.ravel()).sum(1))
+        terms = terms / size[:, None]
+        gram = np.array([[(one * other * share.ravel()).sum() for other in terms] for one in terms])
+        found = np.concatenate((change.numpy(), np.zeros(len(terms) - len(change)))) * size
         for _ in range(PHASE_FITS):
-            chi = (found.to(x.device)[:, None, None] * terms).sum(0)
-            left = phase(times(between, torch.polar(torch.ones_like(chi), chi)))
-            found = found - torch.linalg.lstsq(gram.cpu(), over_window(terms * left * share).cpu()[:, None])[0][:, 0]
-        return (found / size.cpu())[: len(change)]
+            chi = sum(number * term for number, term in zip(found, terms, strict=True)).reshape(between.shape)
+            left = np.angle(between * np.exp(1j * chi)) * share
+            found = found - np.linalg.lstsq(gram, (terms * left.ravel()).sum(1), rcond=None)[0]
+        return torch.from_numpy((found / size)[: len(change)])
 
     def _free_phases(self, geometry: Geometry, like: Tensor) -> Tensor:
         """Return phases of the probe that no pattern tells, (3, h, w) float64: two shifts and a constant."""

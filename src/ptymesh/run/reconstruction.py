@@ -141,6 +141,7 @@ class Reconstruction(Displayed):
             )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
+        operators = operators_of(optics)
         memory = memory_of(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
@@ -175,7 +176,6 @@ class Reconstruction(Displayed):
         self._compare_ranks(dtype)
         if object_options.slice_spacing_m is not None and saved is None:
             refuse_spacing(scan.geometry, object_options.slice_spacing_m)
-        operators = operators_of(optics)
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,

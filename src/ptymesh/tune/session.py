@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
 from optuna import Study
 
 from ptymesh.displayed import Displayed
@@ -242,11 +243,18 @@ def _conclude(
     return Outcome(folder, best, found, recipe, path, notes)
 
 
+def without_checks(text: str) -> dict[str, Any]:
+    """Return a recipe's keys without what checks of the data have found, which a run adds to its own."""
+    raw: dict[str, Any] = yaml.safe_load(text)
+    raw.get("data", {}).pop("checked", None)
+    return raw
+
+
 def _reconstructed(recipe: Recipe, ranks: int, device: str) -> Path:
     """Runs the best recipe, unless its result is there already."""
     out = recipe.output.dir
     path = out / "result.h5"
-    if path.exists() and Result.load(path).recipe == recipe.to_yaml():
+    if path.exists() and without_checks(Result.load(path).recipe) == without_checks(recipe.to_yaml()):
         return path
     if ranks > 1:
         arguments = ["run", str(out.parent / "best.yaml"), "--device", device, "--out", str(out), "--force"]
