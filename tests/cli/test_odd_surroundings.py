@@ -70,7 +70,9 @@ def forked(pipe: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_after_a_reconstruction() -> None:
+def test_a_fork_after_a_reconstruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a process with one thread may do."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     recon()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

@@ -30,7 +30,7 @@ def refuse_surroundings() -> None:
             f"torch's default device is {device}; give Reconstruction(device=...) instead, and call it within "
             "`with torch.device('cpu'):`."
         )
-    _has_threads = True
+    _has_threads = _has_threads or torch.get_num_threads() > 1  # by itself a thread is copied with its process
 
 
 def _note_fork() -> None:
