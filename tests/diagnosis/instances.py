@@ -16,7 +16,7 @@ from scipy import ndimage
 
 from ptymesh.geometry import far_field
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.run.given import stages_of
 from ptymesh.run.reconstruction import Reconstruction
 
@@ -255,6 +255,7 @@ def instance(name: str, severity: int, seed: int) -> tuple[Measurement, Result]:
     """Return an instance of a kind, and the result of it."""
     maker = INSTANCES[name][0]
     measured, options = maker(np.random.default_rng([seed, severity, *map(ord, name)]), severity)
+    measured = replace(measured, checks=NO_CHECKS)  # which would mask, or leave out, what is to be named
     return measured, solve(measured, seed, **options)
 
 
