@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -266,3 +267,23 @@ def test_demo_leaves_other_folders_alone(run: Run, tmp_path: Path) -> None:
     assert (
         status == 2 and "mine holds files that are not of a demo" in err and files(tmp_path / "mine") == {"recipe.yaml"}
     )
+
+
+def test_a_poor_result_has_a_status_where_that_is_asked_for(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank and on two; without --strict it is a warning."""
+    words = ["-m", "ptymesh", "run", "recipe.yaml", "--set", "stages.0.epochs=1", "--out", str(tmp_path / "out")]
+    done = python(words, made)
+    out, err = done.communicate(timeout=120)
+    state = Result.load(tmp_path / "out" / "result.h5").verdict
+    assert state in ("poor", "failed"), "after a single epoch"
+    assert (done.returncode, err) == (0, f"ptymesh: do not believe this picture: the verdict is {state}.\n")
+    assert out.splitlines()[-1].startswith(f"Verdict: {state}: ")
+    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["verdict"] == state and f"Verdict: {state}: {row['verdict_sentence']}." == out.splitlines()[-1]
+    for ranks in ("1", "2"):
+        done = python([*words, "--force", "--strict", "--ranks", ranks, "--device", "cpu"], made, spares=2)
+        _, err = done.communicate(timeout=120)
+        assert done.returncode == 4, err
+        assert err.splitlines()[-1].startswith(f"ptymesh: The result {tmp_path}/out/result.h5 is {state}, and --strict")

@@ -161,6 +161,14 @@ def test_few_pixels_that_hold_the_excess_are_named() -> None:
     assert found.state == "poor" and "1 of 64 detector pixels hold 100% of what is not explained" in str(found)
 
 
+def test_noise_beyond_counting_is_unknown() -> None:
+    """The cryo set, whose detector adds its own noise: twice what counting leaves, whatever the model."""
+    found = verdict_of(made_up(np.full(100, 2.1), static=0.0034))
+    assert found.state == "unknown" and "noisier than counts" in str(found)
+    assert verdict_of(made_up(np.full(100, 2.1), static=0.0042)).state == "failed"
+    assert verdict_of(made_up(np.full(100, 21.0), static=0.034)).state == "failed"
+
+
 def test_not_finite_is_failed_and_low_is_unknown() -> None:
     evidence = made_up(np.ones(10))
     assert judge(float("nan"), None, 0, evidence).state == "failed"
