@@ -86,13 +86,18 @@ class Started:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Standard output and standard error, when it has ended; raises subprocess.TimeoutExpired."""
+    def communicate(self, timeout: float | None = None, *, verdict: bool = False) -> tuple[str, str]:
+        """Return standard output and standard error, when it has ended; raises subprocess.TimeoutExpired.
+
+        Args:
+            timeout: in seconds.
+            verdict: keep the warning of a verdict on standard error.
+        """
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
         out, err = (path.read_text(encoding="utf-8") if path.exists() else "" for path in self._said)
-        return out, without_verdict(err)
+        return out, err if verdict else without_verdict(err)
 
 
 def without_verdict(err: str) -> str:
@@ -103,9 +108,11 @@ def without_verdict(err: str) -> str:
 class _Program(subprocess.Popen[str]):
     """A program whose `communicate` leaves the verdict out, too."""
 
-    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None, *, verdict: bool = False
+    ) -> tuple[str, str]:
         out, err = super().communicate(input, timeout)
-        return out, without_verdict(err)
+        return out, err if verdict else without_verdict(err)
 
 
 def python(

@@ -275,7 +275,7 @@ def test_a_poor_result_has_a_status_where_that_is_asked_for(
     """On one rank and on two; without --strict it is a warning."""
     words = ["-m", "ptymesh", "run", "recipe.yaml", "--set", "stages.0.epochs=1", "--out", str(tmp_path / "out")]
     done = python(words, made)
-    out, err = done.communicate(timeout=120)
+    out, err = done.communicate(timeout=120, verdict=True)
     state = Result.load(tmp_path / "out" / "result.h5").verdict
     assert state in ("poor", "failed"), "after a single epoch"
     assert (done.returncode, err) == (0, f"ptymesh: do not believe this picture: the verdict is {state}.\n")

@@ -323,5 +323,6 @@ def test_illumination_is_the_sum_of_probes() -> None:
 @pytest.mark.parametrize("limit", [{"low": -90}, {"high": 45.0}])
 def test_limits_of_the_phase_are_radians(limit: dict[str, float]) -> None:
     with pytest.raises(BadInput, match=r"is -?\d+ rad, more than a whole turn; give radians \(-?\d+ degrees are -?\d"):
-        RPIE.parse({"phase": limit})
-    assert RPIE.parse({"phase": {"low": -6.2, "high": 3.2}}).phase
+        RPIE.parse({"object": {"phase": limit}})
+    phase = RPIE.parse({"object": {"phase": {"low": -6.2, "high": 3.2}}}).object.phase
+    assert phase is not None and (phase.low, phase.high) == (-6.2, 3.2)

@@ -65,7 +65,12 @@ def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> No
         named = [value.strip() for name, _, value in (one.partition("=") for one in settings) if name.strip() == key]
         if not named or named[-1] == stage.name:
             continue
-        if index <= at.stage:
+        if index < at.stage:
+            raise BadInput(
+                f"stages.{index} is done, and its engine cannot become {named[-1]}; add a stage instead, as stages.N "
+                "behind the last one."
+            )
+        if index == at.stage:
             raise BadInput(
                 f"{key} was {stage.name} when the run began and cannot become {named[-1]}; end the stage where it is "
                 f"(stages.{index}.epochs), and add one behind the last."

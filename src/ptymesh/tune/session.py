@@ -97,6 +97,7 @@ def run_study(
         raise BadInput("ptymesh tune starts its own processes; run it without torchrun, and see ranks_per_trial.")
     space = Space(tuning.space)
     notes = checked(tuning, space)
+    refuse_featureless_data(tuning, space)
     given = shares(device, workers, tuning.ranks_per_trial)
     if force and not join:
         storage.forget(tuning)
@@ -120,29 +121,37 @@ def run_study(
 
 
 def checked(tuning: Tuning, space: Space) -> list[str]:
-    """Looks at recipes from all over the space, and at the data of one. Raises BadInput where none is sound; returns
-    notes about those that are not.
+    """Look at recipes from all over the space. Raise BadInput where none is sound; return notes about those that are
+    not.
     """
     Drawing(space, tuning.sampler, tuning.seed, 0)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
     refused: list[BadInput] = []
-    recipes: list[Recipe] = []
     points = [_random_point(space, random.Random(number)) for number in range(CHECKED)]
     for values in points:
         try:
-            recipes.append(recipe_of(tuning, space, values))
+            recipe_of(tuning, space, values)
         except BadInput as error:
             refused.append(error)
     if len(refused) == len(points):
         raise refused[0]
-    sound = recipes[0]
-    refuse_featureless(without_marks(load_measurement(sound.data, sound.positions)))
     if refused:
         share = f"{len(refused)} of {len(points)} random points of the space"
         return [f"{share} make no sound recipe and would fail ({refused[0]}); conditions (when) can leave them out."]
     return []
+
+
+def refuse_featureless_data(tuning: Tuning, space: Space) -> None:
+    """Raise BadInput where the patterns of the first sound recipe show no object: every trial would end in fog."""
+    for number in range(CHECKED):
+        try:
+            recipe = recipe_of(tuning, space, _random_point(space, random.Random(number)))
+        except BadInput:
+            continue
+        refuse_featureless(without_marks(load_measurement(recipe.data, recipe.positions)))
+        return
 
 
 def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
