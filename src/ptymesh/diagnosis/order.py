@@ -21,6 +21,8 @@ MAX_LAG, MAX_VIEWS, NEAREST = 12, 4000, 6
 MIN_PAIRS, MIN_VIEWS = 8, 25
 #: Jump to the next row, in steps along it; fewest views of a row.
 ROW_JUMP, MIN_ROW = 2.5, 3
+#: So many times more alike are patterns of true neighbours than those of others.
+MORE_ALIKE = 1.5
 #: Detector pixels per object pixel by which features may move.
 TRIED = np.concatenate([-np.geomspace(8, 0.3, 20), [0.0], np.geomspace(0.3, 8, 20)])
 
@@ -89,6 +91,8 @@ def order_gain(view: ResultView, order: Order) -> float:
         values = correlation_at(found, TRIED[:, None, None] * steps)
         best = int(values.mean(axis=1).argmax())
         alike.append(values[best, [tuple(pair) in only for pair in listed.tolist()]])
+    if alike[0].mean() < MORE_ALIKE * alike[1].mean():
+        return 0.0
     error = np.sqrt(sum(values.var() / len(values) for values in alike))
     return float((alike[0].mean() - alike[1].mean()) / max(float(error), 1e-12))
 

@@ -24,15 +24,15 @@ from ptymesh.diagnosis.cause import Cause
 CAUSES: tuple[Cause, ...] = (
     # --- detector ---
     Cause("saturation", "The detector saturates", detector.find_saturation, 2.0, weight=8.0, from_times=0),
-    Cause("hot_pixels", "Hot pixels", detector.find_hot_pixels, 0.5, weight=2.0, from_times=0),
-    Cause("border", "The beam hardly fits into its window", sampling.find_wide_beam, 0.38, weight=20.0),
+    Cause("hot_pixels", "Hot pixels", detector.find_hot_pixels, 0.5, weight=2.0, from_times=1.02),
+    Cause("border", "The beam hardly fits into its window", sampling.find_wide_beam, 0.38, weight=30.0),
     Cause("dead_region", "Part of the detector does not count", detector.find_dead_region, 2.5, weight=2.0),
     Cause("amplitudes", "The file holds amplitudes", detector.find_amplitudes, 0.9, weight=50.0, from_times=0),
     # --- views ---
     Cause("bad_frames", "Some frames are bad", frames.find_bad_frames, 0.5, weight=3.0),
     Cause("two_beams", "Two beams in one scan", frames.find_two_beams, 80.0),
     Cause("descan", "Patterns wander over the detector", frames.find_descan, 5.0, weight=2.0),
-    Cause("lag", "Positions lag the patterns", order.find_lag, 2.0, weight=4.0),
+    Cause("lag", "Positions lag the patterns", order.find_lag, 2.3, weight=4.0),
     Cause("serpentine", "Every second row runs the other way", order.find_serpentine, 4.0, weight=4.0),
     # --- beam ---
     Cause("intensity", "The beam's intensity fluctuates", beam.find_intensity, 0.02),
@@ -71,7 +71,7 @@ CAUSES: tuple[Cause, ...] = (
         needs_patterns=False,
         from_times=0,
     ),
-    Cause("vortices", "Phase vortices in the object", estimate.find_vortices, 0.5, weight=4.0, needs_patterns=False),
+    Cause("vortices", "Phase vortices in the object", estimate.find_vortices, 0.5, weight=1.2, needs_patterns=False),
     Cause("many_modes", "Too many modes", estimate.find_weak_modes, 1.5, needs_patterns=False, from_times=0),
     Cause(
         "over_fitting",
