@@ -29,7 +29,7 @@ SIZES, ANGLES = np.geomspace(0.3, 8, 45), np.arange(-180, 180, 10)
 STANDARD_ERRORS = 8.0
 #: Part of the window beyond which the sample that is seen at once is too wide for far-field patterns.
 WIDE = 0.55
-#: ... and how far beyond that a near field is taken for a far field.
+#: ... and how many times that before a near field is thought of: widths of a few views are known to 5 %.
 NEAR_FIELD = 1.05
 #: Degrees within which an orientation is as given.
 AS_GIVEN_DEG = 10
@@ -168,7 +168,10 @@ def probe_spread(view: ResultView) -> float:
 
 
 def find_near_field(view: ResultView) -> Evidence | None:
-    """Return how much of the sample the patterns show at once, over the most that far-field patterns can sample."""
+    """Return how much of the sample the patterns show at once, over the most that far-field patterns can sample.
+
+    The ratio cannot be large, as the window bounds both, but nothing else brings about one above 1.
+    """
     scan, shadows = view.scan, shadow_map(view)
     assert scan is not None
     if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear:
@@ -176,6 +179,8 @@ def find_near_field(view: ResultView) -> Evidence | None:
     mean = view.y.mean(axis=0)
     seen = float(np.sqrt(mean.sum() ** 2 / max(float((mean**2).sum()), 1e-30))) / shadows.size
     number = seen / (WIDE * float(np.sqrt(mean.size)))
+    if number < NEAR_FIELD:
+        return None
     sentence = (
         f"patterns are images that move with the sample, {shadows.size:.2g} px for each object pixel, and show "
         f"{seen:.0f} object pixels of it at once, more than far-field patterns of this size can"

@@ -45,9 +45,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("drift", "Drift", moves.find_drift, 0.08, weight=1.5),
     Cause("vibration", "Vibration, or inaccurate positions", moves.find_vibration, 0.08, weight=1.5),
     # --- propagation ---
-    Cause(
-        "near_field", "A near field is taken for a far field", shadows.find_near_field, shadows.NEAR_FIELD, weight=6.0
-    ),
+    Cause("near_field", "A near field is taken for a far field", shadows.find_near_field, 1.0, weight=20.0),
     Cause("defocus_sign", "Defocus of the wrong sign", shadows.find_defocus_sign, 0.15, weight=3.0),
     Cause("few_slices", "The sample is thicker than one slice", blur.find_few_slices, 2.0, needs_trial=True),
     Cause("plane", "The probe is not that of the sample's plane", sampling.find_other_plane, 4.0, weight=10.0),
