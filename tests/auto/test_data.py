@@ -195,6 +195,18 @@ def test_a_recipe_whose_stages_are_open_is_described_as_a_file_is(scan: Path, tm
     assert not reasons and made.auto is None and made.data.bin == 2
 
 
+@pytest.mark.parametrize(
+    "stages, found", [("", True), ("stages: auto", True), ("stages: default", False), ("stages: [{engine: rpie}]", False)]
+)
+def test_stages_that_a_recipe_does_not_name_are_found(scan: Path, tmp_path: Path, stages: str, found: bool) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"data: {{path: {scan}}}\n{stages}\n")
+    made, _ = described_recipe(recipe)
+    assert (made.auto is not None) == found
+    named, _ = described_recipe(recipe, ["stages.0.epochs=7"] if stages != "stages: auto" else ["stages=default"])
+    assert named.auto is None
+
+
 def test_the_pixel_of_electrons_is_found_for_a_recipe_as_for_a_file(data_dir: Path, tmp_path: Path) -> None:
     settings = [
         "data.keys={patterns: /data}",

@@ -121,6 +121,7 @@ def test_crop_bin_pad(generic: Load, everything: Load, patterns: np.ndarray, pos
         ({"crop": [8, 10]}, patterns[:, 4:12, 5:15], (2, 2)),
         ({"bin": 2}, patterns.reshape(6, 8, 2, 10, 2).sum((2, 4)), (1, 1)),
         ({"pad": [20, 24]}, np.pad(patterns, ((0, 0), (2, 2), (2, 2))), (16 / 20, 20 / 24)),
+        ({"pad": [16, 20]}, patterns, (1, 1)),
         ({"crop": [8, 12], "bin": 2, "pad": 8}, None, (16 / (8 * 2), 20 / (8 * 2))),
     ]
     for options, wanted, ratio in cases:

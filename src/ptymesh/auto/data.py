@@ -51,12 +51,16 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
 
 
 def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[Recipe, Reasons]:
-    """The recipe in a file, with `key.path=VALUE` overrides; and why it says what it does not say itself.
+    """Return the recipe in a file, with `key.path=VALUE` overrides; and why it says what it does not say itself.
 
-    Where its stages are to be found, what it leaves open about the data is found as for a file alone. Raises BadInput.
+    Stages that it does not name are to be found, and so is what it leaves open about the data, as for a file alone.
+
+    Raises:
+        BadInput: with one sentence that names key, value and remedy.
     """
     raw, reasons = raw_recipe(path, overrides), Reasons()
-    if raw.get("stages") == AUTO and isinstance(raw.get("data"), dict):
+    raw.setdefault("stages", AUTO)
+    if raw["stages"] == AUTO and isinstance(raw.get("data"), dict):
         Recipe.parse(raw)  # raises where a key cannot be, whatever the data hold
         reasons = completed(raw)
     recipe = Recipe.parse(raw)
