@@ -196,7 +196,8 @@ def test_a_recipe_whose_stages_are_open_is_described_as_a_file_is(scan: Path, tm
 
 
 @pytest.mark.parametrize(
-    "stages, found", [("", True), ("stages: auto", True), ("stages: default", False), ("stages: [{engine: rpie}]", False)]
+    "stages, found",
+    [("", True), ("stages: auto", True), ("stages: default", False), ("stages: [{engine: rpie}]", False)],
 )
 def test_stages_that_a_recipe_does_not_name_are_found(scan: Path, tmp_path: Path, stages: str, found: bool) -> None:
     recipe = tmp_path / "recipe.yaml"

@@ -164,7 +164,6 @@ def summed(
     sums = nothing(case, chunk)
     for factor in (1, 0.5) if twice else (1,):
         backend.adjoint(case.model, chunk, intermediates, factor * waves, sums)  # type: ignore[arg-type]
-    backend.settle(sums)
     backend.finish(sums)
     return sums
 
@@ -192,7 +191,6 @@ def swept(case: Case, backend: Backend, chunk: Chunk, task: str, keep: bool) -> 
         some = replace(chunk, **{name: getattr(chunk, name)[part] for name in names}, sweep=chunk.sweep)
         intermediates = backend.forward(case.model, some, case.object, case.probe, case.opr)
         whole.append((*backend.sweep(case.model, some, intermediates, task, sums, keep), intermediates))  # type: ignore[arg-type]
-    backend.settle(sums)
     backend.finish(sums)
     return sums, *whole[0]
 

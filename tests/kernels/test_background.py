@@ -39,7 +39,6 @@ def swept(case: Case, backend: Backend, chunk: Chunk, parts: list[slice], steps:
         some = replace(chunk, **{name: getattr(chunk, name)[part] for name in NAMES}, sweep=sweep)
         made = backend.forward(case.model, some, case.object, case.probe, case.opr)
         backend.sweep(case.model, some, made, "loss_gradient", sums, steps, steps)
-    backend.settle(sums)
     backend.finish(sums)
     return sums.background.sums
 

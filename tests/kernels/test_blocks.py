@@ -146,41 +146,14 @@ def test_an_expression_may_write_where_it_reads() -> None:
     torch.testing.assert_close(whole, wanted, rtol=1e-14, atol=0)
 
 
-class Known:
-    """What completes an array: by raising it by one, once."""
-
-    def __init__(self, array: Tensor, tops: Tensor | None) -> None:
-        self.array, self._tops, self.settled = array, tops, False
-
-    def settle(self) -> None:
-        if not self.settled:
-            self.array += 1
-        self.settled = True
-
-    def tops(self, of: Tensor) -> Tensor | None:
-        return self._tops if of is self.array else None
-
-
 def test_a_leaf_that_leaves_keeps_its_values() -> None:
     (s, *_), _, _, _ = fields(torch.complex128, False)
     before = s.expression.values.clone()
     fresh = Leaf(s.rows, s.columns, whole=s.expression.whole)
-    fresh.late = Known(s.expression.whole, torch.ones(3))
-    assert fresh.is_complex and not fresh.late.settled and torch.equal(fresh.tops, torch.ones(3))
+    assert fresh.is_complex
     fresh.leave()
     s.expression.whole.zero_()
-    assert torch.equal(fresh.values, before + 1) and fresh.tops is None and fresh.whole is None
-
-
-def test_a_top_that_is_known_is_not_looked_for() -> None:
-    rows, columns = torch.zeros(2, 1, dtype=torch.int64)
-    leaf = Leaf(rows, columns, whole=torch.rand(1, 64, 64))
-    leaf.late = late = Known(leaf.whole, torch.tensor([[2.0, 7.0], [3.0, 0.0]]))
-    weight = BlockSparseField(leaf, rows, columns)
-    assert weight.top() == 7 and weight.max().shape == (1, 1, 1, 1) and float(weight.max()) == 7
-    assert not late.settled
-    late._tops = None
-    assert float(weight.top()) == float(leaf.values.max())
+    assert torch.equal(fresh.values, before) and fresh.whole is None
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

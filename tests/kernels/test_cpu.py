@@ -26,11 +26,11 @@ from references import (
 )
 
 from ptymesh.distributed.boxes import Boxes
-from ptymesh.kernels import arguments, cpu, cpu_sums, object_sums
+from ptymesh.kernels import arguments, cpu, cpu_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
-from ptymesh.physics.blocks import blocked
+from ptymesh.physics.blocks import Leaf, blocked
 from ptymesh.physics.model import reach_of
 
 WINDOWS = [(16, 16), (13, 22), (9, 7)]
@@ -301,10 +301,10 @@ def test_pixels_without_data_stay() -> None:
 
 @pytest.mark.parametrize("bands", [1, 3, 8])
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
-def test_blocks_are_cleared_when_they_are_first_added_to(
+def test_sums_on_cleared_blocks_are_the_same_whatever_was_there(
     subpixel: str, bands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cpu, cpu_sums, object_sums):
+    for module in (cpu, cpu_sums):
         monkeypatch.setattr(module, "bands_of_rows", lambda: bands)
     case = Case(torch.complex64, subpixel=subpixel)
     case.object = case.waves(1, 64 * (bands + 1), 96)
@@ -317,22 +317,14 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
         sums.object += before
         sums.object_weight += before
         fields = torch.full_like(case.object, before), torch.full_like(case.object.real, before)
-        backend.begin(sums, rows, columns, fields)
-        late = sums.late
-        assert isinstance(late, object_sums.ObjectSums) and int(late.open()[0].sum()) == len(rows)
+        backend.clear(sums.object, sums.object_weight, rows, columns)
         for swept_by in (backend.sweep, Backend.sweep.__get__(backend)):
             chunk = replace(case.chunk, sweep={})
             intermediates = backend.forward(case.model, chunk, case.object, case.probe)
             swept_by(case.model, chunk, intermediates, "exit_wave_update", sums)
-        backend.settle(sums)
-        assert not late.open()[0].any()
-        assert late.tops(fields[0]) is None
-        tops = late.tops(fields[1])
-        late.settle()
-        if subpixel == "bilinear":
-            assert tops is None
-        else:
-            assert tops is not None and float(tops.max()) == float(blocked(fields[1])[0][rows, columns].max())
+        backend.narrow((sums.object, sums.object_weight), rows, columns, fields)
+        leaf = Leaf(rows, columns, whole=fields[1])
+        assert float(backend.largest(leaf)) == float(blocked(fields[1])[0][rows, columns].max())
         found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight, *fields)])
         assert torch.equal(found[-1][2], found[-1][0].to(case.dtype)), "in the precision of the object"
         outside = torch.ones(2 * (bands + 1), 3, dtype=torch.bool)
@@ -341,6 +333,21 @@ def test_blocks_are_cleared_when_they_are_first_added_to(
             assert bool((blocked(field)[0][outside] == before).all()), "others stay"
     for zero, seven in zip(*found, strict=True):
         assert float(zero.abs().max()) > 0 and torch.equal(zero, seven)
+
+
+@pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])
+def test_threads_and_bands_change_no_bit(subpixel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, found, before = Case(torch.complex64, (20, 12), 2, subpixel), [], torch.get_num_threads()
+    for threads, bands in ((1, 1), (2, 3), (2, 8)):
+        monkeypatch.setattr(cpu_sums, "bands_of_rows", lambda bands=bands: bands)
+        torch.set_num_threads(threads)
+        try:
+            sums = swept(case, case.fused, replace(case.chunk, sweep={}), "exit_wave_update", keep=False)[0]
+        finally:
+            torch.set_num_threads(before)
+        found.append((sums.object, sums.object_weight))
+    for pair in found[1:]:
+        assert all(map(torch.equal, pair, found[0]))
 
 
 @pytest.mark.parametrize("window", [(16, 32), (13, 10)])  # with a transform of the kernels' own, and without
@@ -363,7 +370,6 @@ def test_sums_do_not_depend_on_order_or_chunks(
                 backend.sweep(case.model, some, intermediates, "exit_wave_update", sums)
             else:
                 backend.adjoint(case.model, some, intermediates, waves[views], sums)
-        backend.settle(sums)
         backend.finish(sums)
         found.append(sums)
     for name in ("object", "object_weight", "probe", "probe_weight", "reached"):
@@ -432,7 +438,6 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
                 systems[views] = backend.systems(case.model, some, made, d_object, d_probe, chi[views])
                 if rates is not None:
                     gaps[views] = backend.gap_products(case.model, some, made, rates, chi[views])
-            backend.settle(sums)
             backend.finish(sums)
             asked = (weights, positions) if case.model.subpixel == "fourier" else (weights,)
             found.append(

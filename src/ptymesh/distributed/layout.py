@@ -25,7 +25,6 @@ from ptymesh.distributed.common import Areas, Combine, Common
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiles import Rect
-from ptymesh.distributed.windows import SharedWindows
 from ptymesh.distributed.world import World
 from ptymesh.estimate import Estimate
 from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
@@ -86,19 +85,9 @@ class BlockSparseField:
         """Elementwise square root."""
         return self.of(Operation("sqrt", self.expression))
 
-    def top(self) -> Tensor | float:
-        """`max`, or its only number where that is known on the host."""
-        tops = self.expression.tops if isinstance(self.expression, Leaf) else None
-        if tops is None:
-            return self.max()
-        return float(tops.numpy().max() if self.over_ranks is _alone else self.over_ranks(tops.amax().view(1)))
-
     def max(self) -> Tensor:
         """Largest value of each slice, (L, 1, 1, 1); not below zero."""
         expression = self.expression
-        tops = expression.tops if isinstance(expression, Leaf) else None
-        if tops is not None:
-            return self.over_ranks(tops.amax().view(1, 1, 1, 1))
         return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
@@ -195,13 +184,6 @@ class Layout:
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
         """Memory that all ranks see for sums of this object (L, H, W) in so many parts, where it serves. Collective."""
-        return None
-
-    def windows(
-        self, views: np.ndarray, window: tuple[int, int], dtype: torch.dtype, each: bool
-    ) -> SharedWindows | None:
-        """Where ranks hand over windows of a batch's views rather than sums: memory for these, which are of this dtype;
-        each: whether each view has its own light. Collective."""
         return None
 
     def add_up(

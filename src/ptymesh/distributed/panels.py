@@ -27,7 +27,6 @@ from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiled import Tiled, TiledMigration
 from ptymesh.distributed.tiles import Rect
-from ptymesh.distributed.windows import SharedWindows, WindowMemory
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Leaf, cut_blocks
@@ -78,7 +77,6 @@ class Panels(Tiled):
         self.in_memory = True
         self._seen: dict[str, Seen] = {}
         self._coarser: Panels | None = None
-        self._windows = WindowMemory(world)
         #: By name, what all ranks see of a panel that was spread, and the panel.
         self._spread: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -215,13 +213,6 @@ class Panels(Tiled):
         whole = Rect(0, 0, *self._extent)
         areas = Areas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
         return self.world.common(areas, parts, obj.dtype)
-
-    def windows(
-        self, views: np.ndarray, window: tuple[int, int], dtype: torch.dtype, each: bool
-    ) -> SharedWindows | None:
-        """See the base."""
-        counts = np.bincount(self.owner[views], minlength=self.world.size)
-        return self._windows.of(counts, window, dtype, each, self.tiles[self.world.rank].top)
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """Nothing travels early."""

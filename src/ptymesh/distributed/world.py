@@ -131,9 +131,6 @@ class World:
         """How often ranks that share memory have met, in sums or otherwise: the same on all of them."""
         return 0
 
-    def hand_over(self, count: int) -> None:
-        """Notes that this rank has handed over so many bytes in memory that ranks share."""
-
     def opening(self, act: Callable[[], Tensor]) -> Tensor:
         """What `act`, which ranks call together, lets this one see of the others; should a step start anew, what it saw
         then. What is seen before anything else is received stays as it is until something is."""
@@ -298,10 +295,6 @@ class Ranks(World):
     def meetings(self) -> int:
         """See `World.meetings`."""
         return 0 if self._shared is None else self._shared.meetings
-
-    def hand_over(self, count: int) -> None:
-        """See `World.hand_over`."""
-        self.bytes_reduced += count
 
     def _met(self, handed_over: int) -> None:
         """Returns when all ranks have come here, where this one has handed over so many bytes."""

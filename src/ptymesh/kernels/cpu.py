@@ -29,10 +29,9 @@ from ptymesh.kernels.arguments import (
     untransformed,
     views_of_strip,
 )
-from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, asked_of, deep, may_wait, note
+from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, asked_of, deep, note
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
-from ptymesh.kernels.waiting import pays
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
 from ptymesh.physics.background import BackgroundSums
@@ -176,13 +175,6 @@ class CpuBackend(CpuPaths):
         assert isinstance(intermediates, FusedIntermediates)
         return self.once_more(model, chunk, intermediates, task, shifted)
 
-    def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
-        """As `Backend.hands_over`: where a rank alone would let them wait."""
-        window = window_of(probe)
-        waits = may_wait(task, keep=False) and model.slice_kernel is None and model.subpixel != "bilinear"
-        pixels = views * window[0] * window[1]
-        return waits and self.at_once(model, window) and pays(pixels, self.dtype, each, blocks)
-
     def _sweep_shared(
         self,
         model: Model,
@@ -203,8 +195,9 @@ class CpuBackend(CpuPaths):
         size = min(count, views_of_strip(intermediates.probe))
         waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, work, sums = found.numpy(), self._work(threads_for(count), shape), self.object_sums(into)
-        wait = sums.expect(count, size, intermediates.window, self.dtype, 1, may_wait(task, keep))
+        terms, work = found.numpy(), self._work(threads_for(count), shape)
+        windows_of_strip = self.room("windows", size, intermediates.window, self.dtype)
+        light = self.room("light", 1, intermediates.window, self.real)
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
@@ -212,7 +205,7 @@ class CpuBackend(CpuPaths):
         squares, lit = 1.0, self._told(into.background)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
-            windows, light = sums.next(at, f)
+            windows = windows_of_strip[: len(at)]
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
             made, into_sums = (obj, at, beams, f), (self._no_sums, lit)
@@ -222,8 +215,7 @@ class CpuBackend(CpuPaths):
             given = (chi, obj, at, f, beams, into.shifts.numpy())
             compiled.to_probe(*given, *by_probe, windows, light, reached)
             squares = max(squares, float(np.square(f).max()))
-            if not wait:
-                sums.flush()
+            self.add_windows(into, windows, light, at, f)
         reached[:, OBJECT_WEIGHT] *= squares
         note(into, reached)
         return waves, found
@@ -274,14 +266,13 @@ class CpuBackend(CpuPaths):
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
         _, _, beams, amplitudes = _parts(intermediates)
-        sums, count, reached = self.object_sums(into), len(corner), np.zeros((len(corner), SUMS))
-        sums.expect(count, count, window_of(waves), self.dtype, len(beams), may_wait=False)
-        compiled.to_windows(array_of(waves), beams, amplitudes, *sums.next(corner, amplitudes, t), reached)
-        sums.flush()
+        count, reached, window = len(corner), np.zeros((len(corner), SUMS)), window_of(waves)
+        windows = self.room("windows", count, window, self.dtype)
+        light = self.room("light", min(count, len(beams)), window, self.real)
+        compiled.to_windows(array_of(waves), beams, amplitudes, windows, light, reached)
+        self.add_windows(into, windows, light, corner, amplitudes, t)
         reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
         note(into, reached)
-        if bilinear:  # of what is shared out between pixels the kernel looks for no top
-            sums.knows_top = False
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
         """As `Backend.illuminate`."""

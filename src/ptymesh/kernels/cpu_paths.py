@@ -37,7 +37,6 @@ from ptymesh.kernels.comparison import KINDS
 from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.kept import Kernels, Planes
-from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.kernels.row_panels import room_for
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through
 from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
@@ -135,8 +134,9 @@ class CpuPaths(CpuSums):
         keep = keep or (steps and not self._tells_moves(model, chunk))
         probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
         assert into.object is not None
-        sums = self.object_sums(into)
-        size, wait = self._expected(model, sums, intermediates, task, keep)
+        size = min(count, max(1, views_of_strip(probe[0]) // slices))
+        windows = self.room("windows", slices * size, intermediates.window, self.dtype)
+        light = self.room("light", slices * size, intermediates.window, self.real)
         by_beams = keep and slices == 1 and into.shifted
         waves, beams = [probe.new_empty((count if kept else 0, *probe.shape)) for kept in (keep, by_beams)]
         inputs, shift, path = self._inputs(model, chunk, intermediates, beams, into.shifted)
@@ -151,8 +151,11 @@ class CpuPaths(CpuSums):
             each = slice(slices * some.start, slices * some.stop)
             of_some = shift[0], *(values[some] for values in shift[1:])
             given = _some(inputs, some), of_some, path, (counts, at[some], *planes), how
+            corners_here, *amounts = (values[each] for values in placed)
+            lines = len(corners_here)
             gathered = (
-                *sums.next(*(values[each] for values in placed)),
+                windows[:lines],
+                light[:lines],
                 *bands,
                 shifts,
                 reached[some],
@@ -161,8 +164,7 @@ class CpuPaths(CpuSums):
             )
             found_here = out[some] if keep else out, terms[some]
             compiled_detector.detector(work, *given, keep, tables, *found_here, gathered, lit)
-            if not wait:
-                sums.flush()
+            self.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
         note(into, reached)
         if by_beams:
             intermediates.__dict__["beams"] = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
@@ -252,19 +254,6 @@ class CpuPaths(CpuSums):
         if model.slice_kernel is not None:
             powers *= let_through(*asked[:, -2:].unbind(1))[:, None]
         return (_parts_asked(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.real)
-
-    def _expected(
-        self, model: Model, sums: ObjectSums, intermediates: FusedIntermediates, task: Task, keep: bool
-    ) -> tuple[int, bool]:
-        """Views of a strip, and whether windows wait that come of them."""
-        probe, count, slices = intermediates.probe, len(intermediates.chunk.views), len(intermediates.whole_object)
-        size, many = min(count, max(1, views_of_strip(probe[0]) // slices)), slices * count
-        bilinear = model.subpixel == "bilinear"
-        waits = may_wait(task, keep) and slices == 1 and not bilinear
-        wait = sums.expect(many, slices * size, intermediates.window, self.dtype, many, waits)
-        if bilinear:  # of what is shared out between pixels the kernel looks for no top
-            sums.knows_top = False
-        return size, wait
 
     def _inputs(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, beams: Tensor, shifted: bool
@@ -479,12 +468,6 @@ def note(into: Adjoints, reached: np.ndarray[Any, Any]) -> None:
     """How large terms were, of views or bands (n, 6)."""
     if len(reached):
         torch.maximum(into.reached, torch.from_numpy(reached.max(axis=0)), out=into.reached)
-
-
-def may_wait(task: Task, keep: bool) -> bool:
-    """Whether a quotient of the object's sums may be all that comes of them. Whoever descends reads them, and so does
-    whoever keeps waves for a second sweep: they make a direction of them."""
-    return task == "exit_wave_update" and not keep
 
 
 def amplitudes_of(chunk: Chunk) -> np.ndarray[Any, Any]:

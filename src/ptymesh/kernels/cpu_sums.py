@@ -6,18 +6,16 @@ M, h, w      modes, window pixels
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from weakref import ref
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import blocks, compiled_blocks, compiled_probes, compiled_shared
-from ptymesh.kernels.arguments import arrays_of, bands_of_rows, places_of
+from ptymesh.kernels import blocks, compiled_blocks, compiled_object, compiled_probes, compiled_shared
+from ptymesh.kernels.arguments import arrays_of, bands_of_rows, constants_of, places_of
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.kernels.kept import Arrays, Rooms
-from ptymesh.kernels.object_sums import ObjectSums
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
@@ -34,37 +32,38 @@ class CpuSums(FusedBackend):
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         self.arrays, self.room = Arrays(), Rooms()
-        #: To whose sums views were added last.
-        self._last: Callable[[], ObjectSums | None] = lambda: None
-
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """As `Backend.begin`; blocks are cleared when they are first added to, as they are in the cache then."""
-        if into.object is not None:
-            into.late = ObjectSums(into, (rows, columns), found, self, self.arrays, self.room)
-
-    def settle(self, into: Adjoints) -> None:
-        """As `Backend.settle`."""
-        if isinstance(into.late, ObjectSums):
-            into.late.complete()
-
-    def gathered(self, into: Adjoints) -> None:
-        """As `Backend.gathered`."""
-        if isinstance(into.late, ObjectSums):
-            into.late.gather()
 
     def forget(self) -> None:
         """See the base."""
         self.room.forget()
 
-    def object_sums(self, into: Adjoints) -> ObjectSums:
-        """The object's, of a batch that was begun; or plain arrays to which everything is added at once."""
-        late = into.late
-        sums = late if isinstance(late, ObjectSums) else ObjectSums(into, None, None, self, self.arrays, self.room)
-        last = self._last()
-        if last is not None and last is not sums:  # views of both would wait in the same room
-            last.complete()
-        self._last = ref(sums)
-        return sums
+    def add_windows(
+        self,
+        into: Adjoints,
+        windows: np.ndarray[Any, Any],
+        light: np.ndarray[Any, Any],
+        corners: np.ndarray[Any, Any],
+        amplitudes: np.ndarray[Any, Any],
+        between: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        """Add windows of views to the object's sums, and their light to the weight.
+
+        Args:
+            into: sums of a batch, whose object and weight (parts L, H, W) have arrays.
+            windows: (k, h, w) complex, sum_m conj(P_jm) chi_jm of a view and slice.
+            light: (1 or k, h, w) real, sum_m |P_jm|^2, of all alike or of each.
+            corners: (k, 2) int, pixel of each window's corner where slices lie one below the other.
+            amplitudes: (k,) real, by which light and windows of a view were scaled.
+            between: (k, 2) real, weights of the next pixel down and right; None: zero.
+        """
+        assert into.object is not None and into.object_weight is not None
+        named = (("object sum", into.object), ("object weight", into.object_weight))
+        shape = into.parts, -1, into.object.shape[2]
+        sums, weight = (self.arrays(name, field).reshape(shape) for name, field in named)
+        if between is None:
+            between = np.zeros((len(corners), 2), amplitudes.dtype)
+        given = (windows, light, corners, between, amplitudes, into.shifts.numpy(), bands_of_rows())
+        compiled_object.add_windows(*given, constants_of(self.real, 1.0), sums, weight)
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """As `Backend.clear`."""
@@ -96,8 +95,6 @@ class CpuSums(FusedBackend):
         self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
     ) -> None:
         """As `Backend.write`, block by block while they are in the cache, for expressions of up to four fields."""
-        if add and isinstance(expression, Quotient) and _undivided(target, expression, rows, columns):
-            return
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
@@ -111,9 +108,3 @@ class CpuSums(FusedBackend):
             compiled_probes.add_quotient(x, w, numbers, bands_of_rows(), target.numpy())
         else:
             super().add_quotient(target, change, weight, blend, times)
-
-
-def _undivided(target: Tensor, quotient: Quotient, rows: Tensor, columns: Tensor) -> bool:
-    """Adds a quotient of sums that nobody has read yet; False where that is something else."""
-    late = quotient.change.late if isinstance(quotient.change, Leaf) else None
-    return isinstance(late, ObjectSums) and late.divide(target, quotient, rows, columns)

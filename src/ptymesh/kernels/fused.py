@@ -288,8 +288,6 @@ class FusedBackend(Backend, ABC):
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """As `Backend.adjoint`."""
         if not self.supports(model, chunk, "adjoint"):
-            self.settle(into)
-            into.late = None
             super().adjoint(model, chunk, intermediates, waves, into)
             return
         assert isinstance(intermediates, FusedIntermediates)

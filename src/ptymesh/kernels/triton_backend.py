@@ -209,7 +209,7 @@ class GpuBackend(FusedBackend):
     def largest(self, leaf: Leaf) -> Tensor:
         """As `Backend.largest`; of a batch's weight it is known by block."""
         weight, rows, tops = self._tops
-        if leaf.array is not weight or leaf.rows is not rows or not tops.numel():
+        if leaf.whole is not weight or leaf.rows is not rows or not tops.numel():
             return super().largest(leaf)
         return tops.amax(1).clamp_(min=0)[:, None, None, None]
 
@@ -360,7 +360,7 @@ def _written(expression: Expression | Quotient, target: Tensor) -> Written | Non
     found = _quotient(expression) if isinstance(expression, Quotient) else _root(expression) or _scaled(expression)
     if found is None or not target.is_contiguous() or target.is_conj():
         return None
-    first, last, number = found.leaves[0].array, found.leaves[-1].array, found.number
+    first, last, number = found.leaves[0].whole, found.leaves[-1].whole, found.number
     real = target.dtype.to_real()
     if first is None or last is None or first.dtype != target.dtype or not first.is_contiguous():
         return None

@@ -235,11 +235,6 @@ class Backend(BlockOperations):
         many = light * chunk.weights[:, :1, None] ** 2
         views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
-    def hands_over(self, model: Model, probe: Tensor, task: Task, each: bool, views: int, blocks: int) -> bool:
-        """Whether ranks should hand over windows of so many views, over so many blocks, to each other, not their sums;
-        each: whether each view has its own light. Only if all that `task` makes goes through `sweep`."""
-        return False
-
     def position_step(
         self,
         model: Model,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,16 +44,6 @@ def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add
         whole[:, y, x] = new
 
 
-class Late(Protocol):
-    """What completes sums over a batch, the object's and its weight, when somebody reads them."""
-
-    def settle(self) -> None:
-        """Completes the sums."""
-
-    def tops(self, of: Tensor) -> Tensor | None:
-        """Numbers on the host of which the largest is that of this only slice, where it is known: of the weight."""
-
-
 class Leaf:
     """Values of a field on n blocks: gathered, (L, n, b, b), or still where they are, in an array (L, H, W).
 
@@ -65,19 +55,10 @@ class Leaf:
         self.rows, self.columns, self._whole, self._values = rows, columns, whole, values
         #: How its largest value is found.
         self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
-        #: What completes the array, where that is sums over a batch that nobody may have read yet.
-        self.late: Late | None = None
-
-    @property
-    def array(self) -> Tensor | None:
-        """`whole` as it is, complete or not."""
-        return self._whole
 
     @property
     def whole(self) -> Tensor | None:
-        """(L, H, W), complete; None of gathered values."""
-        if self.late is not None:
-            self.late.settle()
+        """(L, H, W); None of gathered values."""
         return self._whole
 
     @property
@@ -89,11 +70,6 @@ class Leaf:
         return self._values
 
     @property
-    def tops(self) -> Tensor | None:
-        """Numbers on the host of which the largest is that of the only slice, where that is known."""
-        return None if self.late is None or self._whole is None else self.late.tops(self._whole)
-
-    @property
     def is_complex(self) -> bool:
         """Whether the values of this expression are complex."""
         kept = self._whole if self._values is None else self._values
@@ -103,7 +79,7 @@ class Leaf:
     def leave(self) -> None:
         """Keeps values of its own: the array is about to be used for something else."""
         assert self.values is not None
-        self._whole = self.late = None
+        self._whole = None
 
 
 def top_of(values: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import (
     TINY,
     Expression,
-    Late,
     Leaf,
     Quotient,
     blocked,
@@ -38,10 +37,8 @@ class Adjoints:
     Each has so many parts: object (parts L, H, W) or None; probe (parts M, h, w) or None, of `Model.unshifted_terms` if
     `shifted`; opr (parts K, h, w); with their weights, real, probe_weight (parts, h, w). shifts (6, 2): by kind of sum
     and part. reached: (6,) the largest terms so far.
-    views: how many the batch has, if no other rank has any, so that the object's sums need not be complete before they
-    are read; late: what completes them then, or when `settle` says so. kept: what else a pass keeps until `finish`.
-    windows: where those of views go that other ranks add, too, until `gather` says that all are there. background: what
-    its sums are, where it is told of views.
+    views: how many the batch has, if no other rank has any: waves of a chunk with all of them need not be copied.
+    kept: what else a pass keeps until `finish`. background: what its sums are, where it is told of views.
     """
 
     object: Tensor | None
@@ -55,9 +52,7 @@ class Adjoints:
     parts: int = 1
     shifted: bool = False
     views: int | None = None
-    late: Late | None = None
     kept: tuple[Any, ...] = ()
-    windows: Any = None
     background: BackgroundSums | None = None
 
     def rounded(self, kind: int, terms: Tensor) -> Tensor:
@@ -99,18 +94,6 @@ class BlockOperations:
         """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
-
-    def begin(self, into: Adjoints, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """Clears these blocks of the object's sums, which are about to be added up, or notes that it is to be done;
-        the other sums are zero already. found: fields (L, H, W) that are to hold the sums once they are read."""
-        if into.object is not None and into.object_weight is not None:
-            self.clear(into.object, into.object_weight, rows, columns)
-
-    def gathered(self, into: Adjoints) -> None:
-        """The windows of all ranks are there."""
-
-    def settle(self, into: Adjoints) -> None:
-        """The object's sums are complete: they are about to travel, or to be read."""
 
     def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
         """Fields (L, H, W) become what the object's sums are, and their weight, on these blocks (n,)."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.layout import BlockSparseField
-from ptymesh.distributed.windows import SharedWindows
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Adjoints, Chunk, Task
@@ -24,7 +23,6 @@ from ptymesh.physics.rounding import narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.evaluator import Evaluator, loss_and_counts
 from ptymesh.problem.loader import WaveUse
-from ptymesh.problem.setup import Setup
 
 #: Powers of two by which terms may exceed what is expected of them, try after try; and those of sums that cannot be
 #: made again, of any waves.
@@ -58,14 +56,9 @@ class Accumulator:
         self.blocks = blocks if self.with_object else blocks.none()
         batch.asked.clear()
         self.fields.reclaim()
-        #: No other rank waits for the sums.
-        self.alone = self.setup.world.size == 1
         self.parts = 1 if task and self.setup.real == torch.float32 else 2
-        #: Where windows go whose sums nobody needs: each rank works out what becomes of its part of the object.
-        self.windows = self._windows()
         #: Memory for sums that all ranks see, where there is any.
-        by_sums = self.with_object and self.windows is None
-        self.common = self.setup.layout.common(estimate.object, self.parts) if by_sums else None
+        self.common = self.setup.layout.common(estimate.object, self.parts) if self.with_object else None
         #: Where the object's sums, and their weight, are to be found.
         self.found = (
             self.common.found
@@ -89,7 +82,7 @@ class Accumulator:
             obj, weight = self.common.own
         else:
             like = estimate.object
-            shape = tuple(like.shape) if self.windows else self.setup.layout.shape(like)
+            shape = self.setup.layout.shape(like)
             obj = self.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
             weight = self.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
         self.sums = Adjoints(
@@ -101,12 +94,11 @@ class Accumulator:
             reached,
             parts=parts,
             shifted=self._shifted,
-            views=len(self.batch.views) if self.alone else None,
-            windows=self.windows,
+            views=len(self.batch.views) if self.setup.world.size == 1 else None,
             background=self._told() if self.with_background else None,
         )
-        blocks = (self.blocks.rows, self.blocks.columns) if self.windows else self.blocks.covered
-        self.setup.backend.begin(self.sums, *(self.blocks.added if self.common else blocks), self.found)
+        if self.with_object:
+            self.setup.backend.clear(obj, weight, *(self.blocks.added if self.common else self.blocks.covered))
         #: Views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
@@ -118,25 +110,6 @@ class Accumulator:
         kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
         return BackgroundSums.begun(self.estimate.background, kind, pixel, len(self.batch.views))
 
-    def _windows(self) -> SharedWindows | None:
-        """Where windows of all views go, if ranks are to hand over these."""
-        views = self.batch.views
-        whole = self.with_object and self.with_probe and self.task and not self._asks and not self.keep
-        if not whole or self.alone:
-            return None
-        assert self.task
-        given = (
-            self.setup.model,
-            self.estimate.probe,
-            self.task,
-            self._own_beams,
-            len(views),
-            len(self.blocks.covered[0]),
-        )
-        if not self.setup.backend.hands_over(*given):
-            return None
-        return self.setup.layout.windows(views, self.estimate.window, self.setup.dtype, self._own_beams)
-
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Room for sums of arrays like this (C, h, w), in parts."""
         return self.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts)
@@ -146,11 +119,6 @@ class Accumulator:
         """Whether the probe's sums are made in Fourier space."""
         whole = self.loader.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
         return self.setup.model.subpixel == "fourier" and not whole
-
-    @property
-    def _own_beams(self) -> bool:
-        """Whether each view has a beam of its own."""
-        return self._shifted or len(self.estimate.opr) > 0
 
     def _begun(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Shifts by kind of sum and part, limits of terms by kind, and how large these were so far: 0, as the sums."""
@@ -235,11 +203,6 @@ class Accumulator:
 
     def _begin(self) -> None:
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
-        if self.windows:
-            self._finish = partial(_gathered, self.setup, self.sums)
-            return
-        if not self.alone:
-            self.setup.backend.settle(self.sums)
         if self.common:
             self._finish = self.setup.layout.add_up(self.common, self.blocks, self.found, self.setup.backend.combine)
         else:
@@ -279,7 +242,7 @@ class Accumulator:
         adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight, *lit]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)
-        fields = 2 if self.with_object and not self.windows else 0
+        fields = 2 if self.with_object else 0
         after = fields + len(adjoints)
         return found[:fields], found[fields:after], found[after:]
 
@@ -301,24 +264,17 @@ class Accumulator:
         """The object's sums and their weight in the precision of the object."""
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
         if not fields or self.common:
-            whole = fields or found
-            leaves = [Leaf(rows, columns, whole=field) for field in whole]
-            for leaf in leaves:
-                leaf.late = self.sums.late if self.windows else None
+            leaves = [Leaf(rows, columns, whole=field) for field in fields or found]
             obj, weight = (BlockSparseField(leaf, rows, columns, self.setup.layout.max) for leaf in leaves)
             return obj, weight
-        gathered = [isinstance(f.expression, Leaf) and f.expression.array is None for f in fields]
+        gathered = [isinstance(f.expression, Leaf) and f.expression.whole is None for f in fields]
         if all(gathered):
             pairs = zip(fields, found, strict=True)
             obj, weight = (f.of(narrowed(f.values, field.dtype, len(field))) for f, field in pairs)
             return obj, weight
-        late = self.sums.late if self.alone else None
-        if late is None:
-            assert self.sums.object is not None and self.sums.object_weight is not None
-            self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
+        assert self.sums.object is not None and self.sums.object_weight is not None
+        self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
         leaves = [Leaf(rows, columns, whole=field) for field in found]
-        for leaf in leaves:
-            leaf.late = late
         return fields[0].of(leaves[0]), fields[1].of(leaves[1])
 
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
@@ -349,14 +305,6 @@ def ended(
 def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
     """1 if any terms were beyond their limits, 0-d float64."""
     return (reached > limits).any().to(torch.float64)
-
-
-def _gathered(setup: Setup, sums: Adjoints, *others: Tensor) -> list[Any]:
-    """Sums of other tensors; when they are there, so are the windows of all ranks."""
-    summed = setup.world.sum(*others)
-    setup.world.hand_over(sums.windows.handed_over)
-    setup.backend.gathered(sums)
-    return summed
 
 
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Fields:
         probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
         """
         if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
-            top = weight.top()  # first: it works the weight out, if that is an expression
+            top = weight.max()  # first: it works the weight out, if that is an expression
             quotient = Quotient(change.expression, weight.expression, top, blend, times)
             self._write(target, quotient, change, add=True)
         else:

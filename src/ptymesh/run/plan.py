@@ -40,7 +40,6 @@ from ptymesh.engines.descent import LADDER
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
-from ptymesh.kernels.waiting import pays
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
@@ -420,8 +419,6 @@ def _traffic(
         return 0.0, 0.0, traits.objects * block * len(blocks.rows) + others
     if isinstance(layout, Panels):
         handed = traits.objects * block * len(blocks.rows)
-        if _hands_over_windows(scan, engine, views * pixels, len(blocks.covered[0])):
-            handed = 3 * scan.real_bytes * pixels * math.ceil(views / layout.world.size)
         seen = 2 * scan.real_bytes * scan.slices * BLOCK * BLOCK * len(blocks.rows)
         return 0.0, 0.0, handed + seen + others + traits.maxima * scan.slices * scan.real_bytes
     sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
@@ -430,12 +427,6 @@ def _traffic(
     if layout.in_memory:
         return 0.0, 0.0, traits.objects * block * (blocks.counted or 0) + others + over_tiles
     return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
-
-
-def _hands_over_windows(scan: Scan, engine: Engine, pixels: int, blocks: int) -> bool:
-    """Whether ranks that share memory hand over windows of so many pixels together, rather than sums on blocks."""
-    quotient = engine.name in ("epie", "rpie", "mpie") and not engine.positions and scan.slices == 1
-    return quotient and pays(pixels, torch.complex64 if scan.real_bytes == 4 else torch.complex128, True, blocks)
 
 
 def _sum_bytes(scan: Scan, traits: _Traits) -> int:
