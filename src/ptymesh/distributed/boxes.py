@@ -114,7 +114,9 @@ class Boxes:
 
 
 def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the True elements of a mask (H/b, W/b); numpy is several times faster along one axis.
+    """Return rows and columns of the True elements of a mask (H/b, W/b).
+
+    numpy is several times faster at finding them along one axis.
     """
     places = mask.ravel().nonzero()[0]
     rows = places // mask.shape[1]

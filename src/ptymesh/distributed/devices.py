@@ -101,7 +101,9 @@ def is_slice(device: torch.device) -> bool:
 
 
 def visible_slice(local_rank: int) -> str | None:
-    """Return the MIG slice for a local rank where CUDA_VISIBLE_DEVICES lists several, since a process can use only one.
+    """Return the MIG slice for a local rank where CUDA_VISIBLE_DEVICES lists several; else None.
+
+    A process can use only one slice at a time.
     """
     slices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("MIG-")]
     return slices[local_rank % len(slices)] if len(slices) > 1 else None

@@ -141,8 +141,7 @@ class Layout:
         return estimate.here(anchors)
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Return the shape (L, H, W) of the array that windows of this object, or of some of its slices, are cut from.
-        """
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices of it, are cut from."""
         return tuple(obj.shape)
 
     def seen(self, obj: Tensor) -> Tensor:

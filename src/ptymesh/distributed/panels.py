@@ -146,8 +146,7 @@ class Panels(Tiled):
         return anchors
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Return the shape (L, H, W) of the array that windows of this object, or of some of its slices, are cut from.
-        """
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices of it, are cut from."""
         return (len(obj), *self._extent)
 
     def seen(self, panel: Tensor, name: str = "object") -> Tensor:
@@ -159,8 +158,7 @@ class Panels(Tiled):
         return self.world.opening(lambda: self._write(panel, name))
 
     def _write(self, panel: Tensor, name: str) -> Tensor:
-        """Bring the shared array up to date and return it; without shared memory, return a copy gathered by messages.
-        """
+        """Update the shared array and return it; without shared memory, return an array gathered by messages."""
         kept = self._seen.get(name)
         if kept is None or kept.whole.dtype != panel.dtype or len(kept.whole) != len(panel):
             whole = self.world.one_for_all((len(panel), *self._extent), panel.dtype)
@@ -286,8 +284,7 @@ class Panels(Tiled):
         return [*own, *summed[len(fields) :]]
 
     def sum_field(self, partial: Tensor) -> Tensor:
-        """Return this rank's panel of the sum over ranks of their fields (..., H, W) of the whole object. Collective.
-        """
+        """Return this rank's panel of the sum over ranks of fields (..., H, W) of the whole object. Collective."""
         me = self.world.rank
         others = [rank for rank in range(self.world.size) if rank != me]
         sends = {r: partial[(..., *self.tiles[r].inside((0, 0)))].contiguous() for r in others}

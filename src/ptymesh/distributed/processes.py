@@ -66,8 +66,7 @@ def importing_alike() -> dict[str, str]:
 
 
 def fate_of(pid: int) -> str:
-    """Return the state of a process of this machine: `stopped`, `gone`, or empty where it lives or cannot be inspected.
-    """
+    """Return the state of a process of this machine: `stopped`, `gone`, or empty where it lives or is unknown."""
     try:
         state = _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):

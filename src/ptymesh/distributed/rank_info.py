@@ -191,5 +191,5 @@ def share_cores(environ: MutableMapping[str, str] | None = None) -> None:
     place = read(environ)
     if place.size > 1 and "OMP_NUM_THREADS" not in environ:
         own = cores()
-        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has bound ranks to cores
+        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has bound ranks
         environ["OMP_NUM_THREADS"] = str(own if bound else max(1, own // place.local_size))

@@ -69,8 +69,7 @@ class Plan:
 
     @property
     def sums(self) -> int:
-        """Offset of the sums, after the directory: for each pair of ranks letters sent, letters taken, their offsets.
-        """
+        """Offset of the sums, after the directory: for each pair of ranks, letters sent, letters taken, offsets."""
         return _lines(self.directory + self.size**2 * (2 + SLOTS) * 8)
 
     @property

@@ -239,8 +239,7 @@ class Tiled(Layout):
         return [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
 
     def _add_in_order(self, fields: list[Tensor], blocks: Blocks, arrived: dict[int, list[Tensor]]) -> None:
-        """Add the sums on shared blocks in the order of ranks; then exchange totals between block owners and holders.
-        """
+        """Add the sums on shared blocks in the order of ranks; then send totals from block owners to holders."""
         at = blocks.rows[:0] if blocks.shared is None else blocks.shared
         rows, columns = blocks.rows[at], blocks.columns[at]
         gathered = [cut_blocks(f, rows, columns) for f in fields]
