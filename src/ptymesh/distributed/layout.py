@@ -141,7 +141,7 @@ class Layout:
         return estimate.here(anchors)
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Return the shape (L, H, W) of the array that windows of this object, or of some slices of it, are cut from."""
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return tuple(obj.shape)
 
     def seen(self, obj: Tensor) -> Tensor:

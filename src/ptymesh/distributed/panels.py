@@ -146,7 +146,7 @@ class Panels(Tiled):
         return anchors
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Return the shape (L, H, W) of the array that windows of this object, or of some slices of it, are cut from."""
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return (len(obj), *self._extent)
 
     def seen(self, panel: Tensor, name: str = "object") -> Tensor:
