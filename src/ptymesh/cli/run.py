@@ -42,7 +42,7 @@ def command(
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
-    """The recipe, or one for a data set; `found` is told why it is so."""
+    """Return the recipe, or the one found for a data set; the reasons for its values are stored in `found`."""
     from ptymesh.auto import described, described_recipe
     from ptymesh.run.recipe import Recipe
 
@@ -63,6 +63,7 @@ def _run(
     found: Open,
     strict: bool,
 ) -> None:
+    """Check the options and the output folder, then execute the recipe."""
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
