@@ -42,7 +42,7 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
 
 
 def check_files(count: int, what: str) -> None:
-    """Raise BadInput if so many more files cannot be open; raise this process's soft limit first if it is too low."""
+    """Raise BadInput if `count` more files cannot be open; raise this process's soft limit first if it is too low."""
     if sys.platform == "win32":
         return
     import resource

@@ -53,7 +53,7 @@ def watch(speaks: bool = True) -> None:
     Signals that are ignored (nohup) remain ignored.
 
     Args:
-        speaks: True if this process prints the sentence.
+        speaks: True if this process prints the sentence of the exit.
     """
     global _watching, _at_once, _speaks, _sentence
     _sentence = os.environ.pop(SAYING, BEFORE)
@@ -168,7 +168,7 @@ def leave(sentence: str, status: int) -> None:
     """End this process, from any thread, after the clean-up functions, which have a bounded time.
 
     Args:
-        sentence: printed if this process speaks.
+        sentence: printed if `watch` was called with `speaks`.
         status: of the exit.
     """
     with _lock:

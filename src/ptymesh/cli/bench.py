@@ -1,4 +1,4 @@
-"""ptymesh bench: how fast engines run on this machine, against the floor measured beside them."""
+"""ptymesh bench: speed of engines on this machine, relative to a bound measured beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ptymesh plan: memory, messages and time on so many ranks, without running."""
+"""ptymesh plan: memory, messages and time on given numbers of ranks, without running."""
 
 from __future__ import annotations
 

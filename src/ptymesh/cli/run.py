@@ -82,7 +82,7 @@ def _run(
     folder = loaded.output.dir
     check_folder(folder)
     with owned(folder):
-        if not launched():  # else the launcher has looked; a rank that failed may have begun a log since
+        if not launched():  # else the launcher has checked, and a rank that failed may have written a log since
             refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]

@@ -279,7 +279,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        drawer = _drawer(recipe, held) if recipe.auto is None else None  # it imports while this process does
+        drawer = _drawer(recipe, held) if recipe.auto is None else None  # started first: both processes import for long
         from ptymesh.run.callbacks import watchers
         from ptymesh.run.session import run_recipe
 

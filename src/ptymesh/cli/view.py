@@ -46,7 +46,7 @@ def command(
 
     try:
         for name in write or ():
-            WRITERS[name]  # raises
+            WRITERS[name]  # raises for an unknown name
     except BadInput:
         raise
     except ValueError as error:

@@ -25,7 +25,7 @@ def launched() -> bool:
 
 
 def end_with(parent: int) -> None:
-    """Ask the system to send SIGTERM to this process when its parent ends; exit now if that has happened.
+    """Ask the system to send SIGTERM to this process when its parent ends, and exit if it has ended already.
 
     Linux only; elsewhere nothing is done.
 

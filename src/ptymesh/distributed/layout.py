@@ -32,7 +32,7 @@ from ptymesh.physics.rounding import elements, largest, shifts_for
 
 
 def _alone(values: Tensor) -> Tensor:
-    """Return the maximum over the ranks of a world of one: the values themselves."""
+    """Return the values as they are."""
     return values
 
 

@@ -89,7 +89,7 @@ class Panels(Tiled):
         """Return True if these ranks can hold an object of `extent` pixels in panels."""
         return world.shares_memory and extent[0] // BLOCK >= world.size > 1 and world.size <= MOST_RANKS
 
-    # --- who owns what ---
+    # --- ownership ---
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
         """Cut an object into panels, and return this rank's.
@@ -139,7 +139,7 @@ class Panels(Tiled):
         move.to(panels, panels, self.owner)
         return move
 
-    # --- what views are cut from ---
+    # --- arrays that windows are cut from ---
 
     def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
         """Return the anchors (B, 2) as they are: windows are cut from the whole object."""

@@ -43,7 +43,7 @@ def start_python(*words: str, environment: Mapping[str, str] | None = None, **st
     Args:
         words: options of Python, a module or program, and its arguments.
         environment: variables in addition to those of `python_environment`.
-        streams: further arguments of subprocess.Popen.
+        streams: other arguments of subprocess.Popen.
 
     Raises:
         OSError: the process cannot be started.

@@ -29,7 +29,7 @@ def reason(error: BaseException) -> str:
     return said if isinstance(error, PtymeshError) else f"{type(error).__name__}: {said}"[:500]
 
 
-#: Words in the plain RuntimeErrors that torch's backends raise when another rank has gone.
+#: Words in the plain RuntimeErrors that torch's backends raise when another rank has ended.
 LOST = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
 
 #: Seconds between two polls for an action of rank 0 that the others wait for.
@@ -101,7 +101,7 @@ def account_for(error: BaseException) -> Lost | None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return True if an error only says that another rank, or the rendezvous store, has gone."""
+    """Return True if an error only says that another rank, or the rendezvous store, has ended."""
     dist = sys.modules.get("torch.distributed")  # where it was not imported there are no other ranks
     if dist and isinstance(error, dist.DistError):
         return True

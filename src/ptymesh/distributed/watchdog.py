@@ -352,7 +352,7 @@ class Watchdog(threading.Thread):
         self.store.set(pulse_key(self.rank), json.dumps(told.__dict__))
 
     def _posts(self) -> tuple[dict[int, HeartbeatReport | None], dict[int, float]]:
-        """Return the heartbeats of all ranks, and the seconds since each last changed, as seen by this rank."""
+        """Return the heartbeats of all ranks, and the seconds since this rank last saw each of them change."""
         posts = {rank: read_heartbeat(self.store, rank) for rank in range(self.size)}
         now = time.monotonic()
         for rank, post in posts.items():

@@ -2,7 +2,7 @@
 
 Ranks get the environment that torchrun would give them, and are started and ended by the process layer of torch's
 elastic launcher. Its agent (`elastic_launch`) is not used: after a signal it discards the exit statuses of the ranks,
-so that "interrupted after a checkpoint" could not be told from a crash; it kills the other ranks as soon as one has
+so that "interrupted after a checkpoint" and a crash would look the same; it kills the other ranks as soon as one has
 ended; and a second signal leaves ranks behind. Here signals are passed on, ranks get time to end, and their statuses
 are kept.
 """

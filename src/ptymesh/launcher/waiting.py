@@ -134,7 +134,7 @@ class Watch:
             self.kill_at = min(self.kill_at, now + PEERS_S)
 
     def _accuse_absent(self) -> None:
-        """Post a verdict on a rank that failed before it had joined the others, which it could not tell."""
+        """Post a verdict on a rank that failed before it had joined the others, and so could not post one itself."""
         known = (0, Diverged.exit_status, Interrupted.exit_status)
         failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
         if not failed or not self.running:

@@ -116,7 +116,7 @@ def _epochs(history: Mapping[str, np.ndarray], count: int) -> np.ndarray:
 
 
 def _mark_stages(axes: Axes, epochs: np.ndarray, stages: np.ndarray, names: Sequence[str] | None) -> None:
-    """Draw a line and a name where a new stage begins."""
+    """Draw a line and a name where a new stage starts."""
     if len(stages) != len(epochs) or len(epochs) == 0:
         return
     starts = np.flatnonzero(np.append(True, stages[1:] != stages[:-1]))

@@ -58,7 +58,7 @@ def chart(
         seed: of the random numbers.
         amplitude, phase_rad: (low, high) of the transmission.
         field: (y, x) pixels of the central part that the beam will reach, which stars and gratings fill, one star to at
-            most about 450 pixels; grains go on to the border. None: all.
+            most about 450 pixels; grains extend to the border. None: all.
 
     Returns:
         (1, H, W) complex128.

@@ -297,7 +297,7 @@ def truth(options: Simulation) -> Truth:
 
 
 def _fits(numbers: int) -> None:
-    """Raise BadInput if object, probe and the waves of a chunk, so many complex numbers, exceed the free memory."""
+    """Raise BadInput if `numbers` complex numbers (object, probe and the waves of a chunk) exceed the free memory."""
     free, needed = free_bytes(torch.device("cpu")), 16 * numbers
     if needed > free:
         raise BadInput(
