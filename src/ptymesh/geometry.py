@@ -125,7 +125,7 @@ class Geometry:
 
     @property
     def effective_distance_m(self) -> float:
-        """Distance of the equivalent parallel-beam propagation (near field)."""
+        """Distance of the equivalent parallel-beam propagation (near field). Raises BadInput where z2 is unknown."""
         if self.distance_m is None:
             raise BadInput("The sample-detector distance is unknown; give it in metres.")
         return self.distance_m / self.magnification

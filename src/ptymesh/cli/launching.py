@@ -29,7 +29,11 @@ Strict = Annotated[
 
 
 def folder(name: str | Path) -> Path:
-    """Return the folder of an option; refuse an empty name, which would be the working folder."""
+    """Return the folder of an option.
+
+    Raises:
+        typer.BadParameter: the name is empty, which would be the working folder.
+    """
     if not str(name):
         raise typer.BadParameter("--out is empty; give the name of a folder.")
     return Path(name)
