@@ -42,4 +42,5 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # shapes and units stand in the docstrings
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes as a list, like parameters
 napoleon_custom_sections = [("Fields", "params_style")]

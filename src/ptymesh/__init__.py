@@ -1,7 +1,7 @@
 """ptymesh: ptychography on any number of devices.
 
 The names below are imported when they are first used, so that `import ptymesh` costs nothing. Import it before torch:
-the two then use the same threads, and large pages (distributed/before_torch.py).
+torch and numba then share one set of threads, and torch uses large pages (distributed/before_torch.py).
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""`ptymesh` and `python -m ptymesh`: the command line; also what the launcher starts on every rank.
+"""`ptymesh` and `python -m ptymesh`: the command line; the launcher starts it on every rank.
 
-A run answers signals from its first moment, so that this comes before the command line's own imports.
+A run must handle signals from its first moment, so that handlers are installed before the command line is imported.
 """
 
 import contextlib
@@ -14,38 +14,38 @@ from ptymesh.distributed.child import settle
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     open_closed_streams()  # before anything opens a file
     ignore_working_folder()
     if stopping.wanted(sys.argv[1:]):
         stopping.watch(speaks=first_rank())
-        gc.disable()  # what is imported stays: to look through it time and again takes a fifth of the start
+        gc.disable()  # imported objects stay: collecting repeatedly would take a fifth of the start-up time
     settle()
-    if "--debug" not in sys.argv:  # torch says at length what is lost with a rank; we say it in a sentence
+    if "--debug" not in sys.argv:  # torch logs a lost rank at length; we report it in one sentence
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ptymesh.cli.main import main as command_line
 
     try:
         command_line()
     finally:
-        gc.freeze()  # else Python looks through all that torch and numba have made, again and again, before it ends
+        gc.freeze()  # else Python's last collections go through all objects of torch and numba
 
 
 def ignore_working_folder() -> None:
-    """Import nothing from the working folder, where data lie, and take no machine code from there.
+    """Remove the working folder, where data lie, from the places that code is loaded from.
 
-    `python -m` puts it first in sys.path, and numba reads in its `.numba_config.yaml` where compiled functions are
-    kept, which are pickles; the environment goes before that file.
+    `python -m` puts it first in sys.path, and numba reads from its `.numba_config.yaml` where to load compiled
+    functions from, which are pickles; the environment variable takes precedence over that file.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with contextlib.suppress(OSError):  # there is no working folder any more
+    with contextlib.suppress(OSError):  # the working folder has been deleted
         if sys.path and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != home:
             del sys.path[0]
     os.environ.setdefault("NUMBA_CACHE_DIR", "")
 
 
 def first_rank() -> bool:
-    """Whether this process speaks for all ranks; what is odd in the environment is told later."""
+    """Return True if this process reports for all ranks; a faulty environment is reported later."""
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
 

@@ -1,7 +1,7 @@
 """Physical constants in SI units.
 
-h, c and e are exact by definition of the SI (2019); the electron's mass is that of CODATA 2022. scipy has the same, but
-takes a quarter of a second to be imported, in every process of a run.
+h, c and e are exact by definition of the SI (2019); the electron's mass is that of CODATA 2022. scipy has them too, but
+its import would take a quarter of a second in every process of a run.
 """
 
 #: Planck's constant (J s), speed of light (m/s), elementary charge (C), mass of the electron (kg).

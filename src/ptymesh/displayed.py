@@ -1,6 +1,6 @@
-"""How scans, results and reconstructions show themselves in a notebook.
+"""Display of scans, results and reconstructions in a notebook.
 
-They stand below what draws them and do not import it; the module that knows how is imported when it is asked.
+They do not import the modules that draw them; those are imported when the display is needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class Displayed:
-    """What is shown as HTML with thumbnails where a notebook shows it; its `repr` stays one line."""
+    """Base class of objects that notebooks show as HTML with thumbnails; their `repr` is one line."""
 
     #: Module with `html(thing) -> str`, and `figure(thing) -> Figure` where there is a `plot`.
     displayed_by: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Everything that is being solved for.
+"""Unknowns of a reconstruction and their current values.
 
 N       views
 M       incoherent probe modes
@@ -7,7 +7,7 @@ H, W    object pixels (multiples of BLOCK)
 K       variable-probe (OPR) modes
 h, w    window pixels
 
-p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, and the rest f_j.
+p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, plus the rest f_j.
 
 Positions count from the first pixel of the whole object, of which `object` may be a part (distributed/tiled.py).
 """
@@ -23,40 +23,40 @@ from ptymesh.errors import BadInput
 from ptymesh.types import Anchors, Object, Positions, Probe, Weights
 from ptymesh.unknowns import BUILT_IN
 
-#: Side of the square blocks in which object updates are kept and sent; the object is a whole number of them.
+#: Side of the square blocks in which object updates are stored and sent; the object's sides are multiples of it.
 BLOCK = 32
-#: Pixels that a view may reach beyond its window on each side: bilinear interpolation of a position that has moved by
-#: up to a pixel (per epoch) from where |f_j| was at most 1. Otherwise windows are cut at anchors (`Model.reach`).
+#: Pixels that a view may reach beyond its window on each side: for bilinear interpolation at a position that has moved
+#: by up to a pixel (per epoch) from where |f_j| was at most 1. Other models do not exceed the window (`Model.reach`).
 REACH = 2
 
-#: Unknowns that every estimate has.
+#: Names of the unknowns that every estimate has.
 NAMES = tuple(one.name for one in BUILT_IN)
 
 
 @dataclass
 class Estimate:
-    """The unknowns, updated in place within an epoch.
+    """Current values of the unknowns, updated in place within an epoch.
 
-    Fields:
-        object: (L, H, W) complex, the whole or the part that this rank holds.
+    Attributes:
+        object: (L, H, W) complex, the whole object or the part that this rank holds.
         probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts.
         positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
-        anchors: (N, 2) int64, the integer parts by which windows are cut.
-        nominal: (N, 2) float64, positions at the start of the stage: batches are drawn from these.
+        anchors: (N, 2) int64, integer parts of the positions, at which windows are cut.
+        nominal: (N, 2) float64, positions at the start of the stage, from which batches are drawn.
         weights: (N, 1 + K) float: w_j0, amplitude of the incident beam per view (1 where it was constant), then the
             view's shares w_jk of the OPR modes.
         background: (h, w) float counts added to every intensity (0 where there is none).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
         tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam: from one slice to the
-            next, the same pixel lies slice_spacing_m tan(tilt_rad) further.
+            next, the same pixel is displaced by slice_spacing_m tan(tilt_rad).
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
-        opr: (K, h, w) complex, variable-probe modes; none unless asked for.
-        parameters: numbers that make up probe or positions, by parametrisation and name (ptymesh.models).
+        opr: (K, h, w) complex, variable-probe modes; K is 0 unless the recipe enables them.
+        parameters: numbers from which probe or positions are computed, by parametrisation and name (ptymesh.models).
         others: unknowns of the model's operators by name, of the shapes that they declare (unknowns.py).
-        moving: whether positions move from batch to batch, on one rank earlier than on another: none of them is then
-            taken for a whole number of pixels.
-        corner: (2,) pixel of the whole object at which `object` starts; extent: (2,) sides of the whole (default: those
-            of `object`).
+        moving: True if positions change within an epoch. None of them is then treated as a whole number of pixels,
+            since ranks would see this change at different times.
+        corner: (2,) pixel of the whole object at which `object` starts.
+        extent: (2,) sides of the whole object (default: those of `object`).
     """
 
     object: Object
@@ -71,13 +71,13 @@ class Estimate:
     origin: tuple[float, float] = (0.0, 0.0)
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     others: dict[str, torch.Tensor] = field(default_factory=dict)
-    opr: torch.Tensor = None  # type: ignore[assignment]  # (0, h, w) unless given
+    opr: torch.Tensor = None  # type: ignore[assignment]  # default (0, h, w)
     moving: bool = False
     corner: tuple[int, int] = (0, 0)
-    extent: tuple[int, int] = None  # type: ignore[assignment]  # the object's own unless given
+    extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
 
     def __post_init__(self) -> None:
-        # kernels work on the memory as it lies; files may hold arrays column by column
+        # kernels need C-contiguous arrays; arrays from files may be column-major
         self.object, self.probe = self.object.contiguous(), self.probe.contiguous()
         if self.extent is None:
             self.extent = (self.object.shape[-2], self.object.shape[-1])
@@ -85,7 +85,11 @@ class Estimate:
             self.opr = self.probe[:0].clone()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The array of an unknown, by its declared name. Raises KeyError."""
+        """Return the array of an unknown by its declared name.
+
+        Raises:
+            KeyError: there is no such unknown.
+        """
         if name in self.others:
             return self.others[name]
         if name not in NAMES:
@@ -94,34 +98,34 @@ class Estimate:
         return found
 
     def __iter__(self) -> Iterator[str]:
-        """Names of all unknowns that are arrays."""
+        """Iterate over the names of all unknowns that are arrays."""
         return iter((*NAMES, *self.others))
 
     def sizes(self) -> dict[str, int]:
-        """How long the axes of declared unknowns are here."""
+        """Return the lengths of the axes by which unknowns are declared."""
         (slices, height, width), (modes, h, w), count = self.object.shape, self.probe.shape, len(self.opr)
         named = {"N": len(self.positions), "L": slices, "H": height, "W": width, "M": modes, "h": h, "w": w}
         return named | {"K": count, "1+K": 1 + count}
 
     @property
     def window(self) -> tuple[int, int]:
-        """(h, w)."""
+        """Sides of the window, (h, w)."""
         return self.probe.shape[-2], self.probe.shape[-1]
 
     def here(self, anchors: torch.Tensor) -> torch.Tensor:
-        """Anchors (B, 2) counted from the first pixel of `object`."""
+        """Return anchors (B, 2) relative to the first pixel of `object`."""
         if not any(self.corner):
             return anchors
-        y, x = self.corner  # as numbers: a tensor of them would have to be sent to the device
+        y, x = self.corner  # Python numbers: a tensor would have to be copied to the device
         return torch.stack((anchors[..., 0] - y, anchors[..., 1] - x), dim=-1)
 
     def fractions(self, views: torch.Tensor) -> torch.Tensor:
-        """f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""
+        """Return f_j = p_j - n_j of these views, (B, 2) in the probe's real dtype."""
         return (self.positions[views] - self.anchors[views]).to(self.probe.real.dtype)
 
 
 def check_room(estimate: Estimate) -> None:
-    """Raises BadInput where a window, interpolation pixels included, would reach beyond the object."""
+    """Raise BadInput if a window, interpolation pixels included, reaches beyond the object."""
     shape, window = estimate.extent, estimate.window
     for sides in (shape, estimate.object.shape[-2:]):
         assert all(n % BLOCK == 0 for n in sides), f"the object's sides {tuple(sides)} must be multiples of {BLOCK}"

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, never in place of what is no regular file, and one sentence where that fails."""
+"""Writing of files: atomically, never over anything but a regular file, with failures reported in one sentence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from ptymesh import stopping
 from ptymesh.errors import BadInput, PtymeshError
 
-#: What the system answers where there is no more room, or a file may not grow.
+#: Error numbers for a full disk, an exhausted quota or a file that may not grow.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: ... and where a path is one that nothing can be written to: the user's mistake.
+#: Error numbers for a path that cannot be written to: the user's mistake.
 MISTAKEN = (
     errno.EACCES,
     errno.EEXIST,
@@ -31,7 +31,7 @@ MISTAKEN = (
     errno.EPERM,
     errno.EROFS,
 )
-#: What a process of another machine has not touched for so long is taken to be abandoned.
+#: Temporary files of other machines that have not been written to for so long count as abandoned.
 DAY_S = 24 * 3600
 KINDS = (
     (stat.S_ISCHR, "a device"),
@@ -42,10 +42,12 @@ KINDS = (
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """The regular file that is made or replaced by writing to `path`.
+    """Return the regular file that writing to `path` creates or replaces.
 
-    A symbolic link to a regular file stands for that file, and stays. Raises BadInput where there is a folder, a
-    device, a FIFO, a socket, or a link that leads to one of these or nowhere.
+    A symbolic link to a regular file stands for that file, and is kept.
+
+    Raises:
+        BadInput: the path is a folder, a device, a FIFO, a socket, or a link to one of these or to nothing.
     """
     path = Path(path)
     try:
@@ -66,11 +68,18 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary name beside the file that `path` stands for: renamed into place when all went well, else removed,
-    also where a signal ends the process (stopping.py).
+    """Yield a temporary name beside the target file, which is renamed into place on success and removed on failure.
 
-    needed: bytes that will be written, for the message where the disk is full. durable: on the disk when this ends.
-    Raises BadInput and PtymeshError as `target_of` and `writing` do.
+    It is removed also when a signal ends the process (stopping.py).
+
+    Args:
+        path: of the file, or of a link to it.
+        needed: bytes that will be written, for the message if the disk is full.
+        durable: True to flush the file to the disk (fsync).
+
+    Raises:
+        BadInput: the path cannot be written to.
+        PtymeshError: the disk refuses.
     """
     target = target_of(path)
     _remove_abandoned(target)
@@ -90,7 +99,7 @@ def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durabl
 
 @contextmanager
 def writing(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
-    """Around what writes `path`: what the system refuses is raised as `refusal` has it."""
+    """Turn errors of the system within this context, which writes `path`, into those of `refusal`."""
     try:
         yield
     except PtymeshError:
@@ -103,7 +112,13 @@ def writing(path: str | os.PathLike[str], needed: int | None = None) -> Iterator
 
 
 def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None = None) -> PtymeshError:
-    """The error to raise where `path` cannot be written: BadInput where another path would do."""
+    """Return the error to raise if `path` cannot be written: BadInput if another path would do, else PtymeshError.
+
+    Args:
+        path: of the file.
+        error: of the system.
+        needed: bytes that were to be written.
+    """
     number = getattr(error, "errno", None)
     if number in FULL:
         path = Path(path).absolute()
@@ -115,8 +130,14 @@ def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None =
 
 
 def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> str:
-    """What `failed`, how much room it needed, and what is free in the folder: a sentence without its remedy and full
-    stop."""
+    """Return a sentence, without remedy and full stop, about a write that failed on a full disk.
+
+    Args:
+        failed: beginning of the sentence.
+        folder: whose free space is named.
+        needed: bytes that were to be written; None if unknown.
+        error: of the system.
+    """
     folder = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
     wanted = "" if needed is None else f"{size(needed)} needed, "
     try:
@@ -127,7 +148,7 @@ def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> 
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: 12 bytes, 640 MB."""
+    """Format a number of bytes: 12 bytes, 640 MB."""
     unit = 0
     while count >= 999.5 and unit < 5:
         count, unit = count / 1000, unit + 1
@@ -135,7 +156,7 @@ def size(count: float) -> str:
 
 
 def to_disk(path: Path) -> None:
-    """fsync a file or a folder; systems on which a folder cannot be opened do without."""
+    """Flush a file or a folder to the disk (fsync); folders are skipped on systems that cannot open them."""
     if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(path, os.O_RDONLY)
@@ -151,15 +172,17 @@ def _said(error: Exception) -> str:
 
 
 def _of_system(error: BaseException | None) -> OSError | None:
-    """The system's own error, this one or what it was raised from; not what happened to be handled meanwhile."""
+    """Return the system's error that this one is or was raised from; None without one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return error
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Temporary files for this target whose process was killed: on this machine where it is seen to be gone, on others
-    where nothing was written for a day."""
+    """Remove temporary files of this target left by killed processes.
+
+    On this machine those whose process has ended, on others those that have not been written to for a day.
+    """
     named, here = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})\.(\d+)\.[0-9a-f]{{8}}\.tmp"), _place()
     with suppress(OSError):
         for path in target.parent.iterdir():
@@ -170,19 +193,22 @@ def _remove_abandoned(target: Path) -> None:
 
 
 def _place() -> str:
-    """This machine in a few letters, so that file names stay short."""
+    """Return a short hash of this machine, so that file names stay short."""
     return f"{zlib.crc32(machine().encode()):08x}"
 
 
 def machine() -> str:
-    """This machine since it was started, and the process numbers that are valid here: containers may share a name."""
+    """Return a name of this machine since its boot, and of its pid namespace where that is known.
+
+    Containers on different machines may share a host name.
+    """
     import platform
 
     return pid_space() or platform.node()
 
 
 def pid_space() -> str:
-    """Tells this machine, since it was started, and its name space of processes from any other; empty if unknown."""
+    """Return an identifier of this machine since its boot and of its pid namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

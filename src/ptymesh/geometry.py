@@ -23,18 +23,26 @@ from ptymesh.errors import BadInput
 Propagation = Literal["far_field", "angular_spectrum", "fresnel"]
 Radiation = Literal["photon", "electron"]
 Pair = tuple[float, float]
-#: Pixels, distances and waves are longer and shorter than this (m).
+#: Least and largest lengths (m) of pixels, distances and wavelengths that are accepted.
 LENGTHS_M = (1e-15, 1e6)
 
 
 def photon_wavelength_m(energy_eV: float) -> float:
-    """Vacuum wavelength hc/E of a photon. `energy_eV` > 0, else BadInput."""
+    """Return the vacuum wavelength hc/E of a photon.
+
+    Raises:
+        BadInput: `energy_eV` is not positive.
+    """
     _positive("photon energy", energy_eV, "eV")
     return constants.h * constants.c / (energy_eV * constants.e)
 
 
 def electron_wavelength_m(energy_eV: float) -> float:
-    """Relativistic de Broglie wavelength h c / sqrt(E (E + 2 m c^2)). `energy_eV` > 0, else BadInput."""
+    """Return the relativistic de Broglie wavelength h c / sqrt(E (E + 2 m c^2)).
+
+    Raises:
+        BadInput: `energy_eV` is not positive.
+    """
     _positive("electron energy", energy_eV, "eV")
     energy, rest = energy_eV * constants.e, constants.m_e * constants.c**2
     return constants.h * constants.c / math.sqrt(energy * (energy + 2 * rest))
@@ -45,12 +53,13 @@ def _one_line(value: Any) -> str:
 
 
 def _sides(shape: Any) -> list[Any]:
-    """Those of a window's sides that are whole numbers above zero."""
+    """Return those sides of a window that are whole numbers above zero."""
     sides = shape if isinstance(shape, tuple | list) else ()
     return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]
 
 
 def _positive(name: str, value: float | None, unit: str) -> None:
+    """Raise BadInput if a value is not a positive number, or no sensible length in metres."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
         raise BadInput(f"The {name} is {_one_line(value)} {unit}; give a positive number.")
@@ -61,12 +70,12 @@ def _positive(name: str, value: float | None, unit: str) -> None:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the window maps onto the detector.
+    """Mapping of the window onto the detector.
 
-    Fields:
+    Attributes:
         shape: window (h, w) in pixels.
         propagation: between sample and detector.
-        radiation: photon, electron, or None where the file does not tell (pixel units).
+        radiation: photon, electron, or None where the file does not say (pixel units).
         wavelength_m: None in pixel units (far field only).
         distance_m: sample to detector (z2); None where only the object pixel is known.
         focus_distance_m: focus to sample (z1) in a diverging near-field beam; None for a parallel one.
@@ -109,21 +118,21 @@ class Geometry:
 
     @property
     def magnification(self) -> float:
-        """(z1 + z2) / z1, 1 without a focus."""
+        """Magnification (z1 + z2) / z1; 1 without a focus."""
         if self.focus_distance_m is None or self.distance_m is None or self.propagation == "far_field":
             return 1.0
         return (self.focus_distance_m + self.distance_m) / self.focus_distance_m
 
     @property
     def effective_distance_m(self) -> float:
-        """Distance of the equivalent parallel-beam propagation (near field)."""
+        """Distance of the equivalent parallel-beam propagation (near field). Raises BadInput where z2 is unknown."""
         if self.distance_m is None:
             raise BadInput("The sample-detector distance is unknown; give it in metres.")
         return self.distance_m / self.magnification
 
     @property
     def energy_eV(self) -> float | None:
-        """Photon or kinetic electron energy, None where the wavelength or the radiation is unknown."""
+        """Photon or kinetic electron energy; None where the wavelength or the radiation is unknown."""
         if self.wavelength_m is None or self.radiation is None:
             return None
         pc = constants.h * constants.c / self.wavelength_m / constants.e
@@ -133,13 +142,13 @@ class Geometry:
         return math.sqrt(pc**2 + rest**2) - rest
 
     def pixel_ratio(self, shape: tuple[int, int], binning: int = 1) -> Pair:
-        """New over old object pixel (y, x) when the window becomes `shape` pixels, each `binning` old ones wide."""
+        """Return new over old object pixel (y, x) for a window of `shape` pixels, each `binning` old ones wide."""
         if self.propagation != "far_field":
             return float(binning), float(binning)
         return self.shape[0] / (shape[0] * binning), self.shape[1] / (shape[1] * binning)
 
     def rewindowed(self, shape: tuple[int, int], binning: int = 1) -> Geometry:
-        """This geometry after cropping, padding and binning the detector to `shape` pixels."""
+        """Return this geometry after cropping, padding and binning the detector to `shape` pixels."""
         ratio = self.pixel_ratio(shape, binning)
         detector, obj = self.detector_pixel_m, self.object_pixel_m
         return replace(
@@ -150,7 +159,7 @@ class Geometry:
         )
 
     def transposed(self) -> Geometry:
-        """This geometry with the detector's axes exchanged."""
+        """Return this geometry with the detector's axes exchanged."""
         return replace(
             self,
             shape=self.shape[::-1],
@@ -166,7 +175,18 @@ def far_field(
     detector_pixel_m: Pair,
     radiation: Radiation = "photon",
 ) -> Geometry:
-    """Fraunhofer geometry; the object pixel follows from the window. Lengths in metres, pixels (y, x)."""
+    """Return a Fraunhofer geometry, whose object pixel follows from the window.
+
+    Args:
+        shape: window (h, w) in pixels.
+        wavelength_m: wavelength.
+        distance_m: sample to detector.
+        detector_pixel_m: (y, x).
+        radiation: photon or electron.
+
+    Raises:
+        BadInput: a length that is not positive.
+    """
     _positive("wavelength", wavelength_m, "m")
     _positive("sample-detector distance", distance_m, "m")
     for pixel in detector_pixel_m:
@@ -184,7 +204,20 @@ def near_field(
     propagation: Propagation = "angular_spectrum",
     radiation: Radiation = "photon",
 ) -> Geometry:
-    """Near-field geometry, with Fresnel scaling where the beam diverges from a focus `focus_distance_m` upstream."""
+    """Return a near-field geometry, with Fresnel scaling if the beam diverges from a focus.
+
+    Args:
+        shape: window (h, w) in pixels.
+        wavelength_m: wavelength.
+        distance_m: sample to detector.
+        detector_pixel_m: (y, x).
+        focus_distance_m: focus to sample, upstream; None for a parallel beam.
+        propagation: angular_spectrum or fresnel.
+        radiation: photon or electron.
+
+    Raises:
+        BadInput: a length that is not positive.
+    """
     _positive("sample-detector distance", distance_m, "m")
     if focus_distance_m is not None:
         _positive("focus-sample distance", focus_distance_m, "m")

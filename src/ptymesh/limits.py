@@ -1,5 +1,4 @@
-"""How much memory there is for what a file declares, and how many files may be open: looked at before either is
-used."""
+"""Limits of this process, checked before they are reached: memory for declared arrays, and number of open files."""
 
 from __future__ import annotations
 
@@ -12,28 +11,38 @@ import psutil
 from ptymesh.errors import BadInput
 from ptymesh.files import size
 
-#: Where Linux tells the limits of a job or container.
+#: Folder where Linux publishes the limits of a job or container.
 CGROUPS = Path("/sys/fs/cgroup")
-#: ... and to which groups this process belongs.
+#: File with the control groups of this process.
 OWN = Path("/proc/self/cgroup")
-#: Open files that are left to everything else.
+#: Number of open files reserved for everything else.
 SPARE_FILES = 32
 
 
 def free_memory() -> int:
-    """Bytes that this process can still take: of the machine, of its job or container, and of its own limit."""
+    """Return the bytes that this process can still allocate.
+
+    They are limited by the machine's free memory, the job or container, and the process's own limit.
+    """
     return max(0, min(int(psutil.virtual_memory().available), _of_process(), _of_group()))
 
 
 def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
-    """Raises BadInput, "WHAT needs ... of memory, and ... are free: REMEDY.", where that share does not hold it."""
+    """Raise BadInput if an allocation exceeds a share of the free memory.
+
+    Args:
+        needed: bytes.
+        what: beginning of the sentence, "WHAT needs ... of memory, and ... are free: REMEDY."
+        remedy: end of the sentence.
+        share: of the free memory that may be allocated.
+    """
     free = free_memory()
     if needed > share * free:
         raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
 
 
 def check_files(count: int, what: str) -> None:
-    """Raises BadInput where so many files cannot be open besides those that are; raises this process's limit first."""
+    """Raise BadInput if `count` more files cannot be open; raise this process's soft limit first if it is too low."""
     if sys.platform == "win32":
         return
     import resource
@@ -45,12 +54,13 @@ def check_files(count: int, what: str) -> None:
             f"{what} has its values in {count} files, and {hard} may be open at once: raise that limit (ulimit -n), or "
             f"copy the values into one file."
         )
-    if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice: other data sets may be open beside this one
+    if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice, since other data sets may be open too
         most = 2 * needed if hard == resource.RLIM_INFINITY else min(2 * needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _of_process() -> int:
+    """Return the bytes left of this process's limit of address space."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource
@@ -60,7 +70,7 @@ def _of_process() -> int:
 
 
 def _of_group() -> int:
-    """What is left to the control group (version 1 or 2), and to those that it is in."""
+    """Return the bytes left to the control group (version 1 or 2) of this process, and to its parents."""
     try:
         lines = OWN.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -80,16 +90,16 @@ def _of_group() -> int:
             try:
                 most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
                 left = min(left, most - used + _reclaimable(folder))
-            except (OSError, ValueError):  # "max", or no such file: no limit here
+            except (OSError, ValueError):  # "max", or no such file: this group has no limit
                 pass
     return left
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of files that the system keeps in memory while nobody needs it; they count as used until then."""
+    """Return the bytes of the page cache that count as used but are freed when memory is needed."""
     kept = ("inactive_file", "active_file", "slab_reclaimable")
     try:
         stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text("ascii").splitlines())
-        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in kept)  # version 1 has total_ for all
+        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in kept)  # total_ in version 1
     except (OSError, ValueError):
         return 0

@@ -1,10 +1,10 @@
-"""What was measured: patterns, where, and with which optics. Nothing here is solved for.
+"""Measured data: patterns, positions and optics. Nothing here is solved for.
 
 N       views
 h, w    window pixels
 
-Far-field patterns have DC at the corner (index 0, 0), near-field images are as the detector saw them; `mask` and
-`background` follow the patterns. A pattern value below zero marks a pixel without data in that view alone
+Far-field patterns have DC at the corner (index 0, 0), near-field images are as the detector recorded them; `mask` and
+`background` are laid out as the patterns. A pattern value below zero marks a pixel without data in that view alone
 (saturation, per-view masks).
 """
 
@@ -21,29 +21,33 @@ from ptymesh.geometry import Geometry
 
 
 class PatternSource(Protocol):
-    """Patterns that can be read a few views at a time, in their own dtype."""
+    """Source of patterns that can be read a few views at a time, in their own dtype."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(N, h, w)."""
+        """Number of views and window, (N, h, w)."""
 
     @property
     def dtype(self) -> np.dtype:
-        """The detector's own dtype (uint8, uint16, float32 ...)."""
+        """Dtype of the detector (uint8, uint16, float32 ...)."""
 
     def read(self, views: np.ndarray) -> np.ndarray:
-        """Patterns (len(views), h, w) of the views with these indices, in any order, C-contiguous."""
+        """Return the patterns (n, h, w) of the views with these indices (n,), in any order, C-contiguous."""
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Patterns that are in memory already: an array (N, h, w)."""
+    """Patterns in memory.
+
+    Attributes:
+        patterns: (N, h, w).
+    """
 
     patterns: np.ndarray
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(N, h, w)."""
+        """Number of views and window, (N, h, w)."""
         n, h, w = self.patterns.shape
         return n, h, w
 
@@ -53,18 +57,18 @@ class ArraySource:
         return self.patterns.dtype
 
     def read(self, views: np.ndarray) -> np.ndarray:
-        """Patterns of these views."""
+        """Return the patterns (n, h, w) of the views with these indices (n,)."""
         return self.patterns[views]
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a reconstruction does about data that look wrong (ptymesh.io.checks), each `auto`, `warn` or `off`.
+    """Treatment of data that look faulty (ptymesh.io.checks), each `auto`, `warn` or `off`.
 
-    Fields:
-        views: left out if they have no counts, next to none, or far too many, or lie far from all others.
-        pixels: masked if they have no counts beside bright ones, or hold a marker, or look hot, dead or stuck.
-        scan: refused if positions or units cannot be.
+    Attributes:
+        views: left out if they have no counts, almost none, or far too many, or lie far from all others.
+        pixels: masked if they have no counts beside bright ones, hold a marker value, or look hot, dead or stuck.
+        scan: refused if positions or units are impossible.
     """
 
     views: str = "auto"
@@ -77,21 +81,23 @@ NO_CHECKS = Checks("off", "off", "off")
 
 @dataclass(frozen=True)
 class Measurement(Displayed):
-    """A scan, ready to be reconstructed.
+    """Scan that is ready to be reconstructed.
 
-    Fields:
+    Attributes:
         patterns: source of (N, h, w) counts.
         positions: (N, 2) float64, y x, nominal positions in object pixels, arbitrary origin.
         geometry: of this window.
         mask: (h, w) bool, True where the detector is good.
         background: (h, w) counts that add to every pattern, or None.
         intensity: (N,) relative incident intensity with mean 1, or None where it was constant.
-        probe: (M, h, w) complex guess that came with the file (optical axis at (h//2, w//2)), or None.
-        name: short name for titles; path: where it came from; fingerprint: identifies the content.
-        notes: what a reader had to assume, one sentence each.
-        stored_positions: (N, 2) as they were before the recipe turned and scaled them, or None where nothing did.
-        checks: what is to be done about data that look wrong. left_out: views that were left out for that, as numbered
-            before.
+        probe: (M, h, w) complex, initial probe from the file (optical axis at (h//2, w//2)), or None.
+        name: short name for titles.
+        path: of the file.
+        fingerprint: identifies the content.
+        notes: assumptions of the reader, one sentence each.
+        stored_positions: (N, 2) before the recipe turned and scaled them, or None where nothing did.
+        checks: treatment of data that look faulty.
+        left_out: indices, in the file's order, of the views that were left out as faulty.
     """
 
     displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
@@ -136,7 +142,7 @@ class Measurement(Displayed):
             raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
 
     def _arrays(self) -> None:
-        """Arrays and lists in the place of a source and of arrays. Raises BadInput for what is neither."""
+        """Convert lists to arrays, and an array of patterns to a source. Raises BadInput for other types."""
         if isinstance(self.patterns, np.ndarray):
             if self.patterns.ndim != 3 or self.patterns.dtype.kind not in "buif":
                 raise BadInput(
@@ -173,5 +179,5 @@ class Measurement(Displayed):
 
     @property
     def window(self) -> tuple[int, int]:
-        """(h, w)."""
+        """Sides of the window, (h, w)."""
         return self.geometry.shape

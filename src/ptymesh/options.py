@@ -1,6 +1,6 @@
-"""The base of every group of options: what a recipe, an engine, a simulation and a tune file have in common.
+"""Base class of option groups of recipes, engines, simulations and tune files.
 
-Whatever cannot be used is refused in the same words, whether it stands in a recipe or in a call.
+Invalid values are refused with the same message in a recipe and in a Python call.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from ptymesh.sentences import sentence
 
 
 class Options(BaseModel):
-    """Unknown keys are refused; so are truth values and infinities where a number belongs. numpy's numbers are numbers.
+    """Group of options, which refuses unknown keys, and booleans and infinities where a number belongs.
 
-    Making them and setting one raise BadInput with one sentence; only pydantic's own functions, such as
-    `model_validate`, raise its ValidationError. A subclass may override the configuration. What checks the values is
-    built when a class is first used: a run uses few of the eighty there are.
+    numpy's numbers are numbers. Construction and assignment raise BadInput with one sentence; only pydantic's own
+    functions, such as `model_validate`, raise its ValidationError. A subclass may override the configuration. The
+    validator of a class is built when the class is first used, since a run uses few of the eighty there are.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True, defer_build=True)
 
-    if not TYPE_CHECKING:  # which is to see each class's own fields
+    if not TYPE_CHECKING:  # type checkers should see the fields of each class as parameters
 
         def __init__(self, /, **values: Any) -> None:
-            """Raises BadInput."""
+            """Validate and set the values. Raises BadInput for invalid ones."""
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise BadInput(sentence(error, values, type(self))) from error
 
-        # of options within others pydantic is to know where they are
+        # pydantic then calls its own constructor for nested options, whose errors name the whole path
         __init__.__pydantic_base_init__ = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises BadInput, and then leaves everything as it was."""
+        """Validate and set a value. Raises BadInput for an invalid one, which changes nothing."""
         before = dict(self.__dict__)
         try:
             if name in type(self).model_fields:
@@ -55,9 +55,14 @@ class Options(BaseModel):
 
     @classmethod
     def parse(cls, raw: Any, key: str = "") -> Self:
-        """From plain dicts and lists, which stand under `key` of a recipe.
+        """Return options from plain dicts and lists.
 
-        Raises BadInput with one sentence about the first thing to mend.
+        Args:
+            raw: the values.
+            key: of the recipe under which they stand, for messages.
+
+        Raises:
+            BadInput: an invalid value; the message is about the first one.
         """
         try:
             return cls.model_validate(raw)
@@ -75,7 +80,7 @@ class Options(BaseModel):
 
 
 def _refuse_truths(model: type[BaseModel], values: dict[str, Any]) -> None:
-    """Raises ValidationError where a number belongs and a truth value stands."""
+    """Raise ValidationError if a value is a boolean where a number belongs."""
     wrong: list[InitErrorDetails] = [
         {"type": "int_type" if wanted is int else "float_type", "loc": (name,), "input": value}
         for name, value in values.items()
@@ -86,7 +91,7 @@ def _refuse_truths(model: type[BaseModel], values: dict[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """numpy's numbers and arrays as Python's, also within lists and dicts."""
+    """Return numpy's numbers and arrays as Python's, also within lists and dicts."""
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "buif":
         return value.tolist()
     if isinstance(value, tuple | list):
@@ -109,7 +114,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 @cache
 def _number_wanted(model: type[BaseModel], field: str) -> type | None:
-    """int or float where a field takes numbers and no truth values, else None."""
+    """Return int or float if a field takes numbers and no booleans, else None."""
     found = model.model_fields.get(field)
     if found is None:
         return None
@@ -120,7 +125,7 @@ def _number_wanted(model: type[BaseModel], field: str) -> type | None:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Types of the values that an annotation lets through; nested models look after themselves."""
+    """Yield the types of the values that an annotation allows; nested models validate themselves."""
     arguments = get_args(annotation)
     if arguments:
         for argument in arguments:
@@ -135,21 +140,21 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 def _path(value: Any, info: ValidationInfo) -> Any:
-    """A path that the system can follow; other things are pydantic's to refuse."""
+    """Return a path that the system can follow; leave values of other types for pydantic to refuse."""
     return usable(value, info.field_name or "The path") if isinstance(value, str | Path) else value
 
 
-#: A path, `~` expanded, which need not be there.
+#: Path with `~` expanded, which need not exist.
 FilePath = Annotated[Path, BeforeValidator(_path)]
 
 
 def _reference(value: Any, info: ValidationInfo) -> Any:
-    """The file in `file` or `file:inside` is a path that the system can follow."""
+    """Check that the file in `file` or `file:inside` is a path that the system can follow, and return the text."""
     if isinstance(value, str):
         head, _, inside = value.rpartition(":")
         usable(head if head and inside and "\0" not in value else value, info.field_name or "The path")
     return value
 
 
-#: Text that names a file, or an array in one: `file.npz:name`, `file.h5:/path`.
+#: Text that names a file, or an array in a file: `file.npz:name`, `file.h5:/path`.
 Reference = Annotated[str, BeforeValidator(_reference)]

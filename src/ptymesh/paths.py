@@ -1,4 +1,4 @@
-"""Paths as users write them: whatever the system has to say against one becomes a BadInput."""
+"""Validation of paths from users; every objection of the system becomes a BadInput."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from ptymesh.printable import printable
 
 
 def usable(path: Any, said: str) -> Path:
-    """The path with `~` expanded, there or not; from here on `exists`, `is_file` and `open` raise nothing odd.
+    """Return a path with `~` expanded, which need not exist but which the system can follow.
 
-    said: what stands before the path in a message, such as `data.path`. Raises BadInput for what no path can be (not
-    text, empty, with NUL characters, with too long a name), and where the system cannot follow it (through a file, a
-    loop of links, a folder without permission).
+    Afterwards `exists`, `is_file` and `open` raise no unexpected errors.
+
+    Args:
+        path: text or path.
+        said: name of the path in messages, such as `data.path`.
+
+    Raises:
+        BadInput: no possible path (not text, empty, with NUL characters, with too long a name), or one that the system
+            cannot follow (through a file, a loop of links, a folder without permission).
     """
     try:
         text = os.fsdecode(path)
@@ -48,7 +54,7 @@ def usable(path: Any, said: str) -> Path:
 
 
 def is_text(path: str) -> bool:
-    """Return whether the path holds no bytes that no text has: what is written could not say where the data lie."""
+    """Return True if the path can be encoded as UTF-8, so that other files can refer to it."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -57,9 +63,14 @@ def is_text(path: str) -> bool:
 
 
 def regular(path: Any, said: str) -> Path:
-    """The path of a regular file that is there and may be read: no folder, pipe or device, which could be endless.
+    """Return the path of an existing, readable, regular file; pipes and devices are refused, as they could be endless.
 
-    Raises BadInput, as `usable` does.
+    Args:
+        path: text or path.
+        said: name of the path in messages.
+
+    Raises:
+        BadInput: it is no such file.
     """
     found = usable(path, said)
     why = _unreadable(found)
@@ -69,6 +80,7 @@ def regular(path: Any, said: str) -> Path:
 
 
 def _unreadable(path: Path) -> str:
+    """Return why the path is no readable regular file; empty if it is one."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -81,6 +93,6 @@ def _unreadable(path: Path) -> str:
 
 
 def short(text: str, most: int = 120) -> str:
-    """A path for a message: what cannot be printed escaped, the middle of a long one left out."""
+    """Return a path for a message: unprintable characters escaped, the middle of a long one left out."""
     shown = text if text.isprintable() else repr(text)
     return shown if len(shown) <= most else f"{shown[: most - 40]}...{shown[-37:]}"

@@ -1,11 +1,11 @@
-"""What can be plugged in, by kind and name: ptymesh's own, what a program registers, what installed packages offer.
+"""Registry of plug-ins by kind and name: ptymesh's own, those registered by a program, those of installed packages.
 
-A package offers one by an entry point in the group of its kind, in its pyproject.toml:
+A package offers a plug-in by an entry point in the group of its kind, in its pyproject.toml:
 
     [project.entry-points."ptymesh.engines"]
     mine = "my_package:Mine"
 
-It is imported when its name is asked for. Names of ptymesh's own, and registered ones, come first.
+It is imported when its name is looked up. Names of ptymesh's own and of registered plug-ins take precedence.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ Thing = TypeVar("Thing")
 
 
 class Registry(Generic[Thing]):
-    """Things of one kind.
+    """Plug-ins of one kind.
 
     Args:
-        kind: what they are, for messages.
+        kind: noun for messages.
         group: of the entry points.
-        fits: whether something is one of them, and `remedy`: what to do where it is not.
-        also: names that are none of them but may stand in their place, for messages.
+        fits: returns True if an object is a plug-in of this kind.
+        remedy: advice for an object that is not.
+        also: other names that may be used in place of a plug-in's, for messages.
     """
 
-    #: Every kind that there is, by its group.
+    #: All registries by their group.
     all: ClassVar[dict[str, Registry]] = {}
 
     def __init__(
@@ -46,7 +47,11 @@ class Registry(Generic[Thing]):
         Registry.all[group] = self
 
     def register(self, name: str) -> Callable[[Thing], Thing]:
-        """Decorator that gives a thing its name. Raises ValueError for a name that another one has."""
+        """Return a decorator that registers an object under a name.
+
+        Raises:
+            ValueError: another object has this name.
+        """
 
         def keep(thing: Thing) -> Thing:
             if self._own.get(name, thing) is not thing:
@@ -57,17 +62,25 @@ class Registry(Generic[Thing]):
         return keep
 
     def find(self, name: str) -> Thing | None:
-        """The one of this name, None where there is none. Raises BadInput where a package's own is unsound."""
+        """Return the plug-in of this name; None if there is none.
+
+        Raises:
+            BadInput: a package's plug-in cannot be imported or is of another kind.
+        """
         if name in self._own:
             return self._own[name]
         point = next((point for point in self.offered() if point.name == name), None)
         return None if point is None else self.load(point)
 
     def load(self, point: EntryPoint) -> Thing:
-        """What a package offers. Raises BadInput where it cannot be imported, or is of another kind."""
+        """Import and return the plug-in of an entry point.
+
+        Raises:
+            BadInput: it cannot be imported, or is of another kind.
+        """
         try:
             thing: Thing = point.load()
-        except Exception as error:  # whatever somebody else's package raises
+        except Exception as error:  # other packages may raise errors of any kind
             raise BadInput(
                 f"The {self.kind} {point.name} = {point.value} cannot be imported ({type(error).__name__}: {error}); "
                 "mend its package."
@@ -77,15 +90,20 @@ class Registry(Generic[Thing]):
         return thing
 
     def offered(self) -> list[EntryPoint]:
-        """Entry points of installed packages; nothing is imported."""
+        """Return the entry points of installed packages; nothing is imported."""
         return list(entry_points(group=self.group))
 
     def names(self) -> list[str]:
-        """All names that `find` knows."""
+        """Return all names that `find` knows."""
         return [*self._own, *(point.name for point in self.offered() if point.name not in self._own)]
 
     def __getitem__(self, name: str) -> Thing:
-        """The one of this name. Raises ValueError naming those that there are, BadInput as `find`."""
+        """Return the plug-in of this name.
+
+        Raises:
+            ValueError: there is none; the message names those that exist.
+            BadInput: a package's plug-in cannot be imported or is of another kind.
+        """
         found = self.find(name)
         if found is not None:
             return found
@@ -95,7 +113,7 @@ class Registry(Generic[Thing]):
         article = "an" if self.kind[0] in "aeiou" else "a"
         raise ValueError(f"{name!r} is not {article} {self.kind}; {hint}")
 
-    # --- ptymesh's own, and registered ones ---
+    # --- registered plug-ins (ptymesh's own and the program's) ---
 
     def __contains__(self, name: object) -> bool:
         return name in self._own
@@ -107,15 +125,15 @@ class Registry(Generic[Thing]):
         return len(self._own)
 
     def values(self) -> ValuesView[Thing]:
-        """Those that ptymesh registers itself, without what other packages offer."""
+        """Return the registered plug-ins, without those of installed packages."""
         return self._own.values()
 
     def items(self) -> ItemsView[str, Thing]:
-        """Names and values that ptymesh registers itself, without what other packages offer."""
+        """Return names and values of the registered plug-ins, without those of installed packages."""
         return self._own.items()
 
     def name_of(self, thing: Thing) -> str:
-        """The name under which one is known, else where it stands, as module:name."""
+        """Return the name under which a plug-in is registered, else its place as module:name."""
         for name, known in self._own.items():
             if known is thing:
                 return name
@@ -123,5 +141,5 @@ class Registry(Generic[Thing]):
 
 
 def subclass_of(base: type) -> Callable[[object], bool]:
-    """Whether something is a class derived from this one."""
+    """Return a predicate that is True for classes derived from `base`."""
     return lambda thing: isinstance(thing, type) and issubclass(thing, base)

@@ -1,4 +1,4 @@
-"""Epochs in which something is done, as a group of options."""
+"""Options for the epochs of a stage in which something is active."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ptymesh.options import Options
 
-#: Epochs and views are counted up to here: beyond, a number is a mistake.
+#: Largest number of epochs or views that is accepted; larger ones are mistakes.
 MOST = 10**9
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
@@ -27,14 +27,14 @@ class Schedule(Options):
         return self
 
     def active(self, epoch: int) -> bool:
-        """Whether epoch (1-based) is one of them."""
+        """Return True if the schedule is active in this epoch (counted from 1)."""
         return (
             epoch >= self.start and (self.stop is None or epoch <= self.stop) and (epoch - self.start) % self.every == 0
         )
 
 
 def _switch(value: Any) -> Any:
-    """`true` means with default settings, `false` means not at all."""
+    """Return default settings for `true` and None for `false`."""
     return {} if value is True else None if value is False else value
 
 

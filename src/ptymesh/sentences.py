@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with options, as one sentence: the key, the value, the remedy."""
+"""Sentences about pydantic's validation errors: the key, the value, the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ptymesh.errors import PtymeshError
 
-#: pydantic's words for a wrong type, in the words of a YAML file.
+#: Expected values in the words of a YAML file, by pydantic's type of error.
 _PLAIN = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -30,14 +30,20 @@ _PLAIN = {
 }
 
 _NUMBERS = {"int_type", "int_parsing", "int_from_float", "float_type", "float_parsing"}
-#: Endings of keys that name a unit.
+#: Units by the endings of keys that name them.
 _UNITS = {"eV": "eV", "m": "metres", "rad": "radians", "deg": "degrees", "px": "pixels", "s": "seconds"}
 
 
 def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: str = "") -> str:
-    """The first thing to mend in `data`, which `model` refused with `error`; `prefix` is the key of `data` itself.
+    """Return a sentence about the first thing to correct in data that a model refused.
 
     Unknown keys come first: a misspelt key is often also a missing one.
+
+    Args:
+        error: raised by the model.
+        data: that was refused.
+        model: that refused it.
+        prefix: key of `data` itself.
     """
     errors = error.errors(include_url=False)
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
@@ -68,13 +74,19 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
 
 
 def shown_key(key: Any) -> str:
-    """A key as it stands in a message: one that nobody would write is quoted and shortened."""
+    """Return a key for a message; an unusual one is quoted and shortened."""
     text = str(key)
     return text if text and text.isprintable() and len(text) <= 60 else shown(text)
 
 
 def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """Sentence about a key that nobody reads. elsewhere: full names of the keys that are called so in other groups."""
+    """Return a sentence about an unknown key.
+
+    Args:
+        path: full name of the key.
+        known: keys that its group has.
+        elsewhere: full names of keys with the same last part in other groups.
+    """
     known = list(known)
     near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
     if len(elsewhere) == 1 and elsewhere[0] != path:
@@ -85,29 +97,35 @@ def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) 
 
 
 def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
-    """Sentence about a value that is not one of the known words."""
+    """Return a sentence about a value that is none of the known words.
+
+    Args:
+        path: full name of the key.
+        value: its value.
+        known: allowed words.
+    """
     words = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
     return f"{path} is {shown(value)}; it should be {words}{_nearest(value, known)}."
 
 
 def shown(value: Any) -> str:
-    """A value as a user wrote it, shortened."""
+    """Return a value as the user wrote it, shortened."""
     if value is None:
         return "empty"
     try:
         text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
-    except ValueError:  # Python's limit
+    except ValueError:  # Python limits the digits of an integer that it prints
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Keys that may stand at pydantic's `location`, which names keys, list indices and branches of unions."""
+    """Return the keys allowed at pydantic's `location`, which consists of keys, list indices and branches of unions."""
     return list(dict.fromkeys(name for found in _models_at(model, location) for name in found.model_fields))
 
 
 def places(model: type[BaseModel], name: str) -> list[str]:
-    """Full names of the keys that are called `name` in the groups right below `model`."""
+    """Return the full names of the keys called `name` in the groups directly below `model`."""
     found = []
     for group, field in model.model_fields.items():
         if any(name in below.model_fields for below in _models(field.annotation)):
@@ -116,6 +134,7 @@ def places(model: type[BaseModel], name: str) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[type[BaseModel]]:
+    """Return the models at pydantic's `location`."""
     models = [model]
     for part in location:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
@@ -129,18 +148,22 @@ def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[ty
 
 
 def _literals(model: type[BaseModel], location: Sequence[str | int], key: str) -> list[str]:
-    """Words that the models at `location` allow for `key`."""
+    """Return the words that the models at `location` allow for `key`."""
     return [word for m in _models_at(model, location) for word in get_args(m.model_fields[key].annotation)]
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for argument in get_args(annotation) for found in _models(argument)]
 
 
 def _keys(error: ErrorDetails, data: Any) -> list[str | int]:
-    """Where the error is, in the data's own keys: pydantic also names branches of unions, which nobody wrote."""
+    """Return the place of the error in the data's own keys.
+
+    pydantic also names branches of unions, which are no keys.
+    """
     keys: list[str | int] = []
     node = data
     for position, part in enumerate(error["loc"]):
@@ -161,6 +184,7 @@ def _at(data: Any, keys: Sequence[str | int]) -> Any:
 
 
 def _wanted(error: ErrorDetails, below: Sequence[str]) -> str:
+    """Return the value that pydantic expected, in words."""
     if error["type"] in ("model_type", "model_attributes_type", "dict_type") and below:
         return f"a group of keys ({', '.join(below[:6])}{' ...' if len(below) > 6 else ''})"
     if error["type"] in _PLAIN:
@@ -172,7 +196,7 @@ def _wanted(error: ErrorDetails, below: Sequence[str]) -> str:
 
 
 def _unit(keys: Sequence[str | int]) -> str:
-    """In which unit a key wants its number, if its name says so."""
+    """Return the unit in which a key expects its number, if its name says so."""
     name = next((key for key in reversed(keys) if isinstance(key, str)), "")
     unit = name.rpartition("_")[2]
     return f" in {_UNITS[unit]}, without the unit" if "_" in name and unit in _UNITS else ""

@@ -1,14 +1,14 @@
-"""Leaving when a signal comes, at every moment of a run: with one sentence and status 75, or after a checkpoint.
+"""Handling of signals at every moment of a run: exit with one sentence and status 75, or stop after a checkpoint.
 
-    at once      nothing would be lost (before the first batch, or once the result is written): the process leaves
-    held         a run is between its first batch and its result: it ends by itself, after a checkpoint (StopSignal)
+    at once      nothing would be lost (before the first batch, or once the result is written): the process exits
+    held         a run is between its first batch and its result: it stops by itself, after a checkpoint (StopSignal)
     over         the process is about to end with a status of its own, which must not change any more
 
-A signal finds the main thread anywhere, also in C: importing a library, joining other ranks, reading. Python then calls
-no handler, but writes the signal's number to a pipe, at whose other end a thread waits, which acts. For signals that
-come while the main thread is in C, it calls the handler once: that a second Ctrl-C came, only the pipe can tell.
-Nothing here does anything in a process that has not called `watch`, which is the command line's. No heavy imports:
-`watch` comes first.
+When a signal comes, the main thread may be in C code: importing a library, joining other ranks, reading. Python then
+delays the handler, but writes the signal's number to a pipe at once; a thread reads the pipe and acts. For several
+signals that come while the main thread is in C, Python calls the handler only once: a second Ctrl-C is seen only in the
+pipe. Nothing here has an effect in a process that has not called `watch`, as the command line does. No heavy imports:
+`watch` is called first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any
 from ptymesh.errors import Interrupted
 from ptymesh.printable import printable
 
-#: Ctrl-C, a scheduler's end, its warning that the end is near, and a terminal that goes (where the system has them).
+#: Ctrl-C, a scheduler's termination, its warning before that, and a closed terminal (where the system has them).
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, n))
 
-#: Seconds that what is to be tidied up may take.
+#: Longest time in seconds for the registered clean-up functions.
 TIDY_S = 3.0
-#: Seconds after a second Ctrl-C at which the main thread is woken, and at which nobody waits for it any more.
+#: Seconds after a second Ctrl-C at which the main thread is interrupted, and at which the process exits regardless.
 WAKE_S, PATIENCE_S = 0.5, 5.0
 
-#: Set by the launcher: what its ranks say until they know better.
+#: Variable set by the launcher: sentence with which its ranks exit before they set their own.
 SAYING = "PTYMESH_STOPPED_SAYING"
 
 BEFORE = "Stopped before the run had begun; start it again."
@@ -48,9 +48,12 @@ _tidying: list[Callable[[], Any]] = []
 
 
 def watch(speaks: bool = True) -> None:
-    """From here on a signal ends this process, with a sentence where it `speaks`; to be called by the main thread.
+    """Install the handling of signals: from now on a signal ends this process. Call it from the main thread.
 
-    Signals that are ignored (nohup) go on being ignored.
+    Signals that are ignored (nohup) remain ignored.
+
+    Args:
+        speaks: True if this process prints the sentence of the exit.
     """
     global _watching, _at_once, _speaks, _sentence
     _sentence = os.environ.pop(SAYING, BEFORE)
@@ -58,7 +61,7 @@ def watch(speaks: bool = True) -> None:
         return
     _watching, _at_once, _speaks = True, True, speaks
     ours, theirs = os.pipe()
-    if hasattr(os, "set_blocking"):  # not on Windows, which does not ask for it
+    if hasattr(os, "set_blocking"):  # missing and not needed on Windows
         os.set_blocking(theirs, False)
     threading.Thread(target=_listen, args=(ours,), name="ptymesh-signals", daemon=True).start()
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
@@ -70,20 +73,23 @@ def watch(speaks: bool = True) -> None:
 
 
 def wanted(arguments: list[str]) -> bool:
-    """Whether a command line starts a run."""
+    """Return True if a command line starts a run."""
     words = [word for word in arguments if not word.startswith("-")]
     return bool(words) and words[0] in ("run", "resume", "demo")
 
 
 def requested() -> bool:
-    """Whether a signal has come since `watch`."""
+    """Return True if a signal has come since `watch`."""
     return _requested
 
 
 def at_once(sentence: str, status: int = Interrupted.exit_status, since: str = SINCE) -> None:
-    """A signal from here on, or one that came before, ends the process at once, with this sentence and status.
+    """Make signals, also one that has already come, end the process at once.
 
-    since: the sentence that is true instead once a batch is done (`held`).
+    Args:
+        sentence: printed at exit.
+        status: of the exit.
+        since: sentence that replaces it once a batch is done (`held`).
     """
     global _since
     _since = since
@@ -91,15 +97,15 @@ def at_once(sentence: str, status: int = Interrupted.exit_status, since: str = S
 
 
 def held() -> None:
-    """A signal from here on is for the run to act on."""
+    """Leave signals from now on to the run, which stops after a checkpoint."""
     if _at_once:
         _change(False, _since)
 
 
 def interruptible(now: bool) -> None:
-    """Whether a second Ctrl-C, while a run is held, is to interrupt it: its handler raises KeyboardInterrupt then.
+    """Set whether a second Ctrl-C interrupts a held run by KeyboardInterrupt, which the run's handler raises.
 
-    Where that does not happen within seconds, as the main thread is in C and waits there, the process leaves.
+    If the main thread is in C and does not react within seconds, the process exits.
     """
     global _interruptible
     with _lock:
@@ -107,42 +113,42 @@ def interruptible(now: bool) -> None:
 
 
 def asked_twice() -> bool:
-    """Whether Ctrl-C has come twice since `watch`, as far as is known."""
+    """Return True if Ctrl-C is known to have come twice since `watch`."""
     return _interrupts > 1
 
 
 def over() -> None:
-    """Ignore signals from here on, so that the process ends with its own status. Call it from the main thread."""
+    """Ignore signals from now on, so that the process ends with its own status. Call it from the main thread."""
     _change(False, _sentence)
     if _watching:
-        for number in SIGNALS:  # as it ends, Python takes handlers away: any signal would kill it
+        for number in SIGNALS:  # Python removes handlers as it ends: then any signal would kill the process
             signal.signal(number, signal.SIG_IGN)
 
 
 def speaks() -> bool:
-    """Whether this process says that it stops; one of the ranks does."""
+    """Return True if this process prints that it stops, as one of the ranks does."""
     return _speaks
 
 
 def sentence() -> str:
-    """What a process says that leaves at once, or because others have left."""
+    """Return the sentence with which this process exits on a signal, or because other ranks have."""
     return _sentence
 
 
 def before_leaving(act: Callable[[], Any]) -> None:
-    """Run `act` before the process exits on a signal, on another thread, until `forget`."""
+    """Register a clean-up function until `forget`; it runs on another thread before the process exits on a signal."""
     _tidying.append(act)
 
 
 def forget(act: Callable[[], Any]) -> None:
-    """Do not run `act` any more; nothing happens where it was not to be run."""
+    """Remove a clean-up function; one that is not registered is ignored."""
     with contextlib.suppress(ValueError):
         _tidying.remove(act)
 
 
 @contextlib.contextmanager
 def tidying(act: Callable[[], Any]) -> Iterator[None]:
-    """Within it: run `act` before the process exits on a signal, on another thread."""
+    """Register a clean-up function within this context."""
     before_leaving(act)
     try:
         yield
@@ -151,12 +157,20 @@ def tidying(act: Callable[[], Any]) -> Iterator[None]:
 
 
 def undisturbed() -> contextlib.AbstractContextManager[Any]:
-    """Within it, no signal makes the process exit; keep it short, as the signal is answered only afterwards."""
+    """Return a context within which no signal ends the process.
+
+    Keep it short, as signals are handled only afterwards.
+    """
     return _lock
 
 
 def leave(sentence: str, status: int) -> None:
-    """Ends this process, from any thread; what is to be tidied up before is not waited for without bound."""
+    """End this process, from any thread, after the clean-up functions, which have a bounded time.
+
+    Args:
+        sentence: printed if `watch` was called with `speaks`.
+        status: of the exit.
+    """
     with _lock:
         tidy = threading.Thread(target=_tidy, daemon=True)
         tidy.start()
@@ -168,6 +182,7 @@ def leave(sentence: str, status: int) -> None:
 
 
 def _tidy() -> None:
+    """Run the clean-up functions, the last registered first, and flush the output."""
     for act in reversed(_tidying):
         with contextlib.suppress(Exception):
             act()
@@ -176,14 +191,16 @@ def _tidy() -> None:
 
 
 def _change(now: bool, said: str, status: int = Interrupted.exit_status) -> None:
+    """Set whether signals end the process at once, and act on one that has come."""
     global _at_once, _sentence, _status
-    with _lock:  # who is leaving holds it to the end
+    with _lock:  # `leave` holds it until the process has ended
         _at_once, _sentence, _status = now and _watching, said, status
         if _at_once and _requested:
             leave(_sentence, _status)
 
 
 def _listen(pipe: int) -> None:
+    """Read signals from the pipe, and act on them."""
     global _requested, _interrupts
     while numbers := os.read(pipe, 64):
         if not any(number in SIGNALS for number in numbers):
@@ -198,7 +215,7 @@ def _listen(pipe: int) -> None:
 
 
 def _insist() -> None:
-    """After a second Ctrl-C: wakes the main thread, in case that it slept through one; in the end, leaves without."""
+    """Interrupt the main thread after a second Ctrl-C, in case it missed one in C; at last, exit without it."""
     time.sleep(WAKE_S)
     if not _interruptible:
         return
@@ -211,11 +228,11 @@ def _insist() -> None:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Does nothing: the signal wakes the thread that acts on it."""
+    """Do nothing; the handler only makes Python write the signal to the pipe."""
 
 
 def _forget() -> None:
-    """In a fork, which shares the pipe: signals are as if nobody had asked for them."""
+    """Restore default handling in a forked child, which shares the pipe."""
     global _watching, _at_once, _requested, _interruptible, _interrupts
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:

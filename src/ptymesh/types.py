@@ -8,7 +8,7 @@ h, w        window pixels (= detector pixels after cropping, binning or padding)
 
 y before x everywhere; SI units inside, a unit suffix on every name that carries one; positions in object pixels
 unless a suffix says otherwise. Arrays hold float32/complex64 or float64/complex128 throughout one reconstruction; only
-waves that are kept between sweeps may be halves (physics/halves.py).
+waves that are stored between sweeps may have half precision (physics/halves.py).
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ Weights = Float[Tensor, "N K"]
 Waves = Complex[Tensor, "B M h w"]
 Images = Float[Tensor, "B h w"]
 Mask = Bool[Tensor, "h w"]
-#: Of a reconstruction; mixed is single, with halves for waves that are kept.
+#: Precision of a reconstruction; mixed is single, with half precision for stored waves.
 Precision = Literal["single", "mixed", "double"]
 
 __all__ = [
@@ -43,5 +43,5 @@ __all__ = [
 
 
 def complex_dtype(precision: Precision) -> torch.dtype:
-    """Of what is computed."""
+    """Return the complex dtype of computations in this precision."""
     return torch.complex128 if precision == "double" else torch.complex64

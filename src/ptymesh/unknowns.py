@@ -1,7 +1,7 @@
-"""What can be solved for, declared once: every unknown by name, with its axes, who holds it, and its unit.
+"""Declarations of all unknowns: name, axes, distribution over ranks, and unit.
 
-Files, checkpoints, copies and engines go through these declarations; an unknown that a piece of the forward model adds
-(physics/operators.py) is declared in the same way, and needs no other line.
+Files, checkpoints, copies and engines use these declarations; an unknown that an operator of the forward model adds
+(physics/operators.py) is declared in the same way, and needs no further code.
 
 N, M, K, L      views; probe modes; variable-probe modes; slices
 H, W, h, w      object pixels; window pixels
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: Of no object, probe or counts: single precision could not hold the squares' sums.
+#: Largest magnitude of objects, probes and counts: beyond it, single precision could not hold sums of squares.
 LARGEST = 1e15
 
 Scope = Literal["tiled", "shared", "view"]
@@ -20,20 +20,21 @@ Scope = Literal["tiled", "shared", "view"]
 
 @dataclass(frozen=True)
 class Unknown:
-    """One unknown.
+    """Declaration of one unknown.
 
-    Fields:
-        name: as engines, recipes and files call it.
-        axes: of its array, by the letters above; none for a number.
-        scope: tiled, cut with the object; shared, the same on every rank; view, a row per view, which its owner moves.
+    Attributes:
+        name: in engines, recipes and files.
+        axes: of its array, by the letters above; empty for a number.
+        scope: tiled, distributed as the object; shared, the same on every rank; view, one row per view, updated by the
+            view's owner.
         unit: of its values; "" for none.
-        complex: whether it holds complex numbers.
+        complex: True if its values are complex.
         outside: its value where the object grows.
         start: its value where nothing else is known.
-        dataset: where it stands in a result file; empty where the result says it in another way.
-        largest: no run can have come to more than this.
-        common_to: of a row per view, the unknown that takes what all views have in common; where both are refined,
-            views move against each other alone.
+        dataset: its place in a result file; empty where the result stores it in another form.
+        largest: largest magnitude of a valid value.
+        common_to: of a row per view, the unknown that takes the part common to all views; where both are refined, views
+            change only relative to each other.
     """
 
     name: str
@@ -48,11 +49,11 @@ class Unknown:
     common_to: str = ""
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Of its array, where the axes are so long."""
+        """Return the shape of its array, given the lengths of the axes."""
         return tuple(sizes[axis] if axis in sizes else int(axis) for axis in self.axes)
 
 
-#: What every reconstruction solves for, or may.
+#: Unknowns of every reconstruction.
 BUILT_IN = (
     Unknown("object", ("L", "H", "W"), "tiled", complex=True, outside=1.0, start=1.0, dataset="object"),
     Unknown("probe", ("M", "h", "w"), unit="sqrt(counts)", complex=True, dataset="probe"),
@@ -63,10 +64,10 @@ BUILT_IN = (
 )
 
 
-#: The same by name.
+#: Built-in unknowns by name.
 DECLARED = {one.name: one for one in BUILT_IN}
 
 
 def of_scope(*scopes: Scope) -> tuple[str, ...]:
-    """Names of the built-in unknowns of these scopes."""
+    """Return the names of the built-in unknowns of these scopes."""
     return tuple(one.name for one in BUILT_IN if one.scope in scopes)

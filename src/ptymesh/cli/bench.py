@@ -1,4 +1,4 @@
-"""ptymesh bench: how fast engines run on this machine, against the floor measured beside them."""
+"""ptymesh bench: speed of engines on this machine, relative to a bound measured beside them."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def _machine(about: dict[str, Any]) -> str:
+    """Return sentences about the machine and the data."""
     machine = about["machine"]
     busy = machine["cores_busy_with_others"]
     lines = [
@@ -118,7 +119,7 @@ def _size(sides: tuple[int, int]) -> str:
 
 
 def table(speeds: list[Speed]) -> Table:
-    """What was measured, a line per case; sizes that are the same in all of them stand above."""
+    """Return a table of the measurements, one row per case; sizes that all cases share are in its title."""
     from rich import box
     from rich.table import Table
 

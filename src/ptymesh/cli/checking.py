@@ -1,4 +1,4 @@
-"""What every command asks of its arguments before it looks at them: paths that can be followed, numbers that can be."""
+"""Checks of the arguments of every command before it runs: paths that can be followed, numbers in range."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typer.core import TyperCommand
 from ptymesh.errors import BadInput
 from ptymesh.paths import usable
 
-#: Whole numbers beyond these are mistakes, whatever they count; seeds reach so far.
+#: Bound of all integers: larger ones are mistakes, whatever they count; seeds use the whole range.
 LARGEST = 2**63
 _GIVEN = "ptymesh.arguments"
 
 
 class Command(TyperCommand):
-    """A command whose paths, numbers and texts are looked at first. Raises BadInput, which names the option."""
+    """Command whose paths, numbers and texts are checked first. Raises BadInput, which names the option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keeps the arguments as they were given: of an empty path nothing else is left."""
+        """Store the arguments as they were given, which alone show that a path was empty, and parse them."""
         ctx.meta[_GIVEN] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
+        """Check the parsed values and run the command."""
         for parameter in self.params:
             said = max(parameter.opts, key=len) if parameter.param_type_name == "option" else "The path"
             for value in _each(ctx.params.get(parameter.name)):

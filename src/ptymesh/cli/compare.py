@@ -52,7 +52,7 @@ def command(
 
 
 def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
-    """What is said, by subject."""
+    """Yield subject and text of each printed line."""
     moved = found.alignment
     yield "object", f"NRMSE {found.nrmse:.4g} over {moved.region.sum()} pixels"
     yield (

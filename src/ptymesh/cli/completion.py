@@ -1,4 +1,4 @@
-"""ptymesh completion: commands and options at the touch of the tab key."""
+"""ptymesh completion: scripts for completing commands and options in a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-#: Set by the shell when it asks what could follow (typer's own protocol).
+#: Variable set by the shell when it requests completions (typer's own protocol).
 ASKED = "_PTYMESH_COMPLETE"
 
 

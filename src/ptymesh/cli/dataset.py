@@ -1,4 +1,4 @@
-"""What `inspect` and `convert` share: a data set named on the command line, with `--set` as in a recipe."""
+"""Loading of a data set named on the command line, with `--set` as in a recipe, for `inspect` and `convert`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ GROUPS = ("data", "positions")
 
 
 def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
-    """The data of a file, or of a recipe, with `data.key=value` and `positions.key=value` applied. Raises BadInput."""
+    """Load the data of a file, or of a recipe, with `data.key=value` and `positions.key=value` applied.
+
+    Raises:
+        BadInput: the file or a setting cannot be used.
+    """
     from ptymesh.io import load_measurement
 
     if _is_recipe(file):
@@ -32,7 +36,7 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
 
 
 def _is_recipe(file: Path) -> bool:
-    """Whether a file is short text: data sets are binary."""
+    """Return True if a file is short text with a key `data`; data sets are binary."""
     if not file.is_file() or file.stat().st_size > 1 << 20:
         return False
     content = file.read_bytes()
@@ -44,6 +48,7 @@ def _is_recipe(file: Path) -> bool:
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
+    """Set one KEY=VALUE in nested dicts."""
     from ptymesh.errors import BadInput
     from ptymesh.run.yaml_text import parsed
     from ptymesh.sentences import shown

@@ -1,4 +1,4 @@
-"""ptymesh demo: a simulated scan, reconstructed, drawn and held against the truth."""
+"""ptymesh demo: simulation, reconstruction and figures of a scan, and comparison with the truth."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def command(
 
 
 def _ours(recipe: Path) -> bool:
+    """Return True if a file is a recipe that the demo has written."""
     return recipe.is_file() and recipe.read_bytes().startswith(RECIPE.partition(".")[0].encode())
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ptymesh.io.results import Result
     from ptymesh.measurement import Measurement
 
-#: Seconds after which no further remedy is tried.
+#: Seconds after which no more remedies are tried.
 TRIALS_S = 20.0
 
 
@@ -49,7 +49,15 @@ def command(
 
 
 def data_of(result: Result, data: Path | None = None) -> Measurement:
-    """The data set of the result's recipe, or this file prepared as it says. Raises PtymeshError."""
+    """Load the data set of a result, prepared as the result's recipe says.
+
+    Args:
+        result: of a run with a recipe.
+        data: path of the data set, if it has been moved.
+
+    Raises:
+        PtymeshError: the result has no recipe, or the data cannot be read or are not those of the result.
+    """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.run.patterns import check_same

@@ -1,4 +1,4 @@
-"""ptymesh doctor: what this machine has, and whether it works."""
+"""ptymesh doctor: inventory and test of this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(
 
 
 def kernels() -> dict[str, bool]:
-    """By precision, whether those for the CPU are compiled; empty where nothing can compile them."""
+    """Return for each precision whether the kernels for the CPU are compiled; empty without a compiler."""
     from ptymesh.kernels import can_compile
 
     if not can_compile():
@@ -63,7 +63,7 @@ def kernels() -> dict[str, bool]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same, to be read."""
+    """Yield the results of `examine` as lines of text."""
     system = found["system"]
     yield f"ptymesh {system['ptymesh']}, torch {system['torch']}, Python {system['python']}, {system['platform']}"
     more = {"CUDA": system["cuda"], "ROCm": system["hip"], "driver": system["driver"], "triton": system["triton"]}

@@ -1,4 +1,4 @@
-"""ptymesh inspect: what is in a data set, and is it sound."""
+"""ptymesh inspect: contents of a data set, and whether they are sound."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _scan(s: Summary) -> Lines:
     origin = {"file": "probe in the file", "speckle": "estimated from the speckles", "window": "whole window lit"}
     modes = f", {s.probe_modes} mode{'s' * (s.probe_modes > 1)}" if s.probe_modes else ""
     yield "probe diameter", f"{size(s.probe_diameter_px)}, {origin[s.probe_diameter_from]}{modes}"
-    if not s.probe_diameter_px > 0:  # in the dark
+    if not s.probe_diameter_px > 0:  # without counts nothing follows from the diameter
         return
     yield "overlap", f"{s.overlap:.0%} of the diameter, {s.views_per_point:.3g} views on each point"
     if s.propagation == "far_field":
@@ -139,7 +139,7 @@ def _counts(s: Summary) -> Lines:
 
 
 def _length(metres: float) -> str:
-    """With the prefix that leaves one to three digits before the point; electrons' wavelengths in pm."""
+    """Format a length with the prefix that leaves one to three digits before the point, pm at the least."""
     for factor, unit in ((1.0, "m"), (1e-3, "mm"), (1e-6, "um"), (1e-9, "nm")):
         if abs(metres) >= factor:
             return f"{metres / factor:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""ptymesh launch: somebody's own program on several ranks of this machine."""
+"""ptymesh launch: a user's own program on several ranks of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from ptymesh.cli.launching import Launching, spread
 
-#: What follows the program's name is the program's.
+#: Arguments after the program's name are left to the program.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 

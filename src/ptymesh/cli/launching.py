@@ -1,7 +1,7 @@
-"""Options that several commands share: how ranks are started, what they may hold; and what becomes of them.
+"""Options that several commands share: starting of ranks, layout and memory.
 
-A command takes such a group of options as one parameter, of a class whose fields say what they are on the command line,
-and `spread` makes options of the fields.
+A command takes such a group of options as one parameter, whose class declares the options by its fields; `spread`
+replaces the parameter by its fields.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ Strict = Annotated[
 
 
 def folder(name: str | Path) -> Path:
-    """Of an option; an empty name would be the working folder."""
+    """Return the folder of an option.
+
+    Raises:
+        typer.BadParameter: the name is empty, which would be the working folder.
+    """
     if not str(name):
         raise typer.BadParameter("--out is empty; give the name of a folder.")
     return Path(name)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each field of the dataclasses among its parameters."""
+    """Return the command with one option for each field of the dataclasses among its parameters."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
@@ -69,7 +73,16 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Launching:
-    """How ranks are started; checked where that needs no device."""
+    """Options for starting ranks.
+
+    Attributes:
+        ranks: number of processes; None: this process alone.
+        device, backend: device and collective backend by name.
+        interface: network interface between nodes.
+        max_restarts: how often failed ranks are restarted.
+        timeout: seconds without progress after which a rank hangs.
+        bind: True to bind each rank to the cores of one NUMA node.
+    """
 
     ranks: Annotated[
         int | None, typer.Option("--ranks", "-n", metavar="N", help="Processes to start on this machine.")
@@ -91,7 +104,7 @@ class Launching:
     bind: Annotated[bool, typer.Option("--bind/--no-bind", help="Keep each rank on the cores of one NUMA node.")] = True
 
     def check(self) -> None:
-        """Raises BadInput for numbers that cannot be, and for a device or backend that is not there."""
+        """Raise BadInput for numbers out of range, and for a device or backend that does not exist."""
         from ptymesh.distributed.devices import backend_for, device_for, shared_by
         from ptymesh.errors import BadInput
         from ptymesh.launcher.launch import MOST_PER_CORE, MOST_RANKS, cores
@@ -117,7 +130,7 @@ class Launching:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ranks read these options from."""
+        """Environment variables from which ranks read these options."""
         from ptymesh.distributed.devices import BACKEND
         from ptymesh.distributed.heartbeat import TIMEOUT
         from ptymesh.distributed.rank_info import INTERFACE
@@ -129,7 +142,13 @@ class Launching:
 
 @dataclass(frozen=True)
 class Holding:
-    """What ranks hold, and where: of the object, and of the patterns."""
+    """Options for the layout of the object and the memory of the patterns.
+
+    Attributes:
+        layout: of the object over ranks.
+        memory_budget: size of each rank's patterns in memory.
+        scratch: folder for patterns beyond the budget.
+    """
 
     layout: Annotated[
         str | None, typer.Option(metavar="NAME", help="Object on several ranks: auto, replicated or tiled.")
@@ -143,25 +162,25 @@ class Holding:
 
     @property
     def given(self) -> dict[str, str]:
-        """The options that were given, by name."""
+        """Options that were given, by name."""
         return {field.name: str(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
     @property
     def settings(self) -> list[str]:
-        """As settings of the recipe's keys; quoted, for a path may look like anything."""
+        """Options as settings of recipe keys, quoted, since a path may look like any YAML value."""
         import json
 
         return [f"{key}={json.dumps(value)}" for key, value in self.given.items()]
 
     @property
     def arguments(self) -> list[str]:
-        """As they stand on a command line."""
+        """Options as arguments of a command line."""
         return [part for name, value in self.given.items() for part in (f"--{name.replace('_', '-')}", value)]
 
 
 @contextmanager
 def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
-    """Within it, this process has these environment variables."""
+    """Set environment variables of this process within this context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""The command line. Commands live in one file each; what is heavy they import inside."""
+"""The command line. Commands are in one file each, and import heavy modules inside their functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ptymesh.errors import BadInput, Interrupted, PtymeshError, ran_out_of_memor
 from ptymesh.paths import is_text
 from ptymesh.printable import printable
 
-#: Commands in the order of --help, each with what it says there; `ptymesh COMMAND --help` tells the rest.
+#: Commands in the order of --help, with their short help; `ptymesh COMMAND --help` shows the rest.
 COMMANDS = {
     "demo": "Simulate, reconstruct, show.",
     "inspect": "What is in a data set, and is it sound?",
@@ -45,9 +45,9 @@ COMMANDS = {
     "completion": "Let the shell complete commands and options.",
 }
 
-#: What helps where memory ran out unforeseen.
+#: Remedies when memory ran out unexpectedly.
 MORE_MEMORY = "free some or take a larger machine; of a run, use more ranks, fewer pixels or precision: single"
-#: Commands of which nothing remains but what they print: losing that is a failure.
+#: Commands whose only result is their output: if it cannot be written, they fail.
 SPOKEN = (
     "inspect",
     "slurm",
@@ -62,7 +62,7 @@ SPOKEN = (
     "--version",
 )
 
-#: Set for the ranks that a command starts, so that they show tracebacks too.
+#: Variable that makes the ranks that a command starts show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"
 
 app = typer.Typer(
@@ -101,18 +101,17 @@ for _name, _short in COMMANDS.items():
 
 
 def main() -> None:
-    """Entry point: runs the command line and leaves with its status, errors as one sentence on stderr."""
+    """Run the command line and exit with its status; errors are printed as one sentence on stderr."""
     streams.keep()
     arguments = sys.argv[1:]
-    own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)  # then follows a user's program
-    if "--debug" in arguments[:own]:  # wherever it stands
+    # arguments after `launch` belong to the user's program
+    own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)
+    if "--debug" in arguments[:own]:  # accepted before and after the command
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
-    if own == len(arguments):  # figures are drawn into files: a name that matplotlib does not know would end all of it
+    if own == len(arguments):  # figures are only drawn into files, and an unknown backend would be an error
         os.environ.pop("MPLBACKEND", None)
-    if not os.environ.get(
-        DEBUG
-    ):  # where matplotlib keeps its list of fonts, and that it makes one, is no matter of ours (plot/fonts.py)
+    if not os.environ.get(DEBUG):  # matplotlib's messages about its list of fonts do not concern us (plot/fonts.py)
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         try:
@@ -129,9 +128,9 @@ def main() -> None:
             sys.exit(1)
         raise
     except PtymeshError as error:
-        if isinstance(error, Interrupted):  # asked twice to stop, it is stopping: the status must still tell
+        if isinstance(error, Interrupted):  # another SIGTERM must not change the exit status
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if stopping.speaks() or not isinstance(error, Interrupted):  # of which all ranks know
+        if stopping.speaks() or not isinstance(error, Interrupted):  # all ranks know of it, and one prints it
             _report(error, str(error))
         sys.exit(error.exit_status)
     except PermissionError as error:
@@ -148,7 +147,7 @@ def main() -> None:
 
 
 def _check_working_folder() -> None:
-    """Raise BadInput where it is gone, or has a name that is no text: libraries would end in words of their own."""
+    """Raise BadInput if the working folder is deleted or its name is no text, which libraries report obscurely."""
     try:
         folder = os.getcwd()
     except OSError as error:
@@ -158,10 +157,11 @@ def _check_working_folder() -> None:
 
 
 def _report(error: Exception, sentence: str) -> None:
+    """Print an error as one sentence on stderr, in debug mode after its traceback."""
     if os.environ.get(DEBUG):
         import traceback
 
         traceback.print_exception(error)
-    # what a file calls its datasets may hold anything, line feeds too
+    # names of data sets in a file may contain any character, also line feeds
     line = " ".join(printable(sentence).split())
     print(f"ptymesh: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""ptymesh orient: how the detector lies to the scan."""
+"""ptymesh orient: orientation of the detector relative to the scan."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(
 
 
 def _c10(text: str) -> Any:
-    """The words as they are, or a list of metres."""
+    """Return a keyword as it is, or a list of metres."""
     from ptymesh.errors import BadInput
 
     if text in ("recipe", "negative", "positive", "unknown"):
@@ -96,6 +96,7 @@ def _c10(text: str) -> Any:
 
 
 def _say(found: Oriented) -> None:
+    """Print the orientation and the lines for the recipe."""
     import yaml
 
     height, width = found.window
@@ -122,6 +123,7 @@ def _say(found: Oriented) -> None:
 
 
 def _summary(found: Oriented) -> dict[str, Any]:
+    """Return the orientation as plain Python objects, ready for JSON."""
     return {
         "best": found.best.settings(),
         "twin": found.twin.settings(),

@@ -1,4 +1,4 @@
-"""ptymesh plan: memory, messages and time on so many ranks, without running."""
+"""ptymesh plan: memory, messages and time on given numbers of ranks, without running."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import typer
 if TYPE_CHECKING:
     from ptymesh.run.plan import Cost, Machine
 
-#: Quantities that options may carry, and what one of their unit is.
+#: Units of quantities in options, and their values in bytes or seconds.
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-#: More ranks than any machine has.
+#: Largest number of ranks that is accepted.
 MOST_RANKS = 10**6
 
 
@@ -90,7 +90,11 @@ def command(
 
 
 def kind_of(device: str, rate: float | None) -> tuple[str, str]:
-    """The kind of device to plan for, and the one here to measure a rate on. Raises BadInput where there is none."""
+    """Return the kind of device to plan for, and the device here on which to measure a rate.
+
+    Raises:
+        BadInput: the kind is unknown, or there is no such device here and no rate is given.
+    """
     from ptymesh.distributed.devices import device_for
     from ptymesh.errors import BadInput
 
@@ -106,7 +110,11 @@ def kind_of(device: str, rate: float | None) -> tuple[str, str]:
 
 
 def counts(ranks: str) -> list[int]:
-    """Numbers of ranks out of "1,8,64". Raises BadInput."""
+    """Parse numbers of ranks such as "1,8,64".
+
+    Raises:
+        BadInput: they are no numbers, or out of range.
+    """
     from ptymesh.errors import BadInput
 
     try:
@@ -121,7 +129,11 @@ def counts(ranks: str) -> list[int]:
 
 
 def quantity(option: str, text: str) -> float:
-    """A number with a unit of UNITS, above zero. Raises BadInput."""
+    """Parse a positive number with a unit of UNITS; return it in bytes or seconds.
+
+    Raises:
+        BadInput: it is no such number.
+    """
     from ptymesh.errors import BadInput
 
     number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

@@ -1,4 +1,4 @@
-"""ptymesh plugins: what can be plugged in, and what is."""
+"""ptymesh plugins: kinds of plug-ins, and the plug-ins that are installed."""
 
 from __future__ import annotations
 

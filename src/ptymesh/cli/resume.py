@@ -1,4 +1,4 @@
-"""ptymesh resume: go on from a checkpoint, if need be for longer; or start anew what was stopped before the first."""
+"""ptymesh resume: continue from a checkpoint, also for more epochs; restart what was stopped before the first."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def command(
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
-    """The recipe, or one for a data set; `found` is told why it is so."""
+    """Return the recipe, or the one found for a data set; the reasons for its values are stored in `found`."""
     from ptymesh.auto import described, described_recipe
     from ptymesh.run.recipe import Recipe
 
@@ -63,6 +63,7 @@ def _run(
     found: Open,
     strict: bool,
 ) -> None:
+    """Check the options and the output folder, then execute the recipe."""
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
@@ -81,7 +82,7 @@ def _run(
     folder = loaded.output.dir
     check_folder(folder)
     with owned(folder):
-        if not launched():  # else the launcher has looked; a rank that failed may have begun a log since
+        if not launched():  # else the launcher has checked, and a rank that failed may have written a log since
             refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]

@@ -1,4 +1,4 @@
-"""What `run`, `resume` and `demo` share: checks before any rank starts, ranks, the end of a run."""
+"""Common parts of `run`, `resume` and `demo`: checks before any rank starts, start of ranks, end of a run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     Drawer: TypeAlias = Popen[bytes] | OSError | None
 
-#: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
+#: Largest result of an object in tiles, in bytes, whose figures are drawn at the end of the run.
 DRAWN = 64 << 20
-#: What a run writes into its folder.
+#: Files and folders that a run writes into its folder.
 FILES = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new", "recipe.yaml")
 FOLDERS = ("checkpoint", "ranks")
-#: Verdicts that --strict ends with a status of its own.
+#: Verdicts for which --strict exits with status 4.
 BAD = ("poor", "failed")
-#: ... and draws there, by suffix.
+#: Figures that a run draws into its folder, by suffix.
 FIGURES = {
     ".png": ["overview", "object", "slices", "probe", "coverage", "positions", "history", "patterns", "comparison"],
     ".tiff": ["object_amplitude", "object_phase", "probe_amplitude", "probe_phase"],
@@ -44,9 +44,12 @@ FIGURES = {
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Within it, the output folder is this command's alone. Raises BadInput where another run has it.
+    """Hold the lock of the output folder within this context, after `check_folder`.
 
-    It was checked (`check_folder`). Of ranks that others have started, the first takes the folder once they have met.
+    Of ranks that another launcher has started, the first takes the lock once they have joined.
+
+    Raises:
+        BadInput: another run has the folder.
     """
     from ptymesh.run.lock import hold
 
@@ -58,7 +61,12 @@ def owned(out: Path) -> Iterator[None]:
 
 
 def check_folder(out: Path, remedy: str = "choose another one with --out") -> None:
-    """Raises BadInput where `out` cannot be a folder that is written to."""
+    """Raise BadInput if `out` cannot be a folder that is written to.
+
+    Args:
+        out: the folder, which need not exist.
+        remedy: end of the message.
+    """
     from ptymesh.errors import BadInput
     from ptymesh.paths import usable
 
@@ -69,10 +77,15 @@ def check_folder(out: Path, remedy: str = "choose another one with --out") -> No
 
 
 def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) -> None:
-    """Raises BadInput where `out` holds a run already, unless forced.
+    """Raise BadInput if `out` holds a run already, unless forced.
 
-    A job that is started again, by its scheduler or with the same recipe, has left the log and metrics that it finds
-    without a checkpoint.
+    A job that is restarted, by its scheduler or with the same recipe, may find its own log and metrics without a
+    checkpoint; these are not refused.
+
+    Args:
+        out: output folder.
+        force: True to replace the earlier run.
+        recipe: of the new run, as YAML.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
@@ -106,7 +119,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
 
 
 def _refuse_odd_files(out: Path) -> None:
-    """Raises BadInput where something that is no file has the name of one that is going to be written."""
+    """Raise BadInput if the name of a file or folder to be written belongs to something of another type."""
     from ptymesh.errors import BadInput
     from ptymesh.files import target_of
 
@@ -120,27 +133,35 @@ def _refuse_odd_files(out: Path) -> None:
 
 
 def _requeued() -> bool:
-    """Whether Slurm has started this job before."""
+    """Return True if Slurm has restarted this job."""
     return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def restarted() -> bool:
-    """Whether this rank was started again after a failure, by our launcher or by torchrun (--max-restarts)."""
+    """Return True if this rank was restarted after a failure, by our launcher or by torchrun (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 @dataclass
 class Open:
-    """How stages that a recipe leaves open are found.
+    """Search for stages that a recipe leaves open.
 
-    time_s: seconds for that and the run; reasons: why the recipe says what it says, by key.
+    Attributes:
+        time_s: seconds for the search and the run; None: no limit.
+        reasons: reasons for the values of a recipe, by key.
     """
 
     time_s: float | None = None
     reasons: dict[str, list[str]] = field(default_factory=dict)
 
     def decide(self, recipe: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
-        """The recipe with stages, which is written into the output folder. Collective."""
+        """Find stages and return the recipe with them, which is written into the output folder. Collective.
+
+        Args:
+            recipe: without stages.
+            world: the ranks.
+            stop: returns True if the search should stop.
+        """
         from ptymesh.auto import decide
 
         return decide(recipe, world, stop, time_s=self.time_s, reasons=self.reasons, say=typer.echo).recipe
@@ -156,16 +177,27 @@ def execute(
     found: Open | None = None,
     strict: bool = False,
 ) -> None:
-    """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which come back here.
+    """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which call this function in turn.
 
-    found: how stages that it leaves open are found; strict: raise Poor where the verdict is poor or failed.
-    Raises typer.Exit with the ranks' status where that is not 0, BadInput before any rank starts.
+    Args:
+        recipe: to run.
+        arguments: of the command line of each rank.
+        how: options for starting ranks.
+        resume: True to continue from the checkpoint.
+        other_data: True to continue even with data other than the checkpoint's.
+        found: search for stages that the recipe leaves open.
+        strict: True to raise Poor if the verdict is poor or failed.
+
+    Raises:
+        typer.Exit: the ranks' status is not 0.
+        BadInput: options contradict each other, before any rank starts.
+        Poor: the verdict is poor or failed, and `strict` is True.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.run import drawing
 
-    drawing.waits()  # raises
+    drawing.waits()  # raises for an invalid setting
     out, place = recipe.output.dir, world()
     if place.size > 1:
         if how.ranks is not None and how.ranks != place.size:
@@ -180,7 +212,7 @@ def execute(
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
                 outcome = _here(recipe, how.device, resume, other_data, found or Open())
-            if place.size == 1 and (out / "ranks").is_dir():  # of an earlier run on several
+            if place.size == 1 and (out / "ranks").is_dir():  # left by an earlier run on several ranks
                 from ptymesh.launcher.launch import tidy
 
                 tidy(out / "ranks", 1)
@@ -191,7 +223,7 @@ def execute(
         from ptymesh.run.lock import TOKEN, hold
 
         load_measurement(recipe.data, recipe.positions)
-        gc.enable()  # this process waits for its ranks
+        gc.enable()  # this process only waits from now on
         with hold(out) as lock:
             status = launch(
                 arguments,
@@ -210,7 +242,7 @@ def execute(
 
 
 def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
-    """Raise Poor where the verdict is poor or failed; on several ranks, the first one says why."""
+    """Raise Poor if the verdict is poor or failed; of several ranks, only the first prints the reason."""
     from ptymesh.errors import Poor
 
     state = attributes.get("verdict")
@@ -223,19 +255,19 @@ def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
-    """Within it, a signal ends a run that `ptymesh resume` can go on with, or start anew."""
+    """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
     from ptymesh.run.started import STARTED, noted
 
     out = recipe.output.dir
     with ExitStack() as stack:
-        with stopping.undisturbed():  # the note and the sentence that tells of it come together
+        with stopping.undisturbed():  # no signal between writing the recipe and setting the sentence about it
             if not resume and world().rank == 0 and not launched():
                 stack.enter_context(noted(out, recipe.to_yaml()))
             said = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
             if resume:
                 said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
-            elif launched() and not (out / STARTED).exists():  # part of a command that is no run
+            elif launched() and not (out / STARTED).exists():  # started by a command other than run and resume
                 said = stopping.BEFORE
             since = f"Stopped; `ptymesh resume {out}` goes on from the last checkpoint, if there is one."
             stopping.at_once(said, since=since)
@@ -243,17 +275,18 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
 
 
 def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> Outcome:
+    """Run the recipe in this process, with log, figures and callbacks."""
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        drawer = _drawer(recipe, held) if recipe.auto is None else None  # before long imports
+        drawer = _drawer(recipe, held) if recipe.auto is None else None  # started first: both processes import for long
         from ptymesh.run.callbacks import watchers
         from ptymesh.run.session import run_recipe
 
         def decide(open_: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
             nonlocal drawer
             made = found.decide(open_, world, stop)
-            drawer = _drawer(made, held)  # whose imports would be in the way of what is tried
+            drawer = _drawer(made, held)  # only now: its imports would slow down the search
             return made
 
         watching = watchers()
@@ -288,7 +321,10 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
 
 
 def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
-    """The process that draws, as long as `held` lasts; None where there is nothing to draw, or why there is none."""
+    """Start the process that draws, for as long as `held` is open.
+
+    None if there is nothing to draw; the error if it could not be started.
+    """
     from ptymesh.run import drawing
 
     if world().rank or not (recipe.output.figures or recipe.output.all_writers):
@@ -300,7 +336,7 @@ def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
 
 
 def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
-    """Say what came of it, and draw; the last line is the verdict."""
+    """Print a summary of the result, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g} to {attributes['noise_level']:.4g})" if floor else ""
@@ -322,7 +358,7 @@ def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
 
 
 def _figures(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
-    """Draw what the recipe asks for, or say what would."""
+    """Draw what the recipe asks for, or print the command that would."""
     from ptymesh.run.drawing import Job
 
     figures, writers = recipe.output.figures, recipe.output.all_writers
@@ -332,13 +368,13 @@ def _figures(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
     if _is_too_large(outcome):
         typer.echo(f"`{view}` {_doing(writers)} the whole object, which no rank has held.")
     else:
-        # what is written is safe, and figures can be drawn again
+        # the result is complete, and figures can be drawn again
         stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
         _draw(outcome, Job(str(outcome.path), figures, tuple(writers)), drawer)
 
 
 def _is_too_large(outcome: Outcome) -> bool:
-    """Return True for an object in tiles that is not taken into memory as a whole."""
+    """Return True for an object in tiles that is too large for the memory of one process."""
     return outcome.result.attrs["layout"] == "tiled" and outcome.path.stat().st_size > DRAWN
 
 
@@ -347,7 +383,7 @@ def _doing(writers: Sequence[str]) -> str:
 
 
 def _draw(outcome: Outcome, job: Job, drawer: Drawer) -> None:
-    """Figures and what writers write, by a process of their own; no failure of theirs is one of the run."""
+    """Have the drawing process make figures and other files; its failures do not fail the run."""
     from ptymesh.run import drawing
 
     result = outcome.path
@@ -365,8 +401,10 @@ def _draw(outcome: Outcome, job: Job, drawer: Drawer) -> None:
 
 
 def _diagnose(outcome: Outcome) -> None:
-    """Say how the iteration ended and, of a result that is not good, the likely cause, which the result's file then
-    names, too; a failure of that is not worth failing the run."""
+    """Print how the iteration ended and, for a result that is not good, the likely cause.
+
+    The cause is added to the result file. A failure of the diagnosis does not fail the run.
+    """
     from ptymesh.cli.diagnose import data_of
     from ptymesh.diagnosis.report import last_words
     from ptymesh.io.results import Result, add_attributes
@@ -390,9 +428,9 @@ def _diagnose(outcome: Outcome) -> None:
 
 @contextmanager
 def _traceback_in(log: Path) -> Iterator[None]:
-    """An unexpected error leaves its traceback in the log, and a note that says so.
+    """Write the traceback of an unexpected error within this context to the log, and add a note that says so.
 
-    Where it only says that another rank has gone, that is said instead: the other one knows why.
+    An error that only says that another rank has gone is replaced by that rank's failure.
     """
     from ptymesh.distributed.child import launched
     from ptymesh.distributed.program import account_for
@@ -400,7 +438,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt as error:  # it was asked to stop before
+    except KeyboardInterrupt as error:  # the second Ctrl-C
         said = f"Stopped at once; `ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
         stopped = Interrupted(said)
         account_for(stopped)
@@ -422,7 +460,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
         except OSError as full:
             said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
         if lost:
-            if launched() and lost.told:  # the launcher says it once, for all that were lost
+            if launched() and lost.told:  # the launcher prints it once for all ranks
                 raise typer.Exit(PtymeshError.exit_status) from error
             raise PtymeshError(lost.sentence) from error
         error.add_note(said)

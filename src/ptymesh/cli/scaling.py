@@ -1,4 +1,4 @@
-"""ptymesh scaling: the same run on several numbers of ranks, timed."""
+"""ptymesh scaling: timing of the same run on several numbers of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ptymesh slurm: a job script that checkpoints before its time is up, asks to be requeued, and goes on."""
+"""ptymesh slurm: job script that writes a checkpoint before its time is up, is requeued, and resumes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 
 from ptymesh.cli.launching import folder
 
-#: Seconds before the wall time at which the job is told to write its checkpoint.
+#: Seconds before the wall time at which the job is signalled to write its checkpoint.
 WARNING_S = 300
 
-#: What names of partitions and accounts are made of; anything else could be taken for more options, or more lines.
+#: Pattern of names of partitions and accounts; other characters could add options or lines to the script.
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*")
 
-#: An image as Podman names it: with a tag, so that it is not taken for a command.
+#: Pattern of an image as Podman names it: with a tag, which distinguishes it from a command.
 TAGGED = re.compile(r"[a-z0-9][a-z0-9._/-]*(?::[0-9]+/[a-z0-9._/-]+)?:[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-#: Podman so that ranks see what they would outside: Slurm's variables, each other, the network and the job's folder.
-#: SIGUSR1 is passed on to ptymesh, and its status is podman's.
+#: Podman's command, such that ranks see Slurm's variables, each other, the network and the job's folder as they would
+#: outside. SIGUSR1 is passed on to ptymesh, and podman exits with ptymesh's status.
 PODMAN = (
     "podman run --rm --env-host --network=host --ipc=host --pid=host --security-opt=label=disable "
     '--volume="$PWD:$PWD" --workdir="$PWD" '
@@ -135,7 +135,7 @@ def command(
             checkpoint=path("The output folder", folder / "checkpoint" / MANIFEST),
             started=path("The output folder", folder / STARTED),
             container=within(container, gpus_per_node),
-            # of Slurm 22.05 and newer, srun does not take it over from the job
+            # since Slurm 22.05, srun does not inherit it from the job
             cores=f"--cpus-per-task={cpus_per_task} " if cpus_per_task else "",
             recipe=path("The recipe's path", recipe),
             out=path("The output folder", folder),
@@ -146,7 +146,11 @@ def command(
 
 
 def seconds(time: str) -> int:
-    """Slurm's notations of a wall time: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises BadInput."""
+    """Return the seconds of a wall time in Slurm's notations: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        BadInput: it is in none of them.
+    """
     from ptymesh.errors import BadInput
 
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
@@ -163,7 +167,15 @@ def seconds(time: str) -> int:
 
 
 def word(name: str, value: str) -> str:
-    """A value as one word of the script. Raises BadInput for what no name and no path has: control characters."""
+    """Return a value quoted as one word of the script.
+
+    Args:
+        name: of the option, for messages.
+        value: its value.
+
+    Raises:
+        BadInput: the value contains unprintable characters.
+    """
     from ptymesh.errors import BadInput
 
     if not value.isprintable():
@@ -172,14 +184,23 @@ def word(name: str, value: str) -> str:
 
 
 def path(name: str, value: Path) -> str:
-    """A path as one word of the script, which is not taken for an option. Raises BadInput."""
+    """Return a path quoted as one word of the script that cannot be mistaken for an option.
+
+    Raises:
+        BadInput: the path contains unprintable characters.
+    """
     return word(name, f"./{value}" if str(value).startswith("-") else str(value))
 
 
 def within(container: str | None, gpus: int) -> str:
-    """What stands before `ptymesh` in the job: nothing, Apptainer or Podman with an image, or words as given.
+    """Return the words before `ptymesh` in the job: none, Apptainer or Podman with an image, or words as given.
 
-    Raises BadInput where the words cannot be told apart.
+    Args:
+        container: image or words.
+        gpus: number of GPUs on a node.
+
+    Raises:
+        BadInput: the words cannot be separated, or contain unprintable characters.
     """
     from ptymesh.errors import BadInput
 

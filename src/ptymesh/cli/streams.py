@@ -1,4 +1,4 @@
-"""Standard output and error that may go away (`| head`, a full disk, `>&-`) without taking the work with them."""
+"""Robust standard output and error: the work goes on if they are closed or full (`| head`, a full disk, `>&-`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any, TextIO
 
 from ptymesh.printable import printable
 
-#: What the streams were before, which must not be closed.
+#: The former streams, which are referenced here because closing them would close the descriptors.
 _before: list[TextIO | None] = []
 
 
 class Lasting(io.FileIO):
-    """A file descriptor to write to. What cannot be written is lost; `failure` says why, unless the reader has left."""
+    """File descriptor to which writing never fails.
+
+    Data that cannot be written are dropped; `failure` holds the error, unless the reader has closed a pipe.
+    """
 
     failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """All of it counts as written."""
+        """Write the data and return their full size, whether or not all could be written."""
         rest = memoryview(data).cast("B")
         try:
             while len(rest):
                 done = super().write(rest)
-                if done is None:  # it would have to wait, and was told not to
+                if done is None:  # a full pipe in non-blocking mode
                     select.select([], [self], [], 1.0)
                 rest = rest[done or 0 :]
         except OSError as error:
@@ -36,10 +39,10 @@ class Lasting(io.FileIO):
 
 
 class Escaping(io.TextIOWrapper):
-    """Text for a terminal, without what it would obey.
+    """Text stream for a terminal, with control characters escaped.
 
     Attributes:
-        styled: the same stream for who writes commands to the terminal on purpose (run/terminal.py).
+        styled: the same stream for callers that write terminal commands on purpose (run/terminal.py).
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -47,19 +50,19 @@ class Escaping(io.TextIOWrapper):
         self.styled = Styled(self)
 
     def write(self, text: str) -> int:
-        """Write what may stand on a terminal."""
+        """Write the text with control characters escaped."""
         super().write(printable(text))
         return len(text)
 
 
 class Styled:
-    """A stream of `Escaping` that passes on all that is written to it."""
+    """Stream of `Escaping` that does not escape."""
 
     def __init__(self, stream: Escaping) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it as it is."""
+        """Write the text as it is."""
         return io.TextIOWrapper.write(self._stream, text)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,10 +70,10 @@ class Styled:
 
 
 def open_closed_streams() -> None:
-    """Open descriptors 0, 1 and 2 onto nothing where they are closed; before any other file is opened.
+    """Open descriptors 0, 1 and 2 on the null device if they are closed; call it before any other file is opened.
 
-    Their numbers would be given to the next files that are opened (the pipe of signals, the result), and what libraries
-    print, or read, would go there.
+    Otherwise the next files to be opened (the pipe of signals, the result) would get these numbers, and output of
+    libraries would go into them.
     """
     for number in range(3):
         try:
@@ -82,12 +85,15 @@ def open_closed_streams() -> None:
 
 
 def keep() -> None:
-    """From here on, nothing that is printed fails. Streams that are closed are opened, onto nothing."""
+    """Replace standard output and error by streams on which printing never fails.
+
+    Closed ones are opened on the null device.
+    """
     open_closed_streams()
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or isinstance(_raw(stream), Lasting):
-            continue  # somebody's own, as in a notebook, or done
+            continue  # replaced by the program, as in a notebook, or already done
         if stream is not None and stream.fileno() != number:
             continue
         _before.append(stream)
@@ -97,6 +103,7 @@ def keep() -> None:
 
 
 def _lasting(number: int, stream: TextIO | None) -> TextIO:
+    """Return a text stream with the settings of `stream` on a descriptor to which writing never fails."""
     if stream is not None:
         stream.flush()
     raw = Lasting(number, "w", closefd=False)
@@ -111,12 +118,13 @@ def _lasting(number: int, stream: TextIO | None) -> TextIO:
 
 
 def _raw(stream: TextIO | None) -> object:
+    """Return the raw file below a text stream."""
     buffer = getattr(stream, "buffer", None)
     return getattr(buffer, "raw", buffer)
 
 
 def failure() -> OSError | None:
-    """Why something that was printed on standard output was lost; None where nothing was, or nobody reads it."""
+    """Return the error because of which standard output was lost; None if it was not, or if its reader has left."""
     raw = _raw(sys.stdout)
     if not isinstance(raw, Lasting):
         return None

@@ -1,4 +1,4 @@
-"""ptymesh tune: search for the recipe that suits best; ptymesh tune report: draw what was found."""
+"""ptymesh tune: search for the best recipe; ptymesh tune report: figures of the search."""
 
 from __future__ import annotations
 

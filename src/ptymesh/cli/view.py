@@ -1,4 +1,4 @@
-"""ptymesh view: the figures of a result."""
+"""ptymesh view: figures of a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ptymesh.cli.launching import folder
 
 
 class Format(StrEnum):
-    """Kinds of figure files."""
+    """Formats of figure files."""
 
     PNG = "png"
     PDF = "pdf"
@@ -46,7 +46,7 @@ def command(
 
     try:
         for name in write or ():
-            WRITERS[name]  # raises
+            WRITERS[name]  # raises for an unknown name
     except BadInput:
         raise
     except ValueError as error:

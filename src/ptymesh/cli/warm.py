@@ -1,4 +1,4 @@
-"""ptymesh warm: compile the kernels now, rather than in the first run."""
+"""ptymesh warm: compilation of the kernels now rather than in the first run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class Precision(StrEnum):
-    """Precision of the waves for which kernels are compiled."""
+    """Precisions of the waves for which kernels are compiled."""
 
     SINGLE = "single"
     DOUBLE = "double"

@@ -1,4 +1,4 @@
-"""How far two reconstructions agree, once what ptychography cannot decide is removed."""
+"""Agreement of two reconstructions after the ambiguities of ptychography have been removed."""
 
 from ptymesh.compare.align import Alignment, align, object_error, twin
 from ptymesh.compare.comparison import Comparison, compare_results

@@ -1,12 +1,12 @@
-"""Two complex images of the same sample, freed of what ptychography cannot decide.
+"""Alignment of two complex images of the same sample, which removes the ambiguities of ptychography.
 
 H, W    pixels of the common canvas
 
 The model is  b(r) = c exp(i k.r) a(r - s):  c complex (scale and global phase), k a phase ramp (rad per pixel), s a
 shift (pixels). Shifts are exact in Fourier space, T_s a = F^-1 [exp(-2 pi i q.s) F a].
 
-A start comes from the products of neighbouring pixels, d = a(r + 1) conj(a(r)), in which the global phase vanishes
-and the ramp is a constant factor: their cross-correlation peaks at the shift, however steep the ramp. All four
+Starting values come from the products of neighbouring pixels, d = a(r + 1) conj(a(r)), in which the global phase
+vanishes and the ramp is a constant factor: their cross-correlation peaks at the shift, however steep the ramp. All four
 parameters are then refined together by Gauss-Newton steps on the squared difference over the region.
 """
 
@@ -20,23 +20,23 @@ from skimage.registration import phase_cross_correlation
 
 from ptymesh.errors import BadInput
 
-#: Pixels over which the unseen part of an object fades to its mean.
+#: Pixels over which the unilluminated part of an object fades to its mean.
 FADE = 8.0
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How one image maps onto another.
+    """Transformation of one image onto another.
 
-    Fields:
+    Attributes:
         aligned: (H, W) complex, the moving image in the frame of the reference.
         reference: (H, W) complex, the reference, padded at its far edges where the moving image is larger.
         region: (H, W) bool, pixels that were compared.
-        shift: (y, x) pixels by which the moving image was moved.
-        ramp: (y, x) rad per pixel that was multiplied on.
-        factor: complex scale that was multiplied on.
+        shift: (y, x) pixels by which the moving image was shifted.
+        ramp: (y, x) rad per pixel of the phase ramp by which it was multiplied.
+        factor: complex scale by which it was multiplied.
         nrmse: ||aligned - reference|| / ||reference|| over the region.
-        ramp_before: the part of the ramp that was multiplied on before the shift; the rest came after it.
+        ramp_before: the part of the ramp that was applied before the shift; the rest was applied after it.
     """
 
     aligned: np.ndarray
@@ -49,7 +49,7 @@ class Alignment:
     ramp_before: tuple[float, float]
 
     def apply(self, image: np.ndarray) -> np.ndarray:
-        """Shift and ramp, without the factor, of another image (H, W) in the frame of the moving one."""
+        """Return another image (H, W) in the frame of the moving one after shift and ramp, without the factor."""
         moving = _padded(image, self.aligned.shape)
         return _moved(moving, np.array(self.shift), np.array(self.ramp), np.array(self.ramp_before))
 
@@ -61,15 +61,16 @@ def align(
     moving_region: np.ndarray | None = None,
     start: tuple[float, float] | None = None,
 ) -> Alignment:
-    """Bring `moving` onto `reference`: global phase, scale, linear phase ramp and sub-pixel shift.
+    """Align an image with a reference in global phase, scale, linear phase ramp and sub-pixel shift.
 
     Args:
         moving, reference: (H, W) complex or real; the shapes may differ.
         region: bool, of the reference's shape: the pixels that count. None: all.
         moving_region: bool, of the moving image's shape: its pixels that count. None: all.
-        start: (y, x) a shift to try beside those found from the images.
+        start: (y, x) pixels, a shift to try beside those found from the images.
 
-    Raises BadInput where an image has no finite, non-zero pixel to compare.
+    Raises:
+        BadInput: an image has no finite, non-zero pixel to compare.
     """
     shape = tuple(np.maximum(moving.shape, reference.shape))
     a, b = _padded(moving, shape), _padded(reference, shape)
@@ -81,9 +82,9 @@ def align(
     candidates = _starts(a, b, inside, inside_moving, start)
     shift, ramp, _ = max((_coarse(a, b, inside, inside_moving, shift) for shift in candidates), key=lambda c: c[2])
     common = inside & _moved_mask(inside_moving, shift)
-    # A Fourier shift rings where the canvas breaks: at its border when a ramp does not fit it, and where an object
-    # that was never seen begins. The ramp can go on after the shift, before it, or after the unseen was smoothed over
-    # and the object flattened; the best fit shows which was right.
+    # A Fourier shift rings at discontinuities: at the canvas's border if a ramp is not periodic there, and at the edge
+    # of the illuminated area. The ramp can be applied after the shift, before it, or after the unilluminated part was
+    # smoothed over and the object flattened; the best fit of the three is taken.
     fits = [_refined(a, b, common, shift, ramp, np.zeros(2)), _refined(a, b, common, shift, ramp, None)]
     images = [a, a]
     if not common.all():
@@ -100,13 +101,17 @@ def align(
 
 
 def object_error(reconstructed: np.ndarray, truth: np.ndarray, region: np.ndarray | None = None) -> float:
-    """NRMSE of an object against the truth after `align`; several slices are aligned one by one.
+    """Return the NRMSE of an object against the truth after `align`; several slices are aligned one by one.
 
     Args:
         reconstructed, truth: (H, W) or (L, H, W) complex; H and W may differ, L may not.
         region: (H, W) bool in the frame of the truth, the pixels that count. None: all.
 
-    Returns sqrt(sum over slices of ||difference||^2 / sum of ||truth||^2) over the region.
+    Returns:
+        sqrt(sum over slices of ||difference||^2 / sum of ||truth||^2) over the region.
+
+    Raises:
+        BadInput: the numbers of slices differ.
     """
     slices = [image if image.ndim == 3 else image[None] for image in (reconstructed, truth)]
     if len(slices[0]) != len(slices[1]):
@@ -120,7 +125,10 @@ def object_error(reconstructed: np.ndarray, truth: np.ndarray, region: np.ndarra
 
 
 def twin(image: np.ndarray) -> np.ndarray:
-    """O*(-r) of an image (..., H, W): fits far-field patterns exactly as well, with the scan turned by 180 degrees."""
+    """Return the twin O*(-r) of an image (..., H, W).
+
+    It fits far-field patterns as well as the image does, if the scan is turned by 180 degrees.
+    """
     return np.conj(image[..., ::-1, ::-1])
 
 
@@ -129,13 +137,13 @@ def _pair(values: np.ndarray) -> tuple[float, float]:
 
 
 def _padded(image: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """complex128, grown at the far edges with its border values."""
+    """Return the image as complex128, extended at the far edges with its border values."""
     grown = [(0, n - m) for n, m in zip(shape, image.shape, strict=True)]
     return np.pad(np.asarray(image, dtype=np.complex128), grown, mode="edge")
 
 
 def _mask(mask: np.ndarray | None, own: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """A mask of shape `own` on the canvas, False in what was added."""
+    """Return a mask of shape `own` on the canvas, False where the image was extended."""
     mask = np.ones(own, dtype=bool) if mask is None else mask
     if mask.shape != own:
         raise BadInput(f"The region has shape {mask.shape} and its image {own}; give one value per pixel.")
@@ -143,8 +151,8 @@ def _mask(mask: np.ndarray | None, own: tuple[int, ...], shape: tuple[int, ...])
 
 
 def _moved_mask(mask: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """`mask` moved by `shift`, without the pixels that a circular shift brings round from the other side."""
-    from scipy import ndimage  # takes longer to import than to use, and most that import this file do neither
+    """Return `mask` moved by `shift`, without the pixels that a circular shift wraps around."""
+    from scipy import ndimage  # imported here because it is slow, and most importers of this module do not need it
 
     moved = np.asarray(mask, dtype=np.float32)
     tolerant = np.where(np.abs(shift - np.rint(shift)) < 0.02, np.rint(shift), shift)
@@ -152,40 +160,43 @@ def _moved_mask(mask: np.ndarray, shift: np.ndarray) -> np.ndarray:
 
 
 def _frequencies(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """2 pi q (rad per pixel) on both axes, broadcastable."""
+    """Return 2 pi q (rad per pixel) on both axes, broadcastable."""
     return 2 * np.pi * fft.fftfreq(shape[0])[:, None], 2 * np.pi * fft.fftfreq(shape[1])[None, :]
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel coordinates from the centre, broadcastable."""
+    """Return pixel coordinates from the centre, broadcastable."""
     return np.arange(shape[0])[:, None] - shape[0] / 2, np.arange(shape[1])[None, :] - shape[1] / 2
 
 
 def _ramp(shape: tuple[int, ...], slope: np.ndarray) -> np.ndarray:
-    """exp(i slope.r)."""
+    """Return exp(i slope.r)."""
     y, x = _grid(shape)
     return np.exp(1j * slope[0] * y) * np.exp(1j * slope[1] * x)
 
 
 def _shift_factor(shape: tuple[int, ...], shift: np.ndarray) -> np.ndarray:
-    """exp(-i q.shift)."""
+    """Return exp(-i q.shift)."""
     qy, qx = _frequencies(shape)
     return np.exp(-1j * shift[0] * qy) * np.exp(-1j * shift[1] * qx)
 
 
 def _shifted(image: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """The image moved by `shift` pixels."""
+    """Return the image shifted by `shift` pixels."""
     return fft.ifft2(fft.fft2(image) * _shift_factor(image.shape, shift))
 
 
 def _moved(image: np.ndarray, shift: np.ndarray, ramp: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """exp(i (ramp - before).r) T_shift [exp(i before.r) image]."""
+    """Return exp(i (ramp - before).r) T_shift [exp(i before.r) image]."""
     return _shifted(image * _ramp(image.shape, before), shift) * _ramp(image.shape, ramp - before)
 
 
 def _smoothed_over(image: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`image` with what was not seen replaced by its nearest seen value fading to the mean, and the ramp that flattens
-    it: both such that a shift of the flat image rings little."""
+    """Return the image with its unilluminated part smoothed over, and the ramp that flattens it.
+
+    Outside of `seen`, values are the nearest illuminated one fading to the mean, so that a shift of the flat image
+    rings little.
+    """
     from scipy import ndimage
 
     flattening = -_peak_ramp(np.where(seen, image, 0))
@@ -198,10 +209,10 @@ def _smoothed_over(image: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _neighbour_products(image: np.ndarray, mask: np.ndarray, axis: int) -> np.ndarray:
-    """image(r + 1) conj(image(r)) along an axis, less its mean, outliers tamed, zero outside the mask."""
+    """Return image(r + 1) conj(image(r)) along an axis, minus its mean, outliers limited, zero outside the mask."""
     product = np.roll(image, -1, axis) * np.conj(image)
     inside = mask & np.roll(mask, -1, axis)
-    np.moveaxis(inside, axis, 0)[-1] = False  # The far edge has no neighbour.
+    np.moveaxis(inside, axis, 0)[-1] = False  # the far edge has no neighbour
     if not inside.any():
         return np.zeros_like(product)
     size = np.abs(product)
@@ -216,7 +227,7 @@ def _neighbour_products(image: np.ndarray, mask: np.ndarray, axis: int) -> np.nd
 def _starts(
     a: np.ndarray, b: np.ndarray, inside: np.ndarray, inside_moving: np.ndarray, start: tuple[float, float] | None
 ) -> list[np.ndarray]:
-    """Whole-pixel shifts worth trying: none, the caller's, and the best ramp-free correlation."""
+    """Return whole-pixel shifts to try: none, the caller's, and the peak of the ramp-free correlation."""
     power = np.zeros(a.shape)
     for axis in (0, 1):
         da, db = _neighbour_products(a, inside_moving, axis), _neighbour_products(b, inside, axis)
@@ -230,8 +241,8 @@ def _starts(
 def _coarse(
     a: np.ndarray, b: np.ndarray, inside: np.ndarray, inside_moving: np.ndarray, shift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Ramp and sub-pixel shift near a whole-pixel shift, and how well they make the contrasts agree (0 to 1)."""
-    # Both images are compared flat: less the ramp that the reference has of its own.
+    """Return sub-pixel shift and ramp near a whole-pixel shift, and the correlation of the contrasts (0 to 1)."""
+    # Both images are compared flat: without the reference's own ramp.
     flat_b = b * _ramp(b.shape, -_peak_ramp(np.where(inside, b, 0)))
     for last in (False, True):
         common = inside & _moved_mask(inside_moving, shift)
@@ -250,14 +261,20 @@ def _coarse(
 
 
 def _correlation(image: np.ndarray, target: np.ndarray, inside: np.ndarray) -> float:
-    """|correlation|, less where under a quarter of the region is common: few pixels correlate by chance."""
+    """Return |correlation|, reduced where less than a quarter of the region is common.
+
+    Few pixels correlate by chance.
+    """
     norms = np.linalg.norm(image) * np.linalg.norm(target)
     share = min(1.0, 4 * image.size / np.count_nonzero(inside))
     return float(np.abs(np.vdot(image, target)) / norms * share) if norms > 0 else 0.0
 
 
 def _peak_ramp(product: np.ndarray) -> np.ndarray:
-    """Slope k (rad per pixel) that maximises |sum product exp(-i k.r)|: the best frequency, then Newton's steps."""
+    """Return the slope k (rad per pixel) that maximises |sum product exp(-i k.r)|.
+
+    The strongest Fourier component is the start of Newton steps.
+    """
     size = [fft.next_fast_len(2 * n) for n in product.shape]
     spectrum = np.abs(fft.fft2(product, s=size))
     peak = np.unravel_index(np.argmax(spectrum), spectrum.shape)
@@ -281,7 +298,14 @@ def _peak_ramp(product: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Fit:
-    """The model at one shift and ramp: its image over the common pixels, and what its derivatives need."""
+    """Model at one shift and ramp.
+
+    Attributes:
+        image: (n,) complex, the model on the common pixels, with the best factor.
+        scale: (n,) complex, factor times the ramp after the shift.
+        moved: (H, W) complex, spectrum of the shifted image.
+        error: NRMSE.
+    """
 
     image: np.ndarray
     scale: np.ndarray
@@ -290,7 +314,13 @@ class _Fit:
 
 
 class _Model:
-    """c exp(i (ramp - before).r) T_shift [exp(i before.r) a] against b over some pixels; before = ramp where None."""
+    """Model c exp(i (ramp - before).r) T_shift [exp(i before.r) a] of b on some pixels.
+
+    Args:
+        a, b: (H, W) complex.
+        common: (H, W) bool, the pixels.
+        before: ramp that is applied before the shift; None: all of the ramp.
+    """
 
     def __init__(self, a: np.ndarray, b: np.ndarray, common: np.ndarray, before: np.ndarray | None) -> None:
         self.a, self.common, self.before = a, common, before
@@ -302,7 +332,7 @@ class _Model:
         self.spectrum = None if before is None else fft.fft2(a * _ramp(a.shape, before))
 
     def __call__(self, shift: np.ndarray, ramp: np.ndarray) -> _Fit:
-        """Evaluate, with the factor c that fits best."""
+        """Evaluate the model with the factor c that fits best."""
         spectrum, after = self.spectrum, np.zeros(2) if self.before is None else ramp - self.before
         if spectrum is None:
             spectrum = fft.fft2(self.a * _ramp(self.a.shape, ramp))
@@ -314,7 +344,7 @@ class _Model:
         return _Fit(factor * image, factor * tilt, moved, error)
 
     def derivatives(self, fit: _Fit) -> list[np.ndarray]:
-        """d image / d (shift y, x, ramp y, x, Re log c, Im log c), up to wrap-around at the canvas's edge."""
+        """Return d image / d (shift y, x, ramp y, x, Re log c, Im log c), but for wrap-around at the edge."""
         moves = [fft.ifft2(-1j * q * fit.moved)[self.common] * fit.scale for q in _frequencies(self.a.shape)]
         return [*moves, 1j * self.y * fit.image, 1j * self.x * fit.image, fit.image, 1j * fit.image]
 
@@ -322,9 +352,10 @@ class _Model:
 def _refined(
     a: np.ndarray, b: np.ndarray, common: np.ndarray, shift: np.ndarray, ramp: np.ndarray, before: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Gauss-Newton with Levenberg's damping over shift, ramp and factor.
+    """Refine shift, ramp and factor by Gauss-Newton steps with Levenberg's damping.
 
-    Returns shift, ramp, the part of it that came before the shift, and the NRMSE.
+    Returns:
+        Shift, ramp, the part of it that is applied before the shift, and the NRMSE.
     """
     model = _Model(a, b, common, before)
     fit = model(shift, ramp)

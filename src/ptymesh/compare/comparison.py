@@ -1,4 +1,4 @@
-"""Two whole reconstructions compared: object, probe, positions.
+"""Comparison of two reconstructions: object, probe, positions.
 
 N       views
 M       incoherent probe modes
@@ -19,14 +19,14 @@ from ptymesh.compare.region import illuminated, illumination
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
 from ptymesh.errors import BadInput
 
-#: The twin is said when its error, or the distance between positions, is below this share of the direct one.
+#: A is the twin of B if the twin's error, or its distance between positions, is below this share of the direct one.
 TWIN = 0.6
-#: Pixel sizes that differ by a larger factor are not of the same measurement.
+#: Pixel sizes that differ by a larger factor cannot belong to the same measurement.
 LARGEST_RATIO = 8.0
 
 
 class Reconstruction(Protocol):
-    """What is compared: any object with these attributes, such as `io.results.Result`."""
+    """Attributes of a reconstruction that are compared, as of `io.results.Result`."""
 
     object: np.ndarray
     probe: np.ndarray
@@ -37,7 +37,14 @@ class Reconstruction(Protocol):
 
 @dataclass(frozen=True)
 class _Side:
-    """One reconstruction on the common pixel grid."""
+    """One of the two reconstructions, on the common pixel grid.
+
+    Attributes:
+        object: (L, H, W) complex.
+        probe: (M, h, w) complex.
+        positions_px: (N, 2) y x.
+        weights: (N, 1 + K) or (N,), amplitude of the incident beam per view first; None: 1.
+    """
 
     object: np.ndarray
     probe: np.ndarray
@@ -56,29 +63,30 @@ class _Side:
         return illuminated(illumination(shape, self.probe, self.positions_px, self.weights))
 
     def twin(self) -> _Side:
-        """(p, P, O) -> (-p, P*(-r), O*(-r)) in array coordinates."""
+        """Return the twin: (p, P, O) -> (-p, P*(-r), O*(-r)) in array coordinates."""
         corner = np.array(self.object.shape[-2:]) - self.probe.shape[-2:]
         return replace(self, object=twin(self.object), probe=twin(self.probe), positions_px=corner - self.positions_px)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is left of the difference between A and B once the ambiguities are removed from A.
+    """Difference between A and B after the ambiguities have been removed from A.
 
-    Fields:
+    Attributes:
         nrmse: of the object (the product of its slices) over the pixels that both illuminated.
         twin_nrmse: the same with the twin of A.
-        twin: A is the twin of B: everything else here was found with the twin of A.
-        alignment: how A was moved onto B.
+        twin: True if A is the twin of B: everything else here then refers to the twin of A.
+        alignment: of A with B.
         rings: Fourier ring correlation over the region, with the resolution.
         slice_nrmse: of every slice, each aligned by itself; empty for one slice or different numbers of them.
         probe_nrmse: of all modes together, orthogonalised and ordered by power, after shift, ramp, one scale, and a
-            phase for each; probe_mode_nrmse: of each, relative to the stronger of the two.
+            phase for each.
+        probe_mode_nrmse: of each mode, relative to the stronger of the two.
         powers: per cent of each mode, of A and of B.
         position_mean_px, position_p95_px: mean and 95th percentile of the distance between the positions of a view
             after their common translation is removed; None where the numbers of views differ.
         pixel_size_m: (y, x) of the grid on which A and B were compared; None: pixel units.
-        notes: what had to be assumed, one sentence each.
+        notes: assumptions, one sentence each.
     """
 
     nrmse: float
@@ -96,7 +104,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:
-        """The numbers as plain Python, ready for JSON."""
+        """Return the numbers as plain Python objects, ready for JSON."""
         return {
             "nrmse": self.nrmse,
             "twin_nrmse": self.twin_nrmse,
@@ -122,9 +130,11 @@ class Comparison:
 def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
     """Compare reconstruction A with reference B.
 
-    Removed from A first: global phase, scale, phase ramp, sub-pixel shift, and the twin where it fits much better.
-    Objects of different shapes overlap where they can; different pixel sizes are brought to the finer one.
-    Raises BadInput where there is nothing in common, or the pixel sizes differ by more than a factor of 8.
+    Global phase, scale, phase ramp, sub-pixel shift, and the twin where it fits much better, are removed from A first.
+    Objects of different shapes are compared where they overlap; different pixel sizes are resampled to the finer one.
+
+    Raises:
+        BadInput: there is nothing in common, or the pixel sizes differ by more than a factor of 8.
     """
     first, second, pixel_size_m, notes = _on_one_grid(a, b)
     direct = _align(first, second)
@@ -163,9 +173,9 @@ def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
 
 
 def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
-    """Whether A fits much better turned and conjugated; or better, with positions that were negated.
+    """Return True if A fits much better turned and conjugated; or better, with positions that are negated.
 
-    The errors of weak objects under noise differ little, whichever way they lie: then the scan decides.
+    With weak objects under noise both errors are similar: then the scan decides.
     """
     if turned.nrmse < TWIN * direct.nrmse:
         return True
@@ -174,7 +184,7 @@ def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
 
 
 def _on_one_grid(a: Reconstruction, b: Reconstruction) -> tuple[_Side, _Side, tuple[float, float] | None, list[str]]:
-    """Both with the finer of their pixel sizes, that size, and what had to be done."""
+    """Return both on the finer of their pixel sizes, that size, and notes about the resampling."""
     sides = [_Side(r.object, r.probe, np.asarray(r.positions_px, dtype=np.float64), r.weights) for r in (a, b)]
     if a.pixel_size_m is None or b.pixel_size_m is None:
         lone = a.pixel_size_m is not None or b.pixel_size_m is not None
@@ -201,10 +211,10 @@ def _nm(pixel: tuple[float, ...]) -> str:
 
 
 def _finer(side: _Side, ratio: np.ndarray) -> _Side:
-    """`side` with pixels `ratio` (y, x) times smaller."""
+    """Return `side` resampled to pixels `ratio` (y, x) times smaller."""
     window = np.array(side.probe.shape[-2:])
     fine = np.rint(window * ratio).astype(int)
-    # The optical axis stays on pixel (h//2, w//2): what the window's corner loses, the position gains.
+    # The optical axis stays on pixel (h//2, w//2): the window's corner moves, and positions change by as much.
     offset = window // 2 - (fine // 2) / ratio
     return replace(
         side,
@@ -215,7 +225,7 @@ def _finer(side: _Side, ratio: np.ndarray) -> _Side:
 
 
 def _resampled(images: np.ndarray, ratio: np.ndarray, offset: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    """Cubic splines at r = offset + i / ratio of images (K, H, W)."""
+    """Return images (K, H, W) interpolated by cubic splines at r = offset + i / ratio."""
     from scipy import ndimage
 
     def part(image: np.ndarray) -> np.ndarray:
@@ -226,7 +236,7 @@ def _resampled(images: np.ndarray, ratio: np.ndarray, offset: np.ndarray, shape:
 
 
 def _align(a: _Side, b: _Side) -> Alignment:
-    """Projections over what both illuminated; the scans, where they are the same views, propose a shift."""
+    """Return the alignment of the projections; between scans of the same views, their median shift is tried."""
     start = None
     if len(a.positions_px) == len(b.positions_px):
         y, x = np.median(b.positions_px - a.positions_px, axis=0)
@@ -235,7 +245,7 @@ def _align(a: _Side, b: _Side) -> Alignment:
 
 
 def _slices(a: _Side, b: _Side, whole: Alignment) -> tuple[float, ...]:
-    """NRMSE of every slice, aligned by itself from where the whole object was found."""
+    """Return the NRMSE of every slice, aligned by itself, starting from the alignment of the projections."""
     if len(a.object) != len(b.object) or len(a.object) == 1:
         return ()
     regions = b.region, a.region
@@ -243,7 +253,7 @@ def _slices(a: _Side, b: _Side, whole: Alignment) -> tuple[float, ...]:
 
 
 def orthogonal(probe: np.ndarray) -> np.ndarray:
-    """Modes (M, h, w) turned into orthogonal ones of the same density matrix, strongest first."""
+    """Return orthogonal modes (M, h, w) of the same density matrix, strongest first."""
     modes = probe.reshape(len(probe), -1).astype(np.complex128)
     turn = np.linalg.eigh(modes @ modes.conj().T)[1][:, ::-1]
     return (turn.conj().T @ modes).reshape(probe.shape)
@@ -252,7 +262,7 @@ def orthogonal(probe: np.ndarray) -> np.ndarray:
 def _probes(
     a: np.ndarray, b: np.ndarray
 ) -> tuple[float, tuple[float, ...], tuple[tuple[float, ...], tuple[float, ...]]]:
-    """NRMSE of all modes, of each, and the powers of both sides in per cent."""
+    """Return the NRMSE of all modes, that of each, and the powers of both sides in per cent."""
     a, b = orthogonal(a), orthogonal(b)
     powers = [(np.abs(modes) ** 2).sum(axis=(1, 2)) for modes in (a, b)]
     percent = tuple(tuple(float(p) for p in 100 * power / power.sum()) for power in powers)
@@ -269,7 +279,7 @@ def _probes(
 
 
 def _centred(modes: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    """Modes in a larger window, the optical axis at its centre; missing modes are zero."""
+    """Return the modes in a larger window, the optical axis at its centre; missing modes are zero."""
     canvas = np.zeros(tuple(shape), dtype=np.complex128)
     corner = shape[1:] // 2 - np.array(modes.shape[1:]) // 2
     box = tuple(slice(c, c + n) for c, n in zip(corner, modes.shape[1:], strict=True))
@@ -278,7 +288,10 @@ def _centred(modes: np.ndarray, shape: np.ndarray) -> np.ndarray:
 
 
 def _positions(a: _Side, b: _Side) -> tuple[float, float] | None:
-    """Mean and 95th percentile of |difference| (pixels), without the mean shift."""
+    """Return mean and 95th percentile of |difference| (pixels), without the mean shift.
+
+    None for different numbers of views.
+    """
     if len(a.positions_px) != len(b.positions_px):
         return None
     difference = a.positions_px - b.positions_px

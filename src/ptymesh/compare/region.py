@@ -1,4 +1,4 @@
-"""Where the object was seen.
+"""Illumination of the object.
 
 N       views
 M       incoherent probe modes
@@ -14,15 +14,16 @@ import numpy as np
 def illumination(
     shape: tuple[int, int], probe: np.ndarray, positions_px: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Counts that fell on each object pixel, sum_j w_j^2 sum_m |P_m(r - p_j)|^2 at the nearest whole pixel.
+    """Return the counts on each object pixel, sum_j w_j^2 sum_m |P_m(r - p_j)|^2 at the nearest whole pixel.
 
     Args:
         shape: (H, W) of the object.
         probe: (M, h, w) complex.
         positions_px: (N, 2) y x, object pixel under the window's top-left corner.
-        weights: (N, 1) or (N,) amplitude of the incident beam per view; None: 1.
+        weights: (N, 1 + K) or (N,), amplitude of the incident beam per view first; None: 1.
 
-    Returns (H, W) float64.
+    Returns:
+        (H, W) float64.
     """
     height, width = probe.shape[-2:]
     corners = np.rint(positions_px).astype(np.int64)
@@ -30,12 +31,12 @@ def illumination(
     intensity = (np.abs(probe.astype(np.complex128)) ** 2).sum(axis=0)
     light = np.zeros(shape)
     for (y, x), of_view in zip(corners, power, strict=True):
-        top, left = max(-y, 0), max(-x, 0)  # what lies outside of the object is cut off
+        top, left = max(-y, 0), max(-x, 0)  # windows are cut off at the object's border
         seen = light[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
         seen += of_view * intensity[top : top + seen.shape[0], left : left + seen.shape[1]]
     return light
 
 
 def illuminated(light: np.ndarray, fraction: float = 0.1) -> np.ndarray:
-    """(H, W) bool: pixels of an `illumination` above this fraction of its maximum."""
+    """Return the pixels (H, W) bool of an `illumination` above this fraction of its maximum."""
     return light > fraction * light.max()

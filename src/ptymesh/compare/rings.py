@@ -9,10 +9,10 @@ pixels
 On few pixels chance alone reaches it: the correlation of images that have nothing in common has the standard deviation
 1 / sqrt(2 n), and the images were aligned before, that is, of some thousand shifts the one that correlates best was
 taken, which is sqrt(2 ln 1000) = 3.7 deviations above zero. So T is at least CHANCE of these deviations; rings where
-that is 1 or more cannot tell anything, and are left out.
+that is 1 or more are not significant, and are left out.
 
-Images are apodised from the edge of the region inwards, w(r), and less their mean, so that neither the edge nor the
-mean correlates. Neighbouring Fourier pixels are then not independent: n is taken as a ring's pixels times
+Images are apodised from the edge of the region inwards, w(r), and their mean is subtracted, so that neither the edge
+nor the mean correlates. Neighbouring Fourier pixels are then not independent: n is taken as a ring's pixels times
 (sum w^2)^2 / (pixels sum w^4), a little low for rings one pixel wide, which makes the threshold a little high.
 """
 
@@ -25,12 +25,12 @@ from scipy import fft
 
 from ptymesh.errors import BadInput
 
-#: Smallest side (pixels) of a region that gives rings worth the name.
+#: Smallest side (pixels) of a region that is divided into rings.
 SMALLEST = 8
 #: Standard deviations of a chance correlation that a ring must exceed. Of 960 pairs of unrelated, flipped or flat
 #: images of 24 to 128 pixels, aligned as results are, the 1/2-bit threshold called 380 resolved, this one 1.
 CHANCE = 5.0
-#: Fewest rings that can tell for a resolution to be given.
+#: Fewest significant rings (threshold below 1) from which a resolution is derived.
 FEWEST_RINGS = 3
 
 
@@ -38,13 +38,13 @@ FEWEST_RINGS = 3
 class RingCorrelation:
     """Fourier ring correlation.
 
-    Fields:
+    Attributes:
         frequency: of each ring, cycles per `unit`.
-        correlation, threshold: -1 to 1, one per ring; a threshold of 1 or more: the ring has too few pixels.
+        correlation, threshold: one per ring, -1 to 1; a threshold of 1 or more: the ring has too few pixels.
         independent: independent pixels, one per ring.
         resolution: full period, in `unit`, at which the correlation falls below the threshold for good; the finest
-            period of the grid where it never does; None where it does from the first ring on that can tell.
-        at_limit: the correlation never fell below: the pixels limit the resolution.
+            period of the grid where it never does; None where it does from the first significant ring on.
+        at_limit: True if the correlation never falls below, so that the pixels limit the resolution.
         unit: "m", or "px" in pixel units.
     """
 
@@ -58,18 +58,18 @@ class RingCorrelation:
 
     @property
     def is_too_small(self) -> bool:
-        """True if too few rings have the pixels to tell anything."""
+        """True if too few rings have enough pixels to be significant."""
         return has_too_few_rings(self.threshold)
 
 
 def half_bit(pixels: np.ndarray) -> np.ndarray:
-    """1/2-bit threshold for rings of that many independent pixels."""
+    """Return the 1/2-bit threshold for rings of that many independent pixels."""
     root = np.sqrt(np.maximum(pixels, 1.0))
     return (0.2071 + 1.9102 / root) / (1.2071 + 0.9102 / root)
 
 
 def chance_threshold(pixels: np.ndarray) -> np.ndarray:
-    """Return what the correlation of unrelated images that were aligned does not reach, for so many pixels a ring."""
+    """Return a bound on the correlation of unrelated, aligned images, for rings of that many independent pixels."""
     return CHANCE / np.sqrt(2 * np.maximum(pixels, 1.0))
 
 
@@ -84,9 +84,15 @@ def ring_correlation(
     region: np.ndarray | None = None,
     pixel_size_m: tuple[float, float] | None = None,
 ) -> RingCorrelation:
-    """Fourier ring correlation of two aligned complex images (H, W) over a region (H, W) bool (None: all).
+    """Return the Fourier ring correlation of two aligned complex images over a region.
 
-    Raises BadInput where the region is narrower than 8 pixels.
+    Args:
+        first, second: (H, W) complex.
+        region: (H, W) bool; None: all.
+        pixel_size_m: (y, x); None: pixel units.
+
+    Raises:
+        BadInput: the region is narrower than 8 pixels.
     """
     region = np.ones(first.shape, dtype=bool) if region is None else region
     rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
@@ -111,7 +117,7 @@ def ring_correlation(
     share = (window**2).sum() ** 2 / (window.size * (window**4).sum())
     independent = total(np.ones(ring.shape)) * share
     threshold = np.maximum(half_bit(independent), chance_threshold(independent))
-    # Ring 0 is the mean, which was removed.
+    # Leave out ring 0, the mean, which was subtracted.
     frequency, correlation, threshold, independent = (
         of_rings[1:] for of_rings in (frequency, correlation, threshold, independent)
     )
@@ -127,7 +133,7 @@ def ring_correlation(
 
 
 def apodisation(region: np.ndarray) -> np.ndarray:
-    """Cosine taper from 0 outside a region to 1 inside it, over an eighth of its smaller side."""
+    """Return a cosine taper from 0 outside a region to 1 inside it, over an eighth of its smaller side."""
     from scipy import ndimage
 
     edge = max(min(region.shape) / 8, 2.0)
@@ -136,7 +142,10 @@ def apodisation(region: np.ndarray) -> np.ndarray:
 
 
 def _rings(shape: tuple[int, ...], pixel: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Ring number of every Fourier pixel (the last for what lies beyond), and the rings' frequencies."""
+    """Return the ring number of every Fourier pixel, and the rings' frequencies.
+
+    Pixels beyond the last ring get the next number.
+    """
     axes = [fft.fftfreq(n, d) for n, d in zip(shape, pixel, strict=True)]
     q = np.hypot(axes[0][:, None], axes[1][None, :])
     width = 1 / min(n * d for n, d in zip(shape, pixel, strict=True))
@@ -145,7 +154,10 @@ def _rings(shape: tuple[int, ...], pixel: tuple[float, float]) -> tuple[np.ndarr
 
 
 def _crossing(frequency: np.ndarray, margin: np.ndarray) -> float | None:
-    """Frequency where `margin` turns negative for two rings in a row; inf: never; None: from the first ring on."""
+    """Return the frequency where `margin` turns negative for two rings in a row.
+
+    Infinite where it never does; None where it does from the first ring on.
+    """
     below = margin < 0
     fallen = np.flatnonzero(below & np.append(below[1:], below[-1]))
     if fallen.size == 0:

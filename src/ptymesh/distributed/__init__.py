@@ -1,1 +1,1 @@
-"""Ranks, who owns which view and which part of the object, and sums over ranks."""
+"""Ranks, ownership of views and of parts of the object, and sums over ranks."""

@@ -1,7 +1,7 @@
-"""Ranks compare what they are about to do, so that none of them computes something else.
+"""Comparison of what ranks are about to compute, before they compute together.
 
-A rank with another seed, engine or data set would add its own numbers to the sums of all: the result is wrong, and
-nothing in the residual tells. So ranks compare short facts, by name, before they compute together.
+A rank with another seed, engine or data set would add wrong numbers to the sums of all, and the residual would not show
+it. So ranks first compare short facts by name.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ import torch
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 
-#: Differences that a sentence names, at most.
+#: Most differences that a sentence names.
 MOST_NAMED = 3
-#: Longest value that a sentence shows.
+#: Most characters of a value that a sentence shows.
 MOST_SHOWN = 60
 
 
 def refuse_differences(world: World, facts: Mapping[str, str], remedy: str) -> None:
-    """Raise BadInput on all ranks where one of them has other facts than rank 0. Collective: one small message.
+    """Raise BadInput on all ranks if one of them has other facts than rank 0. Collective: one small message.
 
     Args:
         world: the ranks.
-        facts: values by name, as text; what they say must not depend on the rank.
+        facts: values by name, as text; their text must not depend on the rank.
         remedy: what to do about a difference, without a full stop.
+
+    Raises:
+        BadInput: the facts of two ranks differ.
     """
     if world.size == 1:
         return
@@ -41,15 +44,15 @@ def refuse_differences(world: World, facts: Mapping[str, str], remedy: str) -> N
         return
     every = [json.loads(said) for said in world.words(json.dumps(facts))]
     world.heartbeat.agreed = True
-    world.barrier()  # nobody ends while others may still be reading
+    world.barrier()  # no rank may end while others still read
     raise BadInput(difference(dict(enumerate(every)), remedy))
 
 
 def difference(facts: Mapping[int, Mapping[str, str]], remedy: str) -> str:
-    """Return a sentence about the first rank whose facts are not those of rank 0; empty where there is none.
+    """Return a sentence about the first rank whose facts differ from those of rank 0; empty where there is none.
 
     Args:
-        facts: by rank, values by name.
+        facts: values by name, for each rank.
         remedy: what to do about it, without a full stop.
     """
     first = facts[0]

@@ -1,4 +1,4 @@
-"""What parts of an object have in common, in blocks: who holds them, who adds them up, which views reach them.
+"""Blocks that the parts of several ranks have in common: who holds them, who adds them up, which views reach them.
 
 H, W   object pixels of a part;  b = BLOCK, side of a block
 """
@@ -10,12 +10,16 @@ import numpy as np
 from ptymesh.distributed.tiles import Rect
 from ptymesh.estimate import BLOCK
 
-#: Sums are relayed by block owners where that takes less than this fraction of the bytes; ranks looked at for it.
+#: Sums are relayed by block owners where that takes less than this fraction of the bytes; ranks sampled to estimate it.
 LESS, SAMPLE = 0.75, 64
 
 
 def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
-    """Whether sums that go to one block owner and come back whole are fewer bytes than sums that go to everybody."""
+    """Return True if relaying sums through block owners takes clearly fewer bytes than sending them to every holder.
+
+    Args:
+        tiles, parts: tile and part of each rank, in order of rank.
+    """
     sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
     edges = np.array(parts)
     directly, relayed = 0, 0
@@ -28,7 +32,7 @@ def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
 
 
 def in_common(part: Rect, other: Rect) -> np.ndarray:
-    """Blocks (H/b, W/b) bool of a part that another has too."""
+    """Return the blocks (H/b, W/b) bool of a part that another part has too."""
     mask = np.zeros([n // BLOCK for n in part.shape], dtype=bool)
     y, x = (part & other).inside(part.corner)
     mask[y.start // BLOCK : y.stop // BLOCK, x.start // BLOCK : x.stop // BLOCK] = True
@@ -36,7 +40,7 @@ def in_common(part: Rect, other: Rect) -> np.ndarray:
 
 
 def block_owners(tiles: list[Rect], part: Rect) -> np.ndarray:
-    """For each block (H/b, W/b) of a part, the rank whose tile its middle is in."""
+    """Return for each block (H/b, W/b) int64 of a part the rank whose tile contains the block's middle."""
     block_owner = np.full([n // BLOCK for n in part.shape], -1)
     for rank, tile in enumerate(tiles):
         y, x = (tile & part).inside(part.corner)
@@ -47,7 +51,15 @@ def block_owners(tiles: list[Rect], part: Rect) -> np.ndarray:
 
 
 def reach_into(mask: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Whether boxes (B, 4) reach into a block of the mask (H/b, W/b), (B,) bool."""
+    """Return for each box whether it contains a block of the mask.
+
+    Args:
+        mask: (H/b, W/b) bool.
+        edges: (B, 4) int64, first row, first column, row and column after the last, in blocks.
+
+    Returns:
+        (B,) bool.
+    """
     height, width = mask.shape
     counts = np.zeros((height + 1, width + 1), dtype=np.int64)
     counts[1:, 1:] = mask.astype(np.int64).cumsum(0).cumsum(1)

@@ -1,4 +1,4 @@
-"""Which blocks of the object the windows of a batch reach into.
+"""Blocks of the object that the windows of a batch reach into.
 
 N   views;  H, W  object pixels;  b = BLOCK, side of a block
 """
@@ -16,20 +16,27 @@ from torch import Tensor
 from ptymesh.distributed.devices import sent
 from ptymesh.estimate import BLOCK
 
-#: What several batches cover is noted for so many blocks at once, a byte for each.
+#: Bytes (one for each block and batch) of the masks of several batches that are made at once.
 COVERED = 1 << 20
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks (n,) of this rank's part of the object that a batch covers.
+    """Blocks (n,) of this rank's part of the object that a batch covers, and which of them travel.
 
-    mine, theirs: by rank, places among them of the blocks whose sums this rank sends there, and gets from there to add;
-    given, taken: the same of whole sums that then replace what a rank has; shared: places at which anything of these
-    arrives or is summed for others, ascending (distributed/tiled.py). whole: rows and columns of the blocks of the
-    whole object that the batch covers, where windows are cut from that, and own, of those that this rank's views reach,
-    both as they lie in this rank's sums; reached: (n,) the ranks whose views reach a block, as bits; counted: so many
-    blocks count as handed over in memory that ranks share.
+    "Places" are indices (k,) int64 into the n blocks.
+
+    Attributes:
+        rows, columns: (n,) int64, block coordinates in the part.
+        mine: by rank, places of the blocks whose sums this rank sends there.
+        theirs: by rank, places of the blocks whose sums arrive from there, to be added.
+        given: by rank, places of the blocks whose complete sums this rank sends there, as their block owner.
+        taken: by rank, places of the blocks whose complete sums arrive from there and replace this rank's.
+        shared: places at which anything arrives or is summed for others, ascending (distributed/tiled.py).
+        whole: rows and columns of the covered blocks of the whole object, where windows are cut from that.
+        own: rows and columns of the blocks that this rank's views reach, in this rank's accumulators.
+        reached: (n,) int64, the ranks whose views reach each block, as bits.
+        counted: number of blocks that count as traffic in shared memory; None for n.
     """
 
     rows: Tensor
@@ -46,25 +53,26 @@ class Blocks:
 
     @property
     def covered(self) -> tuple[Tensor, Tensor]:
-        """Rows and columns of all blocks of what windows are cut from that the batch covers."""
+        """Rows and columns of the covered blocks, in the array that windows are cut from."""
         return (self.rows, self.columns) if self.whole is None else self.whole
 
     @property
     def added(self) -> tuple[Tensor, Tensor]:
-        """Those to which this rank adds, at most."""
+        """Rows and columns of the blocks to which this rank adds, at most."""
         return self.covered if self.own is None else self.own
 
     def none(self) -> Blocks:
-        """A set without any block."""
+        """Return an empty set of blocks."""
         return Blocks(self.rows[:0], self.columns[:0])
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Of an array of blocks (H/b, W/b), those that windows reach into.
+    """Boxes of blocks that windows reach into, in an array of blocks (H/b, W/b).
 
-    sides: H/b, W/b; edges: (N, 4) first row, first column, row and column after the last; of a window outside, one of
-    the sides is empty.
+    Attributes:
+        sides: H/b, W/b.
+        edges: (N, 4) int64, first row, first column, row and column after the last; empty for a window outside.
     """
 
     sides: tuple[int, int]
@@ -72,26 +80,33 @@ class Boxes:
 
     @classmethod
     def of(cls, anchors: Tensor, window: tuple[int, int], shape: Sequence[int], reach: int) -> Boxes:
-        """Of windows at anchors (N, 2) in an array (..., H, W), and `reach` more pixels on each side."""
+        """Return the boxes of windows.
+
+        Args:
+            anchors: (N, 2) int64, top-left pixels of the windows in the array.
+            window: (h, w) pixels.
+            shape: (..., H, W), of the array.
+            reach: additional pixels on each side of a window.
+        """
         at, sides = anchors.cpu().numpy(), (shape[-2] // BLOCK, shape[-1] // BLOCK)
         first = np.maximum((at - reach) // BLOCK, 0)
         after = np.maximum(np.minimum((at + np.array(window) + (reach - 1)) // BLOCK + 1, sides), 0)
         return cls(sides, np.concatenate((np.minimum(first, after), after), axis=1))
 
     def cover(self, views: np.ndarray) -> np.ndarray:
-        """Blocks (H/b, W/b) bool that the windows of these views reach into."""
+        """Return the mask (H/b, W/b) bool of the blocks that the windows of these views reach into."""
         hit = np.zeros(self.sides, dtype=bool)
         for top, left, bottom, right in self.edges[views].tolist():
-            hit[top:bottom, left:right] = True  # boxes are few, and this takes less than any arithmetic on all of them
+            hit[top:bottom, left:right] = True  # for few boxes this is faster than vectorised arithmetic
         return hit
 
     def covers(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        """The same of n batches, (n, H/b, W/b)."""
+        """Return the masks (n, H/b, W/b) bool of n batches (see `cover`)."""
         hit = np.zeros((len(batches), *self.sides), dtype=bool)
         of, edges = np.repeat(np.arange(len(batches)), [len(b) for b in batches]), self.edges[np.concatenate(batches)]
         reach = ((edges[:, 0] < edges[:, 2]) & (edges[:, 1] < edges[:, 3])).nonzero()[0]
         first, after = edges[reach, :2, None], edges[reach, 2:, None]
-        # of boxes that are smaller than others, the last block is hit several times
+        # in boxes smaller than the largest, the last block is set several times
         sides = np.arange((after - first).max(initial=0))
         places = np.minimum(first + sides, after - 1)
         hit[of[reach, None, None], places[:, 0, :, None], places[:, 1, None, :]] = True
@@ -99,15 +114,24 @@ class Boxes:
 
 
 def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of what is True in a mask (H/b, W/b); numpy is several times faster at it along one axis."""
+    """Return rows and columns of the True elements of a mask (H/b, W/b).
+
+    numpy is several times faster at finding them along one axis.
+    """
     places = mask.ravel().nonzero()[0]
     rows = places // mask.shape[1]
     return rows, places - rows * mask.shape[1]
 
 
 def reached_by(boxes: Boxes, batches: Sequence[np.ndarray], owner: np.ndarray, ranks: int) -> Iterator[np.ndarray]:
-    """Of each of these batches the ranks whose views' windows reach a block, as bits of its number, (H/b, W/b) int64;
-    owner: (N,) of views."""
+    """Yield for each batch the ranks whose views' windows reach each block, as bits, (H/b, W/b) int64.
+
+    Args:
+        boxes: of all views.
+        batches: view indices of each batch.
+        owner: (N,) int64, rank of each view.
+        ranks: number of ranks.
+    """
     step = max(1, COVERED // max(1, boxes.sides[0] * boxes.sides[1]))
     for some in (batches[start : start + step] for start in range(0, len(batches), step)):
         reached = np.zeros((len(some), *boxes.sides), dtype=np.int64)
@@ -117,7 +141,13 @@ def reached_by(boxes: Boxes, batches: Sequence[np.ndarray], owner: np.ndarray, r
 
 
 def blocks_together(boxes: Boxes, batches: Sequence[np.ndarray], device: torch.device) -> list[Blocks]:
-    """Blocks that the windows of each of these batches reach into."""
+    """Return for each batch the blocks that its windows reach into.
+
+    Args:
+        boxes: of all views.
+        batches: view indices of each batch.
+        device: of the returned coordinates.
+    """
     found, (height, width) = list[Blocks](), boxes.sides
     step = max(1, COVERED // max(1, height * width))
     for some in (batches[start : start + step] for start in range(0, len(batches), step)):

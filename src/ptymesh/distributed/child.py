@@ -1,4 +1,4 @@
-"""What a rank that `launch` started does first. No torch here: it must be done before anything can print or hang."""
+"""Start-up of a rank that `launch` started. No torch here: it must run before anything can print or hang."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ptymesh.distributed.processes import restore_python_path
 from ptymesh.errors import BadInput
 from ptymesh.stopping import SIGNALS
 
-#: Set by the launcher: its process id, the file that takes this rank's output, and the rank's cores (numbers with
-#: commas between them; empty for all).
+#: Variables set by the launcher: its process id, the file for this rank's output, and the rank's cores (numbers
+#: separated by commas; empty for all).
 LAUNCHER, OUTPUT, CORES = "PTYMESH_LAUNCHER_PID", "PTYMESH_RANK_OUTPUT", "PTYMESH_RANK_CORES"
 
 _PR_SET_PDEATHSIG = 1
@@ -20,27 +20,29 @@ _launched = False
 
 
 def launched() -> bool:
-    """Whether our own launcher started this process; it tells what went wrong when the ranks have ended."""
+    """Return True if our own launcher started this process, which then reports failures once the ranks have ended."""
     return _launched
 
 
 def end_with(parent: int) -> None:
-    """From here on this process is told to stop when `parent`, which started it, ends; it ends if that has happened.
+    """Ask the system to send SIGTERM to this process when its parent ends, and exit if it has ended already.
 
-    Where the system cannot do that, nothing is done.
+    Linux only; elsewhere nothing is done.
+
+    Args:
+        parent: process id of the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we asked to be told
+        if os.getppid() != parent:  # it died before prctl was called
             sys.exit(1)
 
 
 def settle() -> None:
-    """Send output where the launcher wants it, and stop (after a checkpoint) should the launcher be killed.
+    """Redirect output to the launcher's file, bind cores, and stop (after a checkpoint) should the launcher be killed.
 
-    Signals that came since the launcher started this process were held back, and are acted upon from here on.
-    PYTHONPATH becomes what it was for the launcher.
-    Does nothing in a process that no launcher started.
+    Signals that the launcher blocked while it started this process are unblocked. PYTHONPATH gets the value that it had
+    for the launcher. Only the latter is done in a process that no launcher started.
     """
     global _launched
     restore_python_path()

@@ -1,12 +1,12 @@
-"""Sums over a batch of ranks of one machine: in memory that all of them see.
+"""Sums over a batch in shared memory, for ranks of one machine.
 
 L, H, W   slices, object pixels;  b = BLOCK, side of a block;  n  touched blocks;  R  ranks
 
-Each rank adds up its own views in an array of its own, as ever; but others can read it. Once all have, each rank adds
-the arrays of those that have reached them on the blocks that it needs, and puts what comes of it, in the estimate's
-precision, where it is to be: of the object in tiles all of its part, of one in panels its panel, and of a whole one a
-share, n/R of the blocks, in an array that all ranks read. Sums are copied nowhere, and added once. They are exact, so
-it is the same to the last bit who adds them, and in which order.
+Each rank adds up its own views in an accumulator of its own, which the other ranks can read. After a barrier, each rank
+adds, on the blocks that it needs, the accumulators of the ranks whose views reach them, and writes the sum in the
+estimate's precision: for an object in tiles on all of its part, for one in panels on its panel, and for a replicated
+one on a share, n/R of the blocks, of an array that all ranks read. Sums are never copied, and added once. They are
+exact, so that the result has the same bits whichever rank adds them, in whichever order.
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.estimate import BLOCK
 from ptymesh.physics.sums import SharedSums
 
-#: Sums and their weight, complex and real.
+#: The object's sums (complex) and their weight (real).
 Pair = tuple[Tensor, Tensor]
-#: What completes sums of several ranks on some blocks (Backend.combine).
+#: Function that adds the sums of several ranks on some blocks (Backend.combine).
 Combine = Callable[[SharedSums, Tensor, Tensor, Tensor, Pair], None]
-#: Ranks that have reached a block are bits of a number.
+#: The ranks whose views reach a block are the bits of an int64, so there can be no more than these.
 MOST_RANKS = 63
 
 
 @dataclass(frozen=True)
 class Means:
-    """How ranks work together: what is done once is on record, should a step start anew; other tensors are summed, and
-    when that is over all have come there; all meet, and bytes that were handed over are counted."""
+    """Functions of the world that sums in shared memory need.
+
+    Attributes:
+        recorded: runs a function and records its result, or returns the recorded result when a step is replayed.
+        summed: returns the sums over ranks of some tensors; it is a barrier too. Collective.
+        meet: barrier of the ranks, which also counts the given number of bytes as traffic. Collective.
+    """
 
     recorded: Callable[[Callable[[], list[Tensor]]], list[Tensor]]
     summed: Callable[[tuple[Tensor, ...]], list[Tensor]]
@@ -48,8 +53,14 @@ class Means:
 
 @dataclass(frozen=True)
 class Areas:
-    """What arrays of ranks cover, and what is to be found of their sums, all in whole blocks of an object of so many
-    slices; found: None where each rank finds a share of the whole, for all to see."""
+    """Rectangles of the object that the ranks' accumulators cover, in whole blocks.
+
+    Attributes:
+        slices: L, slices of the object.
+        sums: the rectangle of each rank's accumulator, in order of rank.
+        found: the rectangle on which this rank needs the sums; None where each rank adds a share of the whole object,
+            in an array that all ranks read.
+    """
 
     slices: int
     sums: tuple[Rect, ...]
@@ -58,10 +69,15 @@ class Areas:
 
 @dataclass(frozen=True)
 class Common:
-    """Arrays for sums of the object and of its weight, complex and real.
+    """Accumulators in shared memory for the object's sums and their weight.
 
-    sums: of all ranks; own: that of this rank, (parts L, H, W) in double precision, to which it adds; found: of the
-    whole object (L, H, W) in the estimate's precision, where all ranks need it.
+    Attributes:
+        means: functions of the world.
+        rank: this rank.
+        sums: the accumulators of all ranks.
+        own: this rank's accumulators, (parts L, H, W) complex128 and float64, to which it adds.
+        found: (L, H, W) result for the whole object in the estimate's precision, which all ranks read; None where each
+            rank keeps the result of its own part.
     """
 
     means: Means
@@ -80,22 +96,30 @@ class Common:
         combine: Combine,
         *others: Tensor,
     ) -> list[Tensor]:
-        """`found` (L, H, W), with the sums over ranks on touched blocks (n,), and those of other tensors. Collective.
+        """Return the object's sums over ranks on touched blocks, and those of other tensors. Collective.
 
-        reached: (n,) the ranks whose views reach into each block, as bits; None: it is not known, and of what all need
-        this rank finds a share. count: of the blocks that it counts as handed over. What is found lasts until the next
-        sums.
+        Args:
+            rows, columns: (n,) int64, coordinates of the touched blocks.
+            reached: (n,) int64, the ranks whose views reach each block, as bits; None where that is not known: this
+                rank then adds all ranks on its share, n/R of the blocks.
+            count: number of blocks that this rank counts as traffic.
+            found: (L, H, W) sums and weight in the estimate's precision, written on the touched blocks.
+            combine: function that adds the accumulators of the ranks.
+            others: tensors of any shape, summed over ranks.
+
+        Returns:
+            The two arrays of `found`, valid until the next sums, and the sums of the other tensors.
         """
         if reached is None:
             ranks, n = len(self.sums.ranks), len(rows)
-            some = slice(n * self.rank // ranks, n * (self.rank + 1) // ranks)  # in the order of rows
+            some = slice(n * self.rank // ranks, n * (self.rank + 1) // ranks)  # blocks are ordered by row
             rows, columns = rows[some], columns[some]
             reached = rows.new_full(rows.shape, -1)
 
         def act() -> list[Tensor]:
             summed = self.means.summed(others)
             combine(self.sums, reached, rows, columns, found)
-            # nobody adds to sums any more before all have read them
+            # barrier: no rank may add to its accumulator again before all have read it
             pixels = len(found[0]) * self.sums.parts * BLOCK**2
             self.means.meet(count * pixels * sum(field.element_size() for field in self.own))
             return [*found, *summed]
@@ -104,8 +128,14 @@ class Common:
 
 
 def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """First and last rows and columns of pixels, the last ones not included, of rectangles that make up blocks (n,) in
-    the order of rows and columns."""
+    """Return rectangles of pixels that together cover the blocks.
+
+    Args:
+        rows, columns: (n,) int64, block coordinates ordered by row, then column.
+
+    Returns:
+        Top, bottom, left and right of each rectangle; bottom and right are excluded.
+    """
     found: list[tuple[int, int, int, int]] = []
     if not len(rows):
         return found
@@ -120,7 +150,7 @@ def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, in
 
 
 class Speakers(Protocol):
-    """Ranks, as far as they speak to each other (world.Ranks); what they have noted of it."""
+    """Part of `world.Ranks` that shared memory needs: messages between ranks and their counters."""
 
     rank: int
     size: int
@@ -129,20 +159,31 @@ class Speakers(Protocol):
     bytes_reduced: int
 
     def words(self, text: str) -> list[str]:
-        """What each rank says, in order of rank; collective."""
+        """Return the text of each rank, in order of rank. Collective."""
 
     def agree(self, flag: bool) -> bool:
-        """True if any rank says True; collective."""
+        """Return True if any rank passes True. Collective."""
 
 
 class Commons:
-    """What is kept for areas of one object, made when it is first asked for."""
+    """Cache of the shared accumulators of one object, which are made when first needed."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[Any, ...], Common | None] = {}
 
     def of(self, world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
-        """See `make`."""
+        """Return the cached accumulators of these areas, or make them. Collective.
+
+        Args:
+            world: the ranks.
+            means: functions of the world.
+            areas: rectangles that the accumulators cover.
+            parts: number of separate sums of the object.
+            dtype: complex dtype of the estimate.
+
+        Returns:
+            The accumulators; None on all ranks where one of them has no memory for its own.
+        """
         key = (areas, parts, dtype)
         if key not in self.kept:
             self.kept = {known: kept for known, kept in self.kept.items() if known[0] == areas}
@@ -153,7 +194,7 @@ class Commons:
 
 @contextmanager
 def unnoted(world: Speakers) -> Iterator[None]:
-    """Messages within it are none of the run's, nor of the step's, should that start anew."""
+    """Leave messages sent within this context out of the run's counters and of the step's replay log."""
     noted, world.record = (world.record, world.collectives, world.bytes_reduced), None
     try:
         yield
@@ -162,10 +203,20 @@ def unnoted(world: Speakers) -> Iterator[None]:
 
 
 def make(world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
-    """Arrays for sums in so many parts of objects of this dtype; None on all ranks where one of them has no room.
-    Collective."""
+    """Return new accumulators in shared memory. Collective.
+
+    Args:
+        world: the ranks.
+        means: functions of the world.
+        areas: rectangles that the accumulators cover.
+        parts: number of separate sums of the object.
+        dtype: complex dtype of the estimate.
+
+    Returns:
+        The accumulators; None on all ranks where one of them has no memory for its own.
+    """
     slices, pixels = areas.slices, [math.prod(area.shape) for area in areas.sums]
-    numbers = [parts * slices * count for count in pixels]  # of the weight; sums have twice as many
+    numbers = [parts * slices * count for count in pixels]  # elements of the weight; sums have twice as many reals
     memory = _of_all(world, [3 * torch.float64.itemsize * count for count in numbers])
     if memory is None:
         return None
@@ -186,8 +237,16 @@ def make(world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.d
 
 
 def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """An array (L, H, W) that there is once, for all ranks to see; None on all of them where there is no room.
-    Collective."""
+    """Return one array in shared memory that all ranks read and write. Collective.
+
+    Args:
+        world: the ranks.
+        shape: (L, H, W).
+        dtype: of the array.
+
+    Returns:
+        The array (L, H, W); None on all ranks where there is no memory for it.
+    """
     bytes_ = math.prod(shape) * dtype.itemsize
     with unnoted(world):
         found = _of_all(world, [bytes_, *[0] * (world.size - 1)])
@@ -195,8 +254,10 @@ def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def _of_all(world: Speakers, sizes: Sequence[int]) -> tuple[Tensor, list[int]] | None:
-    """Memory (bytes,) that all ranks see, and where in it those begin that each has found room for, in its own part of
-    the machine; None on all ranks where one of them has no room. Collective."""
+    """Return memory (bytes,) uint8 that all ranks share, and the offset of each rank's part. Collective.
+
+    Each rank allocates its own part, so that the pages lie on its own NUMA node. None on all ranks where one fails.
+    """
     places = np.cumsum([0, *(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)]).tolist()
     handle, where, whole = -1, "", None
     if world.rank == 0:
@@ -208,10 +269,10 @@ def _of_all(world: Speakers, sizes: Sequence[int]) -> tuple[Tensor, list[int]] |
     with suppress(OSError):
         if where:
             handle = shared_memory.find(where) if world.rank else handle
-            if sizes[world.rank]:  # now, for to run out of it later is fatal
+            if sizes[world.rank]:  # allocate now: a page fault without memory would kill the process
                 os.posix_fallocate(handle, places[world.rank], sizes[world.rank])
             whole = torch.frombuffer(mmap.mmap(handle, places[-1]), dtype=torch.uint8)
-    everybody = not world.agree(whole is None)  # from here on nobody needs to find it
+    everybody = not world.agree(whole is None)  # afterwards no rank needs to open the file any more
     if handle >= 0:
         os.close(handle)
     return (whole, places[:-1]) if everybody and whole is not None else None

@@ -1,6 +1,6 @@
-"""Which device a rank computes on, and the collective backend that goes with it.
+"""Device that a rank computes on, the collective backend that goes with it, and the cores that it is bound to.
 
-cuda also means AMD's (ROCm speaks through torch's CUDA interface); xpu are Intel's. Apple's (mps) have no float64.
+`cuda` also stands for AMD's GPUs (ROCm uses torch's CUDA interface), `xpu` for Intel's. Apple's (mps) have no float64.
 """
 
 from __future__ import annotations
@@ -21,21 +21,33 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.limits import free_memory
 
-#: Environment variables that stand for --device and --backend in somebody's own program.
+#: Environment variables that replace --device and --backend in a user's own program.
 DEVICE, BACKEND = "PTYMESH_DEVICE", "PTYMESH_BACKEND"
 BACKENDS = ("auto", "gloo", "nccl", "xccl")
 KINDS = ("cuda", "xpu")
-#: Kinds whose work is queued, and which copy from and to page-locked memory of the host in turn with it.
+#: Kinds whose kernels are queued on a stream, and whose copies from and to pinned host memory are queued with them.
 QUEUED = ["cuda", "xpu"]
 
 
 def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "auto") -> torch.device:
-    """Device of a rank. `auto`: CUDA where there is one, then XPU, else the CPU; `cuda` spreads local ranks over GPUs.
+    """Return the device of a rank.
 
-    Where a rank sees one device alone, that is its own: srun --gpus-per-task=1 and wrappers hide the others (`claimed`
-    tells whether two ranks see the same one). Raises BadInput for a device that is not there, for more local ranks than
-    several devices (unless backend is gloo, with which they share them), and for MIG slices that would have to form one
-    NCCL group.
+    Where a process sees a single device, all of its local ranks take that one: srun --gpus-per-task=1 and wrappers hide
+    the others (`claimed` detects two ranks on the same GPU).
+
+    Args:
+        name: auto (CUDA where there is one, then XPU, else the CPU), cpu, cuda or xpu (local ranks are spread over the
+            devices), cuda:N or xpu:N.
+        local_rank: of this machine's ranks.
+        local_size: number of ranks on this machine.
+        backend: collective backend as the user gave it.
+
+    Returns:
+        The device.
+
+    Raises:
+        BadInput: the device does not exist; there are more local ranks than devices, or MIG slices would have to form
+            one NCCL group (unless the backend is gloo).
     """
     if name == "auto":
         name = next((kind for kind in ("cuda", "xpu") if _count(kind)), "cpu")
@@ -75,13 +87,13 @@ def device_for(name: str, local_rank: int, local_size: int = 1, backend: str = "
 
 
 def _count(kind: str) -> int:
-    """Devices of this kind that may be used."""
+    """Return the number of usable devices of this kind."""
     interface: ModuleType = getattr(torch, kind)
     return interface.device_count() if interface.is_available() else 0
 
 
 def is_slice(device: torch.device) -> bool:
-    """Whether a CUDA device is a slice of a GPU (NVIDIA's Multi-Instance GPU)."""
+    """Return True if a CUDA device is a slice of a GPU (NVIDIA's Multi-Instance GPU)."""
     if device.type != "cuda":
         return False
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -89,15 +101,28 @@ def is_slice(device: torch.device) -> bool:
 
 
 def visible_slice(local_rank: int) -> str | None:
-    """The MIG slice for a local rank where CUDA_VISIBLE_DEVICES lists several: a process can see no more than one."""
+    """Return the MIG slice for a local rank where CUDA_VISIBLE_DEVICES lists several; else None.
+
+    A process can use only one slice at a time.
+    """
     slices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith("MIG-")]
     return slices[local_rank % len(slices)] if len(slices) > 1 else None
 
 
 def backend_for(device: torch.device, wanted: str = "auto") -> str:
-    """NCCL between GPUs (RCCL on AMD's has its name), XCCL between Intel's, gloo between CPUs and where those are not.
+    """Return the collective backend for a device.
 
-    Raises BadInput for a backend that is not there or does not fit the device.
+    NCCL for CUDA devices (also the name of AMD's RCCL), XCCL for Intel's, gloo for CPUs and where those are missing.
+
+    Args:
+        device: device of this rank.
+        wanted: auto, or a backend by name.
+
+    Returns:
+        Name of the backend.
+
+    Raises:
+        BadInput: this torch has no such backend, or it does not fit the device.
     """
     if wanted not in BACKENDS:
         raise BadInput(f"Backend {wanted!r} is unknown; give {', '.join(BACKENDS)}.")
@@ -113,12 +138,12 @@ def backend_for(device: torch.device, wanted: str = "auto") -> str:
 
 
 def available_backends() -> list[str]:
-    """Collective backends that this torch was built with."""
+    """Return the collective backends that this torch was built with."""
     return [name for name in BACKENDS[1:] if dist.is_available() and dist.is_backend_available(name)]
 
 
 def identity(device: torch.device) -> str:
-    """Name of a GPU that no other has, however processes number those that they see."""
+    """Return a name of a GPU that is unique across machines and processes, however each process numbers its devices."""
     about = torch.get_device_module(device).get_device_properties(device)
     unique = getattr(about, "uuid", None)
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", ""))
@@ -126,7 +151,16 @@ def identity(device: torch.device) -> str:
 
 
 def claimed(store: dist.Store, rank: int, device: torch.device) -> None:
-    """This rank takes its GPU for itself. Raises BadInput where another one has it already."""
+    """Claim a GPU for this rank in the store.
+
+    Args:
+        store: rendezvous store of the ranks.
+        rank: this rank.
+        device: its GPU.
+
+    Raises:
+        BadInput: another rank has claimed the same GPU.
+    """
     gpu = identity(device)
     owner = store.compare_set(f"ptymesh/gpu/{gpu}", "", str(rank)).decode()
     if owner != str(rank):
@@ -137,7 +171,11 @@ def claimed(store: dist.Store, rank: int, device: torch.device) -> None:
 
 
 def check_sums(device: torch.device) -> torch.device:
-    """The device, if it computes in the double precision in which losses are summed. Raises BadInput."""
+    """Return the device if it supports float64, in which losses are summed.
+
+    Raises:
+        BadInput: the device has no float64.
+    """
     try:
         float((torch.ones(2, dtype=torch.float64, device=device) / 3).sum())
     except (TypeError, RuntimeError) as error:
@@ -146,7 +184,7 @@ def check_sums(device: torch.device) -> torch.device:
 
 
 def shared_by(device: torch.device, local_size: int) -> str:
-    """A sentence where several ranks of this machine share devices, else nothing."""
+    """Return a sentence if several ranks of this machine share devices, else an empty string."""
     count = 1 if device.type == "cpu" else _count(device.type)
     if device.type == "cpu" or local_size <= count:
         return ""
@@ -157,7 +195,7 @@ def shared_by(device: torch.device, local_size: int) -> str:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """0-3,8 -> [0, 1, 2, 3, 8]."""
+    """Return core numbers from a list as Linux writes it: 0-3,8 -> [0, 1, 2, 3, 8]."""
     found: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -167,7 +205,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def say_cpus(cpus: list[int]) -> str:
-    """[0, 1, 2, 3, 8] -> 0-3,8."""
+    """Format core numbers as Linux does: [0, 1, 2, 3, 8] -> 0-3,8."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][-1] == cpu - 1:
@@ -178,15 +216,21 @@ def say_cpus(cpus: list[int]) -> str:
 
 
 def memory_nodes(root: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
-    """Cores of each NUMA node; empty where the system does not tell."""
+    """Return the cores of each NUMA node; empty where the system does not list them."""
     lists = sorted(root.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     return [cpus for path in lists if (cpus := parse_cpus(path.read_text()))]
 
 
 def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[list[int]]:
-    """Cores for each of this machine's ranks: consecutive ranks on one NUMA node, all of its cores.
+    """Return the cores of each rank of this machine: consecutive ranks share one NUMA node, all of its cores.
 
-    Empty lists (no binding) where there is one node, or fewer ranks than two: the system does as well then.
+    Args:
+        ranks: number of ranks on this machine.
+        allowed: cores that this process may use.
+        nodes: cores of each NUMA node.
+
+    Returns:
+        Cores by rank; empty lists (no binding) where there is one node or one rank, as binding gains nothing then.
     """
     own = [[cpu for cpu in node if cpu in set(allowed)] for node in nodes]
     own = [node for node in own if node]
@@ -196,14 +240,14 @@ def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[lis
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody has taken yet, of a GPU, or of what this process may take of the machine's."""
+    """Return the free memory in bytes: of a GPU, or for a CPU what this process may still allocate."""
     if device.type in KINDS:
         return int(torch.get_device_module(device).mem_get_info(device)[0])
     return free_memory()
 
 
 def sent(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
-    """Values of the host on the device. Where work is queued nobody waits for the copy, which takes its turn."""
+    """Return values (any shape) of the host on the device; on devices with queues the copy is asynchronous."""
     host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if host.device == device:
         return host
@@ -211,9 +255,9 @@ def sent(values: Tensor | np.ndarray, device: torch.device) -> Tensor:
 
 
 class Later:
-    """Numbers of a device that are each read one call later, so that nobody waits for the work queued last.
+    """Delayed read-out of device scalars: each is read one call later, so that the host need not wait for it.
 
-    On a CPU, and on devices that do not queue, a number is read at once.
+    On a CPU, and on devices without queues, a number is read at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -221,7 +265,7 @@ class Later:
         self._kept: tuple[Tensor, Any] | None = None
 
     def read(self, value: Tensor) -> float:
-        """The number (0-d) of the call before, 0 in the first call; this one's is on its way then."""
+        """Start the copy of a 0-d tensor to the host and return the number of the call before, 0 in the first call."""
         if self.device.type not in QUEUED:
             return float(value)
         before = self.last()
@@ -233,7 +277,7 @@ class Later:
         return before
 
     def last(self) -> float:
-        """The number that has not been read yet, waited for; 0 where there is none."""
+        """Wait for the number that has not been returned yet and return it; 0 where there is none."""
         if self._kept is None:
             return 0.0
         there, event = self._kept
@@ -244,7 +288,10 @@ class Later:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch shares large sums and decompositions between threads, and how many these are shows in the last bit."""
+    """Run torch on one thread within this context.
+
+    Torch splits large sums and decompositions between threads, so that their last bits depend on the number of threads.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -254,9 +301,10 @@ def one_thread() -> Iterator[None]:
 
 
 def visible_gpus() -> list[str]:
-    """CUDA devices of this process, as CUDA_VISIBLE_DEVICES names them: numbers, or UUIDs of GPUs and MIG slices.
+    """Return the CUDA devices of this process as CUDA_VISIBLE_DEVICES names them.
 
-    Where the variable lists MIG slices, each is one device, though a process can use but one of them at a time.
+    They are numbers, or UUIDs of GPUs and MIG slices. Every MIG slice in the variable counts as a device, though a
+    process can use only one of them at a time.
     """
     if not torch.cuda.is_available():
         return []

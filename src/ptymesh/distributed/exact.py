@@ -6,8 +6,8 @@ Numbers, of which there are few, are summed exactly, whatever their size:
 
     v = sum_k q_k 2^(32 k),   |q_k| < 2^32 integer, k = -12 ... 11;   sum_j v_j has the limbs sum_j q_jk
 
-What is not finite, or beyond the range, makes the whole sum NaN. Arrays, and the elements of arrays, are summed in
-rounded terms instead (physics/rounding.py).
+A term that is not finite, or beyond the range, makes the whole sum NaN. Arrays, and the elements of arrays, are summed
+in rounded terms instead (physics/rounding.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ptymesh.distributed.world import World
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import Data
 
-#: Bits of a limb, and powers of 2^BITS of the lowest limb and of the one above the highest, for exact sums.
+#: Bits of a limb, and the exponents of 2^BITS of the lowest limb and of the one above the highest.
 BITS, LOWEST, HIGHEST = 32, -12, 12
-#: Terms of arrays that are gone through together.
+#: Elements that are split into limbs together, so that they stay in the cache.
 PIECE = 1 << 18
 MASK = 2**BITS - 1
-#: Numbers at hand, of which Python is told one by one.
+#: Sums of up to so many numbers are read with Python's integers on the host.
 FEW = 64
 
 
-#: What does work that comes again on tensors that are brought: on a GPU in one go (Backend.repeat).
+#: Function that runs repeated work on the given tensors, on a GPU as one captured graph (Backend.repeat).
 Repeat = Callable[..., Tensor]
 
 
@@ -42,25 +42,31 @@ def _at_once(name: tuple[Any, ...], work: Callable[..., Tensor], *, brought: tup
 
 
 class Reduction:
-    """Exact sums of numbers or arrays of this shape over views, to which chunk after chunk adds."""
+    """Exact sum over views of numbers or arrays of one shape, accumulated chunk by chunk.
+
+    Args:
+        shape: of one view's value.
+        device: of the values.
+        repeat: runs small repeated work on a device.
+    """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, repeat: Repeat = _at_once) -> None:
-        #: (1 + limbs, *shape); row 0 counts terms that are no finite numbers.
+        #: (1 + limbs, *shape) int64; row 0 counts terms that are not finite.
         self._limbs = torch.zeros((1 + HIGHEST - LOWEST, *shape), dtype=torch.int64, device=device)
         self._repeat = repeat
 
     def add(self, values: Tensor) -> None:
-        """Adds what views have, (B, *shape) of any real dtype, each its own."""
-        if values.device.type != "cpu":  # it is not asked how large they are, which would be waiting for it
+        """Add the values (B, *shape) of some views, of any real dtype."""
+        if values.device.type != "cpu":  # without reading their size, for which the host would have to wait
             few = self._limbs[0].numel() <= FEW
             name = ("terms of exact sums",)
             self._limbs += self._repeat(name, _digits, brought=(values,)) if few else _digits(values)
             return
         for some in values.split(max(1, PIECE // max(1, values[:1].numel()))):
-            self._add(some)  # what is gone through a dozen times stays in the cache
+            self._add(some)  # pieces are read a dozen times, and stay in the cache
 
     def _add(self, values: Tensor) -> None:
-        """On the host, where numpy takes a third of torch's time for few numbers and for many."""
+        """Add values on the host, in numpy, which takes a third of torch's time for few numbers and for many."""
         limbs, rest = self._limbs.numpy(), values.numpy().astype(np.float64)
         unknown = ~(np.abs(rest) < 2.0 ** (BITS * HIGHEST))
         if unknown.any():
@@ -71,42 +77,44 @@ class Reduction:
         for k in range(top, LOWEST - 1, -1):
             step = 2.0 ** (BITS * k)
             limb = np.trunc(rest / step)
-            rest -= limb * step  # both exact: powers of two, and the difference is what was cut off
+            rest -= limb * step  # both are exact: step is a power of two, and the difference is what trunc cut off
             limbs[1 + k - LOWEST] += limb.astype(np.int64).sum(0)
             if not rest.any():
                 break
 
     @property
     def local(self) -> Tensor:
-        """This rank's part, as it travels in one message with other sums: (1 + limbs, *shape) float64, whole numbers.
+        """This rank's limbs (1 + limbs, *shape) float64, integers, to be summed over ranks together with other tensors.
 
-        What limbs have beyond their bits is carried on, so that doubles hold the sums of a million ranks.
+        Carries are propagated, so that doubles hold the sums of a million ranks exactly.
         """
         return self._small(("parts of exact sums",), _carried, self._limbs)
 
     def read(self, total: Tensor) -> Tensor:
-        """The sums (*shape) float64, from those of all ranks' parts."""
+        """Return the sums (*shape) float64 from the sum over ranks of `local`."""
         if total.device.type == "cpu" and total[0].numel() <= FEW:
             return _read_few(total)
         return self._small(("exact sums",), _read, total)
 
     def _small(self, name: tuple[Any, ...], work: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """work(values), of a few numbers on a device in one go; arrays would take their memory twice."""
+        """Run work on a few numbers through `repeat`; not on large arrays, whose memory that would take twice."""
         if values.device.type == "cpu" or self._limbs[0].numel() > FEW:
             return work(values)
         return self._repeat(name, work, brought=(values,)).clone()
 
 
 def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The values as float64, 0 where they are no finite numbers, or beyond the range, and which these are."""
+    """Return the values as float64, 0 where they are not finite or beyond the range, and the mask of those."""
     rest = values.to(torch.float64, copy=True)
     unknown = ~(rest.isfinite() & (rest.abs() < 2.0 ** (BITS * HIGHEST)))
     return rest.masked_fill_(unknown, 0), unknown
 
 
 def _digits(values: Tensor) -> Tensor:
-    """What values (B, *shape) add to limbs (1 + limbs, *shape), by the digits of each number, which has 53 bits and so
-    at most three limbs, in few launches."""
+    """Return the limbs (1 + limbs, *shape) int64 of the sum of values (B, *shape), in few kernel launches.
+
+    Each number has 53 bits, and so at most three limbs.
+    """
     values, unknown = _finite(values)
     limbs = torch.zeros((1 + HIGHEST - LOWEST, *values.shape[1:]), dtype=torch.int64, device=values.device)
     limbs[0] += unknown.sum(0)
@@ -126,6 +134,7 @@ def _digits(values: Tensor) -> Tensor:
 
 
 def _carried(given: Tensor) -> Tensor:
+    """Return the limbs as float64 after carrying what exceeds BITS bits into the next limb."""
     limbs = given.clone()
     carry = limbs[1:-1] >> BITS
     limbs[1:-1] -= carry << BITS
@@ -134,6 +143,7 @@ def _carried(given: Tensor) -> Tensor:
 
 
 def _read(total: Tensor) -> Tensor:
+    """Return the values (*shape) float64 of limbs (1 + limbs, *shape), NaN where a term was not finite."""
     digits, carry = [], torch.zeros_like(total[0], dtype=torch.int64)
     for limb in total[1:].to(torch.int64):
         limb = limb + carry
@@ -146,7 +156,7 @@ def _read(total: Tensor) -> Tensor:
 
 
 def _read_few(total: Tensor) -> Tensor:
-    """The same in Python's whole numbers, which takes a tenth of the time."""
+    """Return the same as `_read`, with Python's integers, which takes a tenth of the time for few numbers."""
     odd, *limbs = total.reshape(len(total), -1).tolist()
     sums = [sum(int(limb) << BITS * k for k, limb in enumerate(column)) for column in zip(*limbs, strict=True)]
     values = [math.nan if some else whole / (1 << -BITS * LOWEST) for some, whole in zip(odd, sums, strict=True)]
@@ -154,8 +164,16 @@ def _read_few(total: Tensor) -> Tensor:
 
 
 def brightest(counts: Iterable[Tensor], mask: Tensor, world: World) -> tuple[float, float]:
-    """Root of the sum of counts of the view that has the most, and the largest count of a pixel, over all ranks; counts
-    (k, h, w) each, mask (h, w)."""
+    """Return the amplitude of the brightest view and the largest count, over all ranks. Collective.
+
+    Args:
+        counts: patterns of this rank's views, (k, h, w) each.
+        mask: (h, w) bool, valid pixels.
+        world: the ranks.
+
+    Returns:
+        Square root of the sum of counts of the brightest view, and the largest count of a pixel.
+    """
     most = torch.zeros(2, dtype=torch.float64, device=world.device)
     for some in counts:
         if not len(some):

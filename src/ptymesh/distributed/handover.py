@@ -1,9 +1,8 @@
-"""Views that go to other ranks, with their patterns and whatever is kept of them.
+"""Transfer of views, with their patterns and per-view arrays, from their former owners to the new ones.
 
-N, R   views, ranks;  k   views that go
+N, R   views, ranks;  k   views that move
 
-Which views go where follows from who owned them and who owns them now, which every rank knows: no message is needed to
-agree on it.
+Every rank knows the former and the new owner of every view, so that ranks need no message to agree on what moves.
 """
 
 from __future__ import annotations
@@ -18,21 +17,34 @@ from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import World
 
-#: Bytes of patterns that go to other ranks at a time.
+#: Bytes of patterns that a rank sends at a time.
 STEP_BYTES = 16 << 20
 
 
 class Handover(Migration):
-    """From owners (N,) that were to those that are now; what is kept of the object stays. Every rank takes part."""
+    """Migration of views to new owners; the object's layout stays. Every rank must take part in each transfer.
+
+    Args:
+        world: the ranks.
+        were: (N,) int64, former owner of each view.
+        owner: (N,) int64, new owner of each view.
+    """
 
     def __init__(self, world: World, were: np.ndarray, owner: np.ndarray) -> None:
         self.world, self.were, self.owner = world, were, owner
-        #: Views of this rank, ascending: that were, and that are now.
+        #: This rank's views before and after, ascending.
         self._had, self._own = (np.flatnonzero(o == world.rank) for o in (were, owner))
 
     def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
-        where all stay, on all ranks. take: old rows (k,) as a tensor (k, ...) on the device."""
+        """Exchange one row per moving view and return the new arrangement of this rank's rows. Collective.
+
+        Args:
+            take: function from old row numbers (k,) int64 to their values (k, ...), on the device.
+
+        Returns:
+            For each of this rank's new views the old row number, or -1 where the row has arrived; and the arrived rows
+            in the order of the views. None on all ranks where no view moves.
+        """
         owner, were, me = self.owner, self.were, self.world.rank
         if np.array_equal(owner, were):
             return None
@@ -53,7 +65,14 @@ class Handover(Migration):
         return torch.as_tensor(source), values.index_select(0, order)
 
     def carry_patterns(self, patterns: CarriedPatterns, device: torch.device) -> None:
-        """Patterns go with their views, so few at a time that those under way take little room."""
+        """Send patterns to the new owners of their views, in steps so small that those in transit need little memory.
+
+        Collective.
+
+        Args:
+            patterns: patterns of this rank's views, updated in place.
+            device: device through which they are sent.
+        """
         steps = list(self._steps(max(1, STEP_BYTES // max(1, patterns.frame_bytes))))
         patterns.reserve(max((len(step._own) for step in steps), default=0))
         for step in steps:
@@ -63,9 +82,10 @@ class Handover(Migration):
             patterns.replace(source, [arrived.cpu()])
 
     def _steps(self, most: int) -> Iterator[Handover]:
-        """The same in steps, in which a rank sends and gets about so many views at most.
+        """Yield migrations that together make this one; in each, a rank sends and receives about `most` views at most.
 
-        Between any two ranks, the same share goes in each: what arrives has the room of what has left.
+        Between any two ranks, each step moves the same share, so that arriving views fit in the memory of those that
+        left.
         """
         moving = np.flatnonzero(self.owner != self.were)
         if not len(moving):
@@ -90,9 +110,16 @@ class Handover(Migration):
 
 
 def follow_draw(layout: Layout, nominal: np.ndarray, among: np.ndarray, compact: bool) -> Handover | None:
-    """The views of a replicated layout go to ranks that have equal shares of each batch (`owners`), from here on.
+    """Reassign the views of a replicated layout so that ranks have equal shares of each batch (`owners`).
 
-    None where all stay where they are, as those of tiles do. Nothing has been sent yet.
+    Args:
+        layout: changed in place.
+        nominal: (N, 2) positions in pixels from which batches are drawn.
+        among: (n,) indices of the views that take part in the stage.
+        compact: True if batches are clusters of neighbours.
+
+    Returns:
+        The migration, of which nothing has been sent yet; None where no view changes its owner, as in tiles.
     """
     if not layout.follows_draw:
         return None

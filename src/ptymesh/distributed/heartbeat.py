@@ -1,9 +1,9 @@
-"""What a rank is doing, told to the others while it does it.
+"""State of a rank for the watchdog: its phase, its progress, and whether it waits in a collective.
 
 The main thread writes plain attributes, which costs nothing; the watchdog's thread reads them (watchdog.py). A move is
-any sign of progress: a chunk swept, a collective left, a phase entered. A rank that makes none for longer than the
-budget of its phase hangs, unless it waits in a collective for another one. One whose process is stopped or gone is at
-fault in any phase once it has posted nothing for the budget of a batch.
+any sign of progress: a chunk swept, a collective left, a phase entered. A rank without a move for longer than the
+budget of its phase hangs, unless it waits in a collective for another one. A rank whose process is stopped or gone is
+at fault in any phase once it has posted nothing for the budget of a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ptymesh.errors import BadInput
 
-#: Longest time in seconds without a move, by phase. `script`: between runs, in somebody's own program.
+#: Longest time in seconds without a move, by phase. `script` is the time between runs in a user's own program.
 BUDGETS_S = {
     "join": 300.0,
     "read": 1800.0,
@@ -28,23 +28,23 @@ BUDGETS_S = {
     "script": 3600.0,
 }
 
-#: Environment variable with the budget of a batch, in seconds, and what it was called before.
+#: Environment variable with the budget of a batch in seconds, and its former name.
 TIMEOUT, FORMER_TIMEOUT = "PTYMESH_TIMEOUT", "PTYMESH_BATCH_TIMEOUT"
 
-#: Joining is given no less: processes that are started together import for seconds, and not all as fast.
+#: Least budget for joining: processes that are started together need seconds to import, some longer than others.
 LEAST_JOIN_S = 10.0
-#: No other phase than joining and a batch is given less, if its default is not less: to compile, read or save may take
-#: its time.
+#: Least budget of the other phases (except of a batch), as compiling, reading and saving may take long.
 LEAST_S = 300.0
 
 
 def budgets() -> dict[str, float]:
-    """Return BUDGETS_S, with that of a batch from the environment.
+    """Return BUDGETS_S, with the budget of a batch taken from the environment.
 
-    Joining has as long (LEAST_JOIN_S at least). The others shrink with it to LEAST_S, and are never shorter than it;
-    programs between runs do what they like.
+    Joining gets the same budget, at least LEAST_JOIN_S. Other phases scale with it down to LEAST_S, and are never
+    shorter than it; `script` is never shortened.
 
-    Raises BadInput where that is not a number of seconds.
+    Raises:
+        BadInput: the variable is no positive number of seconds.
     """
     name = FORMER_TIMEOUT if TIMEOUT not in os.environ else TIMEOUT
     given = os.environ.get(name)
@@ -63,11 +63,18 @@ def budgets() -> dict[str, float]:
 
 @dataclass
 class Heartbeat:
-    """Where a rank is.
+    """Progress of a rank, written by its main thread and read by its watchdog.
 
-    phase: one of BUDGETS_S; where: place in the run, for messages; moves: signs of progress; entered: collectives;
-    waiting: inside one of them; waited_s: time spent there; agreed: the ranks fail together, so that none needs to tell
-    the others; queued: collectives return before they are done, as on GPUs, so that `waiting` says nothing.
+    Attributes:
+        phase: one of BUDGETS_S.
+        where: place in the run, for messages.
+        moves: signs of progress so far.
+        entered: collectives entered so far.
+        waiting: True inside a collective.
+        waited_s: seconds spent in collectives.
+        agreed: True if all ranks fail together, so that none needs to tell the others.
+        queued: True if collectives return before they are done, as on GPUs, so that `waiting` means nothing.
+        budgets_s: longest time in seconds without a move, by phase.
     """
 
     phase: str = "script"
@@ -82,7 +89,7 @@ class Heartbeat:
 
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
-        """Within it, the rank is in this phase; afterwards in the one before."""
+        """Set the phase within this context; afterwards the former one is restored."""
         before, self.phase = self.phase, phase
         self.moves += 1
         try:
@@ -93,7 +100,7 @@ class Heartbeat:
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """Around a collective, which is counted and timed."""
+        """Count and time the collective within this context."""
         self.entered += 1
         self.waiting = True
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How a process joins the ranks that were started with it.
+"""Joining of a process with the ranks that were started with it.
 
-Ranks meet at a store, which rank 0 or the launcher keeps, before torch's process group is made: there a rank that does
-not come is named, and one that fails meanwhile tells the others.
+Ranks first connect to a store, which rank 0 or the launcher serves; torch's process group is made afterwards. Through
+the store, a rank that is missing can be named, and one that fails meanwhile can tell the others.
 """
 
 from __future__ import annotations
@@ -32,24 +32,31 @@ from ptymesh.distributed.watchdog import Watchdog, accuse, kept_by_launcher, rea
 from ptymesh.distributed.world import Ranks, Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 
-#: Torch's own limit for a collective, in seconds. It knows no phases, so it is longer than all of heartbeat.budgets.
+#: Torch's own time limit for a collective, in seconds: longer than all of heartbeat.budgets, as it knows no phases.
 TIMEOUT_S = 7200.0
-#: Seconds after which a rank says for whom it waits; ranks that it names, at most.
+#: Seconds after which a rank reports which ranks it waits for; most ranks that it names.
 NOTICE_S, MOST_LISTED = 5.0, 8
-#: Environment variable that chooses kernels (ptymesh.kernels), which round otherwise.
+#: Environment variable that chooses kernels (ptymesh.kernels), which differ in rounding.
 KERNELS = "PTYMESH_KERNELS"
 
 _joins = 0
 _watchdog: Watchdog | None = None
-#: Kept to the end: on rank 0, which may serve all others, it must outlive the group for them to say what happened.
+#: The store, never closed: where rank 0 serves it, it must outlive the process group for others to report failures.
 _store: dist.Store | None = None
 
 
 def join(device: str = "auto") -> World:
-    """The world that this process was started in: Ranks under torchrun, `ptymesh launch`, srun or mpirun, else Solo.
+    """Return the world that this process was started in, joining the other ranks.
 
-    Device and backend are also taken from PTYMESH_DEVICE (instead of auto) and PTYMESH_BACKEND.
-    Raises BadInput where the device is not there, PtymeshError where a rank does not come.
+    `Ranks` under torchrun, `ptymesh launch`, srun or mpirun, else `Solo`. PTYMESH_DEVICE (where `device` is auto) and
+    PTYMESH_BACKEND choose device and backend. Collective.
+
+    Args:
+        device: device by name (`devices.device_for`).
+
+    Raises:
+        BadInput: the device does not exist, or processes differ in rank, versions or backend.
+        PtymeshError: a rank does not come, or the store cannot be reached.
     """
     global _watchdog, _joins, _store
     place = settle_environment()
@@ -58,7 +65,7 @@ def join(device: str = "auto") -> World:
     backend = backend_for(chosen, wanted)
     if place.size == 1:
         return Solo(chosen)
-    if chosen.type in KINDS:  # where torch's messages from one rank to another go
+    if chosen.type in KINDS:  # torch sends point-to-point messages from the current device
         torch.get_device_module(chosen).set_device(chosen)
     if not dist.is_initialized():
         heartbeat = Heartbeat(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
@@ -67,7 +74,7 @@ def join(device: str = "auto") -> World:
             store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, heartbeat, rank, size)
-            stopping.before_leaving(watchdog.stopped)  # until it leaves
+            stopping.before_leaving(watchdog.stopped)  # `watchdog.leave` takes it back
             try:
                 _wait_for_all(store, watchdog, patience_s, facts_of_process(place, backend), notice)
                 if backend in ("nccl", "xccl"):
@@ -92,9 +99,12 @@ def join(device: str = "auto") -> World:
 
 
 def _meet(place: RankInfo, patience: timedelta) -> dist.Store:
-    """The store through which ranks meet. Raises BadInput where nobody says where it is.
+    """Return the rendezvous store, which rank 0 serves unless a launcher does.
 
-    As torch's own rendezvous, which would keep rank 0 until all have come, deaf to what they say meanwhile.
+    Torch's own rendezvous would block rank 0 until all have come, so that it could not read what others post meanwhile.
+
+    Raises:
+        BadInput: MASTER_ADDR or MASTER_PORT is missing or no port.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not (host and port.isdecimal() and int(port) < 2**16):
@@ -109,21 +119,24 @@ def _meet(place: RankInfo, patience: timedelta) -> dist.Store:
             int(port),
             place.size,
             place.rank == 0 and not kept_by_launcher(),
-            2 * patience,  # else torch prints a trace of its calls when we give up
+            2 * patience,  # longer than ours, else torch prints a stack trace when we give up
             wait_for_workers=False,
             multi_tenant=True,
             use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
         ),
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt != "0" and not launched():  # torchrun starts ranks again with the same store, and what it holds
+    if attempt != "0" and not launched():  # torchrun restarts ranks with the same store, which holds old keys
         return dist.PrefixStore(f"ptymesh/attempt/{attempt}", store)
     return store
 
 
 def _within(patience_s: float, make: Callable[[], dist.TCPStore]) -> dist.TCPStore:
-    """What `make` returns, on a thread of its own: torch waits for ever for a program that answers otherwise than a
-    store. Raises TimeoutError, and what `make` raises."""
+    """Return the result of `make`, run on its own thread, since torch waits forever for a server that is no store.
+
+    Raises:
+        TimeoutError: it has not returned within `patience_s` seconds. Errors of `make` are raised too.
+    """
     found: list[dist.TCPStore | BaseException] = []
 
     def act() -> None:
@@ -144,7 +157,7 @@ def _within(patience_s: float, make: Callable[[], dist.TCPStore]) -> dist.TCPSto
 
 @contextmanager
 def _reaching_the_store(place: RankInfo) -> Iterator[None]:
-    """Raises PtymeshError where it is not there, or goes."""
+    """Turn connection errors within this context into a PtymeshError that names the store's address and a remedy."""
     try:
         yield
     except (dist.DistError, RuntimeError, OSError) as error:
@@ -164,7 +177,7 @@ def _address() -> str:
 
 
 def _unresolved() -> str:
-    """What to do where the name of the machine with rank 0 leads nowhere; empty where it does."""
+    """Return a remedy if MASTER_ADDR cannot be resolved; else an empty string."""
     name = os.environ.get("MASTER_ADDR", "")
     try:
         socket.getaddrinfo(name, None)
@@ -174,16 +187,16 @@ def _unresolved() -> str:
 
 
 class WaitingNotice:
-    """Says after a few seconds, once, for whom this rank waits while it joins the others.
+    """Context that reports once, after a few seconds, which ranks this rank waits for while it joins the others.
 
     Args:
-        place: of this rank.
-        patience_s: after which it gives up.
+        place: this rank.
+        patience_s: seconds after which it gives up.
     """
 
     def __init__(self, place: RankInfo, patience_s: float) -> None:
         self.place, self.patience_s = place, patience_s
-        #: The ranks that have not come; None while the store is not reached.
+        #: Ranks that are missing; None while the store has not been reached.
         self.missing: set[int] | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="ptymesh-joins", daemon=True)
@@ -201,7 +214,7 @@ class WaitingNotice:
         place, missing = self.place, self.missing
         alone = place.local_rank == 0 or place.rank < MOST_LISTED
         if not (alone if missing is None else place.rank == _first_present(missing)):
-            return  # others say it
+            return  # another rank prints it
         whom = "the launcher" if kept_by_launcher() else "rank 0"
         if missing is not None:
             whom = f"rank{'s' * (len(missing) > 1)} {_listed(missing)}"
@@ -225,11 +238,14 @@ def _listed(ranks: set[int]) -> str:
 
 
 def facts_of_process(place: RankInfo, backend: str) -> dict[str, str]:
-    """Return what a process must have in common with the others before it can speak to them.
+    """Return what a process must have in common with the others before it can exchange messages with them.
 
     Args:
-        place: of this rank.
-        backend: of torch's collectives.
+        place: this rank.
+        backend: torch's collective backend.
+
+    Returns:
+        Versions, number of ranks, backend and kernels by name, as text.
     """
     packages = {name: version(name) for name in ("ptymesh", "torch", "numba", "numpy")}
     own = {"number of ranks": str(place.size), "backend": backend, KERNELS: os.environ.get(KERNELS, "auto")}
@@ -239,10 +255,13 @@ def facts_of_process(place: RankInfo, backend: str) -> dict[str, str]:
 def _wait_for_all(
     store: dist.Store, watchdog: Watchdog, patience_s: float, facts: Mapping[str, str], notice: WaitingNotice
 ) -> None:
-    """Returns when every rank has reached the store; names those that have not come in time.
+    """Wait until every rank has reached the store.
 
-    Ends this process where there is a verdict meanwhile: a rank failed before it came, or was told to stop. Raises
-    BadInput where another process has this rank, and where rank 0 has other facts.
+    Ends this process if a verdict is posted meanwhile, because a rank failed or was stopped before it came.
+
+    Raises:
+        BadInput: another process has this rank, or rank 0 has other facts.
+        PtymeshError: some ranks, which the message names, did not come in time.
     """
     rank, size = watchdog.rank, watchdog.size
     if store.add(f"ptymesh/processes/{rank}/{_joins}", 1) > 1:
@@ -270,7 +289,7 @@ def _wait_for_all(
 
 
 def _compare_with_first(store: dist.Store, rank: int, facts: Mapping[str, str]) -> None:
-    """Raise BadInput, and tell all others, where these facts are not those of rank 0."""
+    """Raise BadInput, and post a verdict for the other ranks, if these facts differ from those of rank 0."""
     first = json.loads(store.get("ptymesh/here/0"))["facts"]
     if first != facts:
         said = difference({0: first, rank: facts}, "start all ranks with the same programs and options")

@@ -1,12 +1,12 @@
-"""Who has what of the object, and how object updates of one batch reach everybody.
+"""Layouts of the object over ranks, and how the object updates of a batch reach every rank that needs them.
 
 N        views
 L, H, W  slices, object pixels;  b = BLOCK, side of a block
 
-A *touched field* holds values on the blocks that a batch covers. Which blocks those are follows from the anchors of
-the whole batch, which every rank knows: no message is needed to agree on them.
+A *touched field* holds values on the blocks that a batch covers. They follow from the anchors of the whole batch, which
+every rank knows, so that ranks need no message to agree on them.
 
-Every layout answers the same questions. `Replicated`: the whole object on every rank; `Tiled` (tiled.py): a part.
+All layouts have the same methods. `Replicated`: the whole object on every rank; `Tiled` (tiled.py): a part on each.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from ptymesh.physics.rounding import elements, largest, shifts_for
 
 
 def _alone(values: Tensor) -> Tensor:
+    """Return the values as they are."""
     return values
 
 
 class BlockSparseField:
-    """Values (L, n, b, b) on n blocks of the object, with the arithmetic an engine needs; maxima are global.
+    """Values (L, n, b, b) on n blocks of the object, with the arithmetic that engines need; maxima are over all ranks.
 
-    What an engine writes is an expression (physics/blocks.py), worked out where its values go.
+    Arithmetic builds an expression (physics/blocks.py), which is evaluated where its values are used.
 
-    `rows`, `columns` (n,): block coordinates in this rank's part of the object; `over_ranks`: maximum over ranks.
+    Args:
+        values: (L, n, b, b), or an expression.
+        rows, columns: (n,) int64, block coordinates in this rank's part of the object.
+        over_ranks: maximum over ranks.
     """
 
     def __init__(
@@ -55,13 +59,13 @@ class BlockSparseField:
 
     @property
     def values(self) -> Tensor:
-        """(L, n, b, b); worked out once."""
+        """Values (L, n, b, b), evaluated once."""
         if not isinstance(self.expression, Leaf):
             self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
         return self.expression.values
 
     def of(self, values: Tensor | Expression) -> BlockSparseField:
-        """Other values (L, n, b, b) on the same blocks."""
+        """Return a field of other values (L, n, b, b) on the same blocks."""
         return BlockSparseField(values, self.rows, self.columns, self.over_ranks)
 
     def _with(self, name: Name, other: BlockSparseField | float | Tensor) -> BlockSparseField:
@@ -82,35 +86,35 @@ class BlockSparseField:
         return self._with("divide", other)
 
     def sqrt(self) -> BlockSparseField:
-        """Elementwise square root."""
+        """Return the elementwise square root."""
         return self.of(Operation("sqrt", self.expression))
 
     def max(self) -> Tensor:
-        """Largest value of each slice, (L, 1, 1, 1); not below zero."""
+        """Return the largest value of each slice over all ranks, (L, 1, 1, 1); not below zero. Collective."""
         expression = self.expression
         return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
 
 
 class Layout:
-    """What all layouts share: who owns which view.
+    """Base class of layouts: which rank owns which view, and which part of the object each rank holds.
 
     Args:
         world: the ranks.
-        owner: (N,) rank of each view.
+        owner: (N,) int64, rank of each view.
     """
 
     name: str
-    #: Whether views go to ranks that have equal shares of each batch of a stage (handover.py).
+    #: True if views move between stages so that ranks have equal shares of each batch (handover.py).
     follows_draw = False
 
     def __init__(self, world: World, owner: np.ndarray) -> None:
         self.world = world
-        #: What each rank holds, where that is not all of the object.
+        #: Rectangle of the object that each rank holds; empty where each holds all of it.
         self.parts: list[Rect] = []
         self.assign(owner)
 
     def assign(self, owner: np.ndarray) -> None:
-        """Views belong to these ranks (N,) from here on."""
+        """Set the owner (N,) int64 of each view; nothing is sent."""
         self.owner = owner
         #: Global indices of this rank's views, ascending.
         self.own = np.flatnonzero(owner == self.world.rank)
@@ -118,124 +122,176 @@ class Layout:
         self._local[self.own] = np.arange(len(self.own))
 
     def mine(self, views: np.ndarray) -> np.ndarray:
-        """Those of these global view indices that this rank owns."""
+        """Return those of the global view indices that this rank owns."""
         return views[self.owner[views] == self.world.rank]
 
     def local(self, views: np.ndarray) -> np.ndarray:
-        """Rows in this rank's storage of views that it owns."""
+        """Return the rows, in this rank's storage, of views that it owns."""
         return self._local[views]
 
     def merge(self, rows: Tensor) -> Tensor:
-        """Per-view values (N, ...) in which every row is its owner's."""
+        """Return per-view values (N, ...) with each row taken from the view's owner. Collective."""
         mine = torch.zeros_like(rows)
         own = torch.as_tensor(self.own, device=rows.device)
-        mine[own] = rows[own] + 0  # no negative zeros, which a sum over ranks makes positive ones
+        mine[own] = rows[own] + 0  # turns -0 into 0, as the sum over several ranks does, for the same bits on one
         return self.world.sum(mine)[0]
 
     def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
-        """Anchors (B, 2) counted from the first pixel of what windows are cut from."""
+        """Return anchors (B, 2) relative to the first pixel of the array that windows are cut from."""
         return estimate.here(anchors)
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Of what windows of this object, or of some of its slices, are cut from: (L, H, W)."""
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return tuple(obj.shape)
 
     def seen(self, obj: Tensor) -> Tensor:
-        """What windows of an object, of which this is the part that this rank has, are cut from. Collective."""
+        """Return the array (L, H, W) that windows are cut from, given this rank's part of an object. Collective."""
         return obj
 
     def wrote(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
-        """Blocks (n,) of this array have been written, whose version, as torch counts, was this before."""
+        """Record which blocks of an array have been written, so that not all of it needs to be copied to other ranks.
+
+        Args:
+            target: the array.
+            version: torch's version counter of the array before the write.
+            rows, columns: (n,) int64, coordinates of the written blocks.
+        """
 
     def shown(self, obj: Tensor) -> Tensor:
-        """Of an object of which this is the part that this rank has, what it could see last."""
+        """Return the array that `seen` returned last for this rank's part of an object; not collective."""
         return obj
 
     def spread(self, part: Tensor, name: str) -> Tensor:
-        """What windows of a field, of which this is this rank's part, are cut from; until the next of this name.
-        Collective."""
+        """Return the array (L, H, W) that windows of a field are cut from, given this rank's part of it. Collective.
+
+        It is valid until the next call with the same name.
+        """
         return part
 
     def part(self, field: Tensor) -> Tensor:
-        """This rank's part of what was spread; of other arrays, these themselves."""
+        """Return this rank's part of an array that `spread` returned; any other array as it is."""
         return field
 
     def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
-        """Blocks of this rank's part of the object that windows at all anchors (N, 2) reach into, and that many pixels
-        around them."""
+        """Return the boxes of blocks of this rank's part of the object that windows reach into.
+
+        Args:
+            estimate: its corner, window and object's shape are used.
+            anchors: (N, 2) int64, of all views, in pixels of the whole object.
+            reach: additional pixels around each window.
+        """
         return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
-        """Blocks of this rank's part of the object that the windows of these views reach into."""
+        """Return the blocks of this rank's part of the object that the windows of these views reach into."""
         raise NotImplementedError
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
-        """The same of several batches."""
+        """Return for each of several batches the blocks that its windows reach into."""
         return [self.blocks(boxes, views) for views in batches]
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
-        """Views (N,) bool, of these boxes, after which sums of this rank can travel; None: after all."""
+        """Return the views (N,) bool that must be added before sums of this rank can be sent; None for all views."""
         return None
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
-        """Called once this rank's border views have been added: what travels early does. Returns the rest of `reduce`,
-        to be called with the other tensors once all views have been added."""
+        """Start sending what can be sent once this rank's border views have been added.
+
+        Args:
+            fields: accumulators (L, H, W).
+            blocks: touched blocks of the batch.
+
+        Returns:
+            Function that does the rest of `reduce`, to be called with the other tensors once all views have been added.
+            Collective.
+        """
         return partial(self.reduce, fields, blocks)
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
-        """Memory that all ranks see for sums of this object (L, H, W) in so many parts, where it serves. Collective."""
+        """Return shared memory for `parts` sums of this object (L, H, W); None where it is not used. Collective."""
         return None
 
     def add_up(
         self, common: Common, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
     ) -> Callable[..., list[Any]]:
-        """What sums up that memory on these blocks, to be called with other tensors once all views have been added. It
-        returns what is `found`, and sums of the others."""
+        """Return a function that sums the accumulators in shared memory over ranks.
+
+        Args:
+            common: the accumulators.
+            blocks: touched blocks of the batch.
+            found: sums and weight (L, H, W) in the estimate's precision, to be filled on the touched blocks.
+            combine: function that adds the accumulators.
+
+        Returns:
+            Collective function, to be called with other tensors once all views have been added; it returns `found` and
+            the sums of the other tensors.
+        """
         count = len(blocks.rows) if blocks.counted is None else blocks.counted
         return partial(common.sum, blocks.rows, blocks.columns, blocks.reached, count, found, combine)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
-        """Global sums: of the touched blocks of accumulators (L, H, W), and of other tensors."""
+        """Return sums over ranks: of accumulators on the touched blocks, and of other tensors. Collective.
+
+        Args:
+            fields: accumulators (L, H, W) of this rank.
+            blocks: touched blocks of the batch.
+            others: tensors of any shape.
+
+        Returns:
+            A BlockSparseField for each accumulator, then the other sums.
+        """
         raise NotImplementedError
 
     def sum_owned(self, values: Tensor) -> Tensor:
-        """Sum over ranks of values that each has summed over the pixels that it owns."""
+        """Return the sum over ranks of values that each rank has summed over the pixels that it owns. Collective."""
         raise NotImplementedError
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the ranks that hold other pixels."""
+        """Return the elementwise maximum over the ranks that hold other pixels. Collective."""
         raise NotImplementedError
 
     def totals(self, estimate: Estimate, *terms: Tensor) -> Tensor:
-        """Sums (n,) float64 of all elements of n real tensors of the object's shape, or part of it, which hold what
-        each rank has of its own pixels."""
+        """Return the sums (n,) float64 over all ranks of all elements of n real tensors. Collective.
+
+        Args:
+            estimate: its object's shape bounds the number of terms.
+            terms: of the object's shape or of a part of it; each rank's hold its own pixels.
+        """
         return self.totals_of(estimate, [partial(_alone, t) for t in terms])
 
     def totals_of(self, estimate: Estimate, terms: Sequence[Callable[[], Tensor]]) -> Tensor:
-        """The same of tensors that are made twice, one at a time: first it is agreed on how large they are."""
+        """Return the same sums as `totals`, of tensors that are made when needed, one at a time. Collective.
+
+        Each is made twice: first for the largest element, from which the rounding follows, then for the sum.
+        """
         tops = self.max(torch.stack([largest(make()) for make in terms]))
         shifts, _ = shifts_for(tops, 2 * len(estimate.object) * math.prod(estimate.extent))
         parts = torch.stack([elements(make(), shift) for make, shift in zip(terms, shifts, strict=True)])
         return self.sum_owned(parts).sum(1)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, each once, 0-d float64."""
+        """Return Re sum conj(a) b over the object's pixels, each counted once, 0-d float64. Collective.
+
+        Args:
+            a, b: this rank's part (L, H, W), or fields on the same blocks.
+            estimate: the estimate of which the object is part.
+        """
         return self.dots([(a, b)], estimate)[0]
 
     def dots(
         self, pairs: Iterable[tuple[Tensor | BlockSparseField, Tensor | BlockSparseField]], estimate: Estimate
     ) -> Tensor:
-        """The same of several pairs (n,), together."""
+        """Return Re sum conj(a) b over the object's pixels for several pairs, (n,) float64. Collective."""
         raise NotImplementedError
 
 
 class Replicated(Layout):
-    """Every rank holds the whole object and the views that it owns, so that ranks have equal shares of each batch.
+    """Layout in which every rank holds the whole object, and ranks have equal shares of each batch.
 
     Args:
         world: the ranks.
-        nominal: (N, 2) positions that decide ownership.
-        compact: whether batches are clusters of neighbours (see `owners`).
+        nominal: (N, 2) positions in pixels, from which ownership follows.
+        compact: True if batches are clusters of neighbours (see `owners`).
     """
 
     name = "replicated"
@@ -245,38 +301,53 @@ class Replicated(Layout):
         super().__init__(world, owners(nominal, world.size, compact))
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
-        """The part of an object of `extent` pixels that this rank holds: all of it."""
+        """Return the rectangle of an object that this rank holds: all of it.
+
+        Args:
+            extent: sides of the object in pixels.
+            origin: object pixel of the scan's zero; not used here.
+            anchors: (N, 2); not used here.
+        """
         return Rect(0, 0, *extent)
 
     def hold(self, parts: list[Rect]) -> Rect:
-        """The part that this rank holds, where those of all ranks are given."""
+        """Return this rank's rectangle from those of all ranks."""
         return parts[self.world.rank]
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Replicated:
-        """The layout of the same views on coarser pixels."""
+        """Return the layout of the same views on coarser pixels: this one."""
         return self
 
     def tile(self, estimate: Estimate) -> Rect:
-        """The pixels that this rank writes into a file: all are the first rank's."""
+        """Return the pixels that this rank writes into a file: all on rank 0, none on the others."""
         return Rect(0, 0, *estimate.extent) if self.world.rank == 0 else Rect(0, 0, 0, 0)
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
-        """Blocks that the windows of these views reach into."""
+        """Return the blocks that the windows of these views reach into."""
         rows, columns = where(boxes.cover(views))
         return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
-        """The same of several batches, worked out together."""
+        """Return for each of several batches the blocks that its windows reach into."""
         return blocks_together(boxes, batches, self.world.device)
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
-        """See `Layout.common`."""
+        """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
         whole = Rect(0, 0, *obj.shape[1:])
         return self.world.common(Areas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
-        """Global sums in one message: of the touched blocks of accumulators (L, H, W), and of other tensors."""
-        if self.world.size == 1:  # the accumulators themselves hold the sums
+        """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
+
+        Args:
+            fields: accumulators (L, H, W) of this rank.
+            blocks: touched blocks of the batch.
+            others: tensors of any shape.
+
+        Returns:
+            A BlockSparseField for each accumulator, then the other sums.
+        """
+        if self.world.size == 1:  # the accumulators already hold the sums
             own: list[Any] = [
                 BlockSparseField(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns)
                 for f in fields
@@ -289,46 +360,59 @@ class Replicated(Layout):
         ]
 
     def sum_field(self, partial: Tensor) -> Tensor:
-        """Sum over ranks of what each has added up over its part of the object (..., H, W)."""
+        """Return the sum over ranks of what each has added up over the object (..., H, W). Collective."""
         return self.world.sum(partial)[0]
 
     def sum_owned(self, values: Tensor) -> Tensor:
-        """Sum over ranks of values that each has summed over `owned` pixels; every rank has done all."""
+        """Return the values themselves: every rank has summed over all pixels."""
         return values
 
     def owned(self, estimate: Estimate) -> Tensor:
-        """Pixels (H, W) bool, broadcastable, that this rank counts: all."""
+        """Return the pixels (H, W) bool, broadcastable, that this rank counts in sums: all."""
         return torch.ones(1, 1, dtype=torch.bool, device=estimate.object.device)
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the ranks that hold other pixels: this one holds all."""
+        """Return the values themselves: every rank holds all pixels."""
         return values
 
     def dots(
         self, pairs: Iterable[tuple[Tensor | BlockSparseField, Tensor | BlockSparseField]], estimate: Estimate
     ) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, (n,) float64."""
+        """Return Re sum conj(a) b over the object's pixels for several pairs, (n,) float64."""
         return self.totals_of(estimate, [partial(product, a, b) for a, b in pairs])
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
-        """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
-        is: no more than all of it."""
+        """Return a field with `reach` more pixels on each side, as far as the object has them, and its rectangle.
+
+        Args:
+            field: (L, H, W) of the whole object.
+            estimate: its object's extent is used.
+            reach: pixels; there are none beyond the whole object.
+        """
         return field, Rect(0, 0, *estimate.extent)
 
     def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
-        """The field (L, H, W) of the whole object, on every rank."""
+        """Return the field (L, H, W) of the whole object, on every rank."""
         return field
 
     def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
-        """On the first rank, the field (L, H, W) of the whole object piece by piece; nothing on the others, who must
-        exhaust it too."""
+        """Yield on rank 0 the field (L, H, W) of the whole object piece by piece, nothing on the others.
+
+        Collective: the others must exhaust it too.
+        """
         if self.world.rank == 0:
             yield Rect(0, 0, *estimate.extent), field
 
     def settle(
         self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
     ) -> Migration | None:
-        """How arrays of the object follow after it has grown by `before` rows and columns (and others at the end)."""
+        """Return the migration of arrays after the object has grown; None if it has not.
+
+        Args:
+            estimate: with its new extent, and the object not grown yet.
+            before: rows and columns that were added before the first.
+            rows: not used here.
+        """
         old = estimate.object.shape[-2:]
         if tuple(old) == tuple(estimate.extent):
             return None
@@ -336,30 +420,39 @@ class Replicated(Layout):
 
 
 class CarriedPatterns(Protocol):
-    """Patterns of own views that some can leave and others join (storage/patterns.py)."""
+    """Patterns of this rank's views, of which some can leave and to which others can be added (storage/patterns.py)."""
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of one pattern."""
 
     def reserve(self, rows: int) -> None:
-        """So many will have to be held."""
+        """Reserve memory for so many arriving patterns."""
 
     def take(self, rows: Tensor) -> Tensor:
-        """Those of these rows (k,)."""
+        """Return the patterns of these rows (k,) int64."""
 
     def replace(self, source: Tensor, arrived: list[Tensor]) -> None:
-        """New rows: where each was, or -1, and those that have come."""
+        """Rearrange the patterns: from the old row of each new one, or -1, and from the arrived patterns in order."""
 
 
 class Migration:
-    """From one part of the object to another, both in pixels of the object as it is now."""
+    """Transfer of arrays from a former part of the object to a new one.
+
+    Args:
+        old, new: rectangles in pixels of the object as it is now.
+    """
 
     def __init__(self, old: Rect, new: Rect) -> None:
         self.old, self.new = old, new
 
     def carry(self, field: Tensor, outside: float) -> Tensor:
-        """An array (L, h, w) of the old part on the new one, `outside` where nothing was known."""
+        """Return an array of the old part on the new one. Collective in layouts of several parts.
+
+        Args:
+            field: (L, h, w) on the old part.
+            outside: value of pixels that the old part does not have.
+        """
         out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
         common = self.old & self.new
         if not common.empty:
@@ -369,7 +462,7 @@ class Migration:
         return out
 
     def carry_rows(self, rows: Tensor) -> Tensor:
-        """What is kept of own views (n, ...), in the new order of own views."""
+        """Return per-view values (n, ...) of this rank's former views for its new views. Collective."""
         exchanged = self.exchange_rows(lambda places: rows[places])
         if exchanged is None:
             return rows
@@ -380,15 +473,22 @@ class Migration:
         return out
 
     def exchange_rows(self, take: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Own views' new rows: where each was among the old ones, or -1, and those that have arrived, in order; None
-        where all stay. take: old rows (k,) as a tensor (k, ...) on the device."""
+        """Exchange one row per moving view; here no view moves, and None is returned.
+
+        Args:
+            take: function from old row numbers (k,) int64 to their values (k, ...), on the device.
+
+        Returns:
+            For each of this rank's new views the old row number, or -1 where the row has arrived, and the arrived rows
+            in the order of the views; None where no view moves.
+        """
         return None
 
     def carry_patterns(self, patterns: CarriedPatterns, device: torch.device) -> None:
-        """Patterns go where their views have gone, through tensors of this device."""
+        """Send patterns to the new owners of their views, through tensors of this device; here no view moves."""
 
 
 def product(a: Tensor | BlockSparseField, b: Tensor | BlockSparseField) -> Tensor:
-    """Re conj(a) b, pairs of reals kept apart."""
+    """Return the terms of Re conj(a) b: the product, or for complex values the two products of reals, (..., 2)."""
     a, b = (x.values if isinstance(x, BlockSparseField) else x for x in (a, b))
     return torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b

@@ -1,4 +1,4 @@
-"""Which rank owns which view.
+"""Assignment of views to ranks.
 
 N, R   views, ranks
 """
@@ -9,13 +9,21 @@ import numpy as np
 
 
 def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.ndarray | None = None) -> np.ndarray:
-    """Who owns which view (N,) so that ranks have equal shares of each batch, as far as views divide.
+    """Return the owner of each view, so that ranks have equal shares of each batch as far as views divide.
 
-    A batch that covers the scan has a view of each run of neighbours along the space-filling curve (run/batches.py):
-    each rank owns one piece of the curve. A compact batch is a piece of the curve: ranks own views in turn along it.
+    A batch that covers the scan has one view of each run of neighbours along the space-filling curve (run/batches.py):
+    each rank then owns one piece of the curve. A compact batch is a piece of the curve: ranks then own views in turn
+    along it.
 
-    nominal: (N, 2); among: views that take part (default all); the others make up shares of equal size, which do not
-    depend on `compact`.
+    Args:
+        nominal: (N, 2) positions in pixels.
+        ranks: R.
+        compact: True if batches are clusters of neighbours.
+        among: indices of the views that take part (default: all). The others fill up the ranks to equal numbers of
+            views, in a way that does not depend on `compact`.
+
+    Returns:
+        (N,) int64, rank of each view.
     """
     views = np.arange(len(nominal)) if among is None else among
     others = np.setdiff1d(np.arange(len(nominal)), views)
@@ -29,14 +37,22 @@ def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.nda
 
 
 def _shares(views: int, ranks: int) -> np.ndarray:
-    """How many of so many views each rank owns, (R,): with more views, no rank has fewer."""
+    """Return how many of the views each rank owns, (R,) int64; with more views no rank has fewer."""
     return (views + np.arange(ranks)[::-1]) // ranks
 
 
 def along_curve(positions: np.ndarray, order: int = 10) -> np.ndarray:
-    """Views in the order of a Hilbert curve over their bounding square of 2^order cells a side (Skilling 2004).
+    """Return the views in the order of a Hilbert curve over their bounding square of 2^order cells a side.
 
-    (N, 2) -> (N,) indices; equal cells keep the order of the file.
+    Args:
+        positions: (N, 2), in any unit.
+        order: of the curve.
+
+    Returns:
+        (N,) int64, indices of the views; views in the same cell keep their order.
+
+    Source:
+        Skilling 2004.
     """
     low = positions.min(axis=0)
     extent = max(float((positions.max(axis=0) - low).max()), 1e-12)

@@ -1,12 +1,12 @@
-"""The object in panels: ranks of one machine own a panel of its rows each, and all see the whole.
+"""Layout of the object in panels: each rank of one machine owns a panel of its rows, and all ranks read all of it.
 
 N, R       views, ranks;  L, H, W  slices, object pixels;  b = BLOCK, side of a block
-panel      whole rows of blocks that a rank owns: what it has of the object, and what engines remember of that
+panel      whole rows of blocks that a rank owns: its part of the object, and of the engine's state for the object
 
-Views are dealt as in `Replicated`, so that ranks have equal shares of each batch, and each of them may reach into any
-part of the object. Their windows are cut from an array that all ranks see; into it each rank writes its panel before a
-sweep (`seen`). Sums over a batch end with the owner of the panel, who alone takes the engine's step there: nobody
-repeats what another rank does, and nobody keeps what another rank keeps (Rajbhandari et al., SC 2020, of networks).
+Views are distributed as in `Replicated`, so that ranks have equal shares of each batch, and each view may reach into
+any part of the object. Windows are cut from an array in shared memory, into which each rank writes its panel before a
+sweep (`seen`). The owner of a panel sums over ranks there and alone takes the engine's step: no rank repeats the work
+or the memory of another (Rajbhandari et al., SC 2020, for networks).
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Leaf, cut_blocks
 
-#: A panel is written as a whole where more than this share of its blocks has changed.
+#: A panel is copied as a whole if more than this share of its blocks has changed.
 MOST = 0.5
 
 
 @dataclass
 class Seen:
-    """An array that all ranks see, and what of this rank's panel is not in it yet.
+    """Array of the whole object in shared memory, and what of this rank's panel is not in it yet.
 
-    whole: (L, H, W); source: the panel that was written into it last, and its version then, as torch counts; changed:
-    blocks that kernels have written since, which torch does not count; meetings: of the ranks until it was there.
+    Attributes:
+        whole: (L, H, W), shared by all ranks.
+        source: the panel that was written into it last.
+        version: torch's version counter of the panel, up to which `changed` is complete.
+        changed: rows and columns of the blocks that have been written since.
+        meetings: number of the ranks' barriers when it was complete.
     """
 
     whole: Tensor
@@ -51,14 +55,14 @@ class Seen:
 
 
 class Panels(Tiled):
-    """Each rank owns a panel of the object, and views all over it.
+    """Layout in which each rank owns a panel of the object, and views all over it.
 
     Args:
         world: the ranks.
-        nominal: (N, 2) positions that decide who owns which view.
+        nominal: (N, 2) positions in pixels, from which the ownership of views follows.
         window: (h, w).
-        compact: whether batches are clusters of neighbours (see `owners`).
-        owner: (N,) who owns which view instead.
+        compact: True if batches are clusters of neighbours (see `owners`).
+        owner: (N,) int64, owner of each view instead.
     """
 
     name = "replicated"
@@ -77,25 +81,39 @@ class Panels(Tiled):
         self.in_memory = True
         self._seen: dict[str, Seen] = {}
         self._coarser: Panels | None = None
-        #: By name, what all ranks see of a panel that was spread, and the panel.
+        #: For each name, the shared array that `spread` returned, and this rank's panel of it.
         self._spread: dict[str, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def fit(world: World, extent: tuple[int, int]) -> bool:
-        """Whether these ranks may have an object of `extent` pixels in panels."""
+        """Return True if these ranks can hold an object of `extent` pixels in panels."""
         return world.shares_memory and extent[0] // BLOCK >= world.size > 1 and world.size <= MOST_RANKS
 
-    # --- who owns what ---
+    # --- ownership ---
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
-        """The panel of an object of `extent` pixels that this rank owns; anchors (N, 2)."""
+        """Cut an object into panels, and return this rank's.
+
+        Args:
+            extent: sides of the object in pixels.
+            origin: object pixel of the scan's zero; not used here.
+            anchors: (N, 2) int64, of all views.
+        """
         panels = cut(extent, anchors, self.window, self.world.size)
         self._extent, self._seen, self._spread = extent, {}, {}
         self.settled(panels, panels)
         return panels[self.world.rank]
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Panels | Replicated:  # type: ignore[override]
-        """The layout of the same views on coarser pixels."""
+        """Return the layout of the same views on coarser pixels, with the same owners.
+
+        Args:
+            nominal: (N, 2) positions in coarse pixels.
+            window: (h, w) in coarse pixels.
+
+        Returns:
+            Panels, or where the coarse object has fewer rows of blocks than ranks, a replicated layout.
+        """
         c = self.window[0] // window[0]
         if -(-self._extent[0] // (c * BLOCK)) >= self.world.size:
             self._coarser = Panels(self.world, nominal, window, owner=self.owner)
@@ -105,7 +123,13 @@ class Panels(Tiled):
         return made
 
     def settle(self, estimate: Estimate, before: tuple[int, int], rows: Any = None) -> TiledMigration | None:
-        """How arrays follow after the object has grown by `before` rows and columns; None where it has not."""
+        """Cut new panels after the object has grown, and return the migration of arrays; None if it has not grown.
+
+        Args:
+            estimate: with its new extent and anchors.
+            before: rows and columns that were added before the first.
+            rows: not used here.
+        """
         if tuple(estimate.extent) == tuple(self._extent):
             return None
         move = TiledMigration(self, before)
@@ -115,40 +139,42 @@ class Panels(Tiled):
         move.to(panels, panels, self.owner)
         return move
 
-    # --- what views are cut from ---
+    # --- arrays that windows are cut from ---
 
     def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
-        """Anchors (B, 2) counted from the first pixel of what windows are cut from: the whole object."""
+        """Return the anchors (B, 2) as they are: windows are cut from the whole object."""
         return anchors
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
-        """Of what windows of this object, or of some of its slices, are cut from: (L, H, W)."""
+        """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return (len(obj), *self._extent)
 
     def seen(self, panel: Tensor, name: str = "object") -> Tensor:
-        """The array (L, H, W) of which this is every rank's panel. Collective.
+        """Return the array (L, H, W) of which each rank passes its panel. Collective.
 
-        It lasts until the next of its name. What this rank has changed of its panel since the last time is written.
+        Only what this rank has changed of its panel since the last call is written. The array is valid until the next
+        call with the same name.
         """
         return self.world.opening(lambda: self._write(panel, name))
 
     def _write(self, panel: Tensor, name: str) -> Tensor:
+        """Update the shared array and return it; without shared memory, return an array gathered by messages."""
         kept = self._seen.get(name)
         if kept is None or kept.whole.dtype != panel.dtype or len(kept.whole) != len(panel):
             whole = self.world.one_for_all((len(panel), *self._extent), panel.dtype)
-            if whole is None:  # there is no room for it
+            if whole is None:  # not enough shared memory
                 everything = Rect(0, 0, *self._extent)
                 out = panel.new_empty(self.shape(panel))
                 return self._copied(panel, [everything] * self.world.size, everything, out)
             kept = self._seen[name] = Seen(whole)
-        if self.world.meetings == kept.meetings:  # ranks may still cut windows of what was there before
+        if self.world.meetings == kept.meetings:  # no barrier since: ranks may still cut windows of the old values
             self.world.meet()
         self.world.meet(self._refresh(kept, panel))
         kept.meetings = self.world.meetings
         return kept.whole
 
     def _refresh(self, kept: Seen, panel: Tensor) -> int:
-        """What has changed of the panel is written; how many bytes that was."""
+        """Write what has changed of the panel into the shared array, and return the number of bytes written."""
         tile = self.tiles[self.world.rank]
         mine = kept.whole.numpy()[:, tile.top : tile.bottom]
         known = kept.source is panel and kept.version == panel._version
@@ -164,36 +190,54 @@ class Panels(Tiled):
         return count * BLOCK**2 * len(panel) * panel.element_size()
 
     def wrote(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
-        """Blocks (n,) of this array have been written, whose version was this before."""
+        """Record which blocks of an array have been written, so that not all of it needs to be copied to other ranks.
+
+        Args:
+            target: the array.
+            version: torch's version counter of the array before the write.
+            rows, columns: (n,) int64, coordinates of the written blocks.
+        """
         for kept in self._seen.values():
             if kept.source is target and kept.version == version:
                 kept.changed.append((rows, columns))
                 kept.version = target._version
 
     def shown(self, obj: Tensor) -> Tensor:
-        """The whole object (L, H, W), as it was last seen; of one on coarser pixels, too."""
+        """Return the whole object (L, H, W) as `seen` returned it last, also for an object on coarser pixels.
+
+        Not collective.
+        """
         layouts = [self] if self._coarser is None else [self, self._coarser]
         kept = [layout._seen["object"] for layout in layouts if "object" in layout._seen]
         return next((seen.whole for seen in kept if seen.source is obj), obj)
 
     def spread(self, panel: Tensor, name: str) -> Tensor:
-        """The array (L, H, W) of which this is every rank's panel, where the blocks that matter are written by now."""
+        """Return the array (L, H, W) of which each rank passes its panel. Collective.
+
+        It is valid until the next call with the same name.
+        """
         whole = self.seen(panel, f"{name} {panel.dtype}")
         self._spread[name] = whole, panel
         return whole
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's panel of what was spread; of other arrays, these themselves."""
+        """Return this rank's panel of an array that `spread` returned; any other array as it is."""
         return next((panel for spread, panel in self._spread.values() if spread is whole), whole)
 
     # --- sums over a batch ---
 
     def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
-        """Blocks of the whole object that windows at all anchors (N, 2) reach into, and that many pixels around."""
+        """Return the boxes of blocks of the whole object that windows reach into.
+
+        Args:
+            estimate: its window and slices are used.
+            anchors: (N, 2) int64, of all views.
+            reach: additional pixels around each window.
+        """
         return Boxes.of(anchors, estimate.window, self.shape(estimate.object), reach)
 
     def _found(self, reached: np.ndarray) -> Blocks:
-        """See the base; of the panel's blocks and of the whole object."""
+        """Return the blocks of a batch in the panel and in the whole object, from the ranks that reach each block."""
         tile, device = self.tiles[self.world.rank], self.world.device
         panel = super()._found(reached[tile.top // BLOCK : tile.bottom // BLOCK])
 
@@ -205,22 +249,30 @@ class Panels(Tiled):
         return replace(panel, whole=whole, own=own, counted=len(panel.rows))
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
-        """None: all views are swept before sums travel."""
+        """Return None: sums are exchanged after all views have been added."""
         return None
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
-        """Memory that all ranks see for sums of this object (L, H, W) in so many parts."""
+        """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
         whole = Rect(0, 0, *self._extent)
         areas = Areas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
         return self.world.common(areas, parts, obj.dtype)
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
-        """Nothing travels early."""
+        """Return the function that does all of `reduce`; nothing is sent early."""
         return Layout.begin(self, fields, blocks)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
-        """Global sums, in one message: of the panel's touched blocks of accumulators (L, H, W) of the whole object, and
-        of other tensors."""
+        """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
+
+        Args:
+            fields: accumulators (L, H, W) of the whole object.
+            blocks: touched blocks of the batch.
+            others: tensors of any shape.
+
+        Returns:
+            A BlockSparseField of the panel for each accumulator, then the other sums.
+        """
         if blocks.whole is None:
             return list(self.world.sum(*others))
         gathered = [cut_blocks(f, *blocks.whole) for f in fields]
@@ -232,7 +284,7 @@ class Panels(Tiled):
         return [*own, *summed[len(fields) :]]
 
     def sum_field(self, partial: Tensor) -> Tensor:
-        """The panel of the sum over ranks of what each has added up over the whole object (..., H, W)."""
+        """Return this rank's panel of the sum over ranks of fields (..., H, W) of the whole object. Collective."""
         me = self.world.rank
         others = [rank for rank in range(self.world.size) if rank != me]
         sends = {r: partial[(..., *self.tiles[r].inside((0, 0)))].contiguous() for r in others}
@@ -245,13 +297,21 @@ class Panels(Tiled):
 
 
 def cut(extent: tuple[int, int], anchors: np.ndarray, window: tuple[int, int], ranks: int) -> list[Rect]:
-    """Panels of an object of `extent` pixels, none empty: equal shares of the rows that windows at anchors (N, 2) reach
-    into, as far as rows of blocks divide."""
+    """Return the panels of an object, none of them empty.
+
+    The rows of blocks that windows reach into are shared equally, as far as they divide.
+
+    Args:
+        extent: sides of the object in pixels.
+        anchors: (N, 2) int64, of all views.
+        window: (h, w).
+        ranks: number of panels.
+    """
     height, width = extent[0] // BLOCK, extent[1]
     first = int(np.clip(anchors[:, 0].min() // BLOCK, 0, height - 1))
     after = int(np.clip(-(-(anchors[:, 0].max() + window[0]) // BLOCK), first + 1, height))
     edges = [first + round((after - first) * r / ranks) for r in range(ranks + 1)]
     edges[0], edges[-1] = 0, height
-    for r in range(1, ranks):  # rows for each of those before and after
+    for r in range(1, ranks):  # leave at least one row of blocks for every panel before and after
         edges[r] = min(max(edges[r], edges[r - 1] + 1), height - (ranks - r))
     return [Rect(BLOCK * top, 0, BLOCK * bottom, width) for top, bottom in pairwise(edges)]

@@ -1,6 +1,6 @@
-"""`python -m ptymesh.distributed.peers`: copies between every two CUDA devices; prints JSON.
+"""`python -m ptymesh.distributed.peers`: times copies between every two CUDA devices; prints JSON.
 
-A process of its own, for a broken path between two GPUs hangs whoever uses it.
+It runs as a separate process, since a broken path between two GPUs hangs the process that uses it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import json
 import sys
 import time
 
-#: Bytes of the copies whose bandwidth and whose latency are taken.
+#: Bytes of the copies that measure bandwidth and latency.
 LARGE, SMALL = 64 << 20, 4
 REPEATS = 5
 
 
 def main() -> None:
-    """One line for each pair, so that what hangs is the pair after the last line."""
+    """Print one line for each pair of devices; if it hangs, the pair after the last line is at fault."""
     import torch
 
     count = torch.cuda.device_count()
@@ -35,7 +35,15 @@ def main() -> None:
 
 
 def copied(source: int, target: int, size: int) -> float:
-    """Seconds of one copy, the best of a few. Raises RuntimeError where something else arrives."""
+    """Return the shortest time of a few copies between two devices, in seconds.
+
+    Args:
+        source, target: numbers of the CUDA devices.
+        size: bytes of a copy.
+
+    Raises:
+        RuntimeError: the target does not receive what was sent.
+    """
     import torch
 
     data = torch.full((size,), 7, dtype=torch.uint8, device=f"cuda:{source}")

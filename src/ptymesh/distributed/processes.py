@@ -1,7 +1,7 @@
-"""Processes of this machine: the one way to start one of Python, when one began, what has befallen it.
+"""Processes of this machine: starting Python, start times, and whether a process still runs.
 
-`python -m` looks for modules in the working folder first, and somebody's data may lie there beside a `numpy.py`. What
-is started here imports what this process would import, and nothing from the working folder.
+`python -m` searches the working folder for modules first, where a user's data may lie beside a file named `numpy.py`.
+A process started here imports what this process would import, and nothing from the working folder.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: What PYTHONPATH was before `python_environment` set it, for programs that a process started in turn.
+#: Variable with the value that PYTHONPATH had before `python_environment` set it, for programs started in turn.
 PYTHONPATH_BEFORE = "PTYMESH_PYTHONPATH_BEFORE"
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -28,9 +28,10 @@ def python_command(*words: str) -> list[str]:
 
 
 def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment for a process of Python that is to import what this one imports.
+    """Return the environment for a Python process that is to import what this one imports.
 
-    changes: variables that it gets besides.
+    Args:
+        changes: additional variables.
     """
     before = {PYTHONPATH_BEFORE: os.environ.get("PYTHONPATH", "")}
     return {**os.environ, **before, **importing_alike(), **(changes or {})}
@@ -41,16 +42,17 @@ def start_python(*words: str, environment: Mapping[str, str] | None = None, **st
 
     Args:
         words: options of Python, a module or program, and its arguments.
-        environment: variables that it gets besides those of `python_environment`.
-        streams: further arguments of subprocess.Popen.
+        environment: variables in addition to those of `python_environment`.
+        streams: other arguments of subprocess.Popen.
 
-    Raises OSError where no process can be started.
+    Raises:
+        OSError: the process cannot be started.
     """
     return subprocess.Popen(python_command(*words), env=python_environment(environment), **streams)
 
 
 def restore_python_path() -> None:
-    """Give PYTHONPATH back the value that it had where this process was started from, for programs that it starts."""
+    """Set PYTHONPATH back to the value that it had for the parent process, for programs that this one starts."""
     before = os.environ.pop(PYTHONPATH_BEFORE, None)
     if before:
         os.environ["PYTHONPATH"] = before
@@ -59,12 +61,12 @@ def restore_python_path() -> None:
 
 
 def importing_alike() -> dict[str, str]:
-    """Return what the environment says to a process that is to import what this one imports."""
+    """Return the environment variables that make a process import what this one imports."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def fate_of(pid: int) -> str:
-    """What has befallen a process of this machine: stopped, or gone; empty where it lives."""
+    """Return the state of a process of this machine: `stopped`, `gone`, or empty where it lives or is unknown."""
     try:
         state = _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -75,7 +77,10 @@ def fate_of(pid: int) -> str:
 
 
 def began(pid: int) -> str | None:
-    """When a process of this machine began, None where it has ended; empty where that cannot be seen."""
+    """Return the start time of a process of this machine, as text that is only compared.
+
+    None where it has ended; empty where it lives but its start time cannot be read.
+    """
     try:
         state, *rest = _stat(pid)
         return None if state in "ZX" else rest[18]
@@ -84,13 +89,13 @@ def began(pid: int) -> str | None:
 
 
 def _began_elsewhere(pid: int) -> str | None:
-    """As `began`, where /proc does not tell: it is hidden, or no Linux."""
+    """Return the same as `began` where /proc is hidden, or on systems other than Linux."""
     if sys.platform == "linux":
         try:
             os.kill(pid, 0)
         except (ProcessLookupError, OverflowError):
             return None
-        except PermissionError:  # of another user
+        except PermissionError:  # it belongs to another user
             pass
         return ""
     import psutil
@@ -105,6 +110,6 @@ def _began_elsewhere(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Its fields in /proc from its state on. Raises OSError."""
+    """Return the fields of /proc/PID/stat from the state on. Raises OSError where it cannot be read."""
     text = Path(f"/proc/{pid}/stat").read_bytes()
     return text.rpartition(b")")[2].decode("ascii", "replace").split()

@@ -1,7 +1,7 @@
-"""Somebody's own program as a rank: what it prints, what it saves, and how it ends.
+"""A user's own program as a rank: where it prints, what it saves, and how it ends.
 
-A program is not written for ranks: each of them runs all of it. So the first one alone prints and writes files, and
-what nobody caught on one rank is told to the others, which would wait for it in vain.
+The program was not written for ranks: each of them runs all of it. So rank 0 alone prints and writes files, and an
+uncaught error on one rank is reported to the others, which would wait for that rank in vain.
 """
 
 from __future__ import annotations
@@ -24,36 +24,41 @@ from ptymesh.errors import BadInput, Interrupted, PtymeshError
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     said = " ".join(str(error).split())
     return said if isinstance(error, PtymeshError) else f"{type(error).__name__}: {said}"[:500]
 
 
-#: How torch's backends speak of a rank that has gone, where they raise plain RuntimeErrors.
+#: Words in the plain RuntimeErrors that torch's backends raise when another rank has ended.
 LOST = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
 
-#: Seconds between two looks at whether rank 0 has done what the others wait for.
+#: Seconds between two polls for an action of rank 0 that the others wait for.
 LOOK_S = 0.05
 
-#: Lines that a rank which fails shows of what it has printed.
+#: Last lines of its output that a failing rank prints on stderr.
 TAIL_LINES = 20
 
 _acts: Counter[str] = Counter()
-_heard: TextIO | None = None  # where this rank prints, if not to the terminal
+_heard: TextIO | None = None  # file that this rank prints to instead of the terminal
 _watchdog: Watchdog | None = None
 _failed = False
 _previous_hook = sys.excepthook
 
 
 class Lost(NamedTuple):
-    """A sentence about which rank failed first, and why; and whether others were told, or this rank alone knows."""
+    """Loss of another rank.
+
+    Attributes:
+        sentence: which rank failed first, and why.
+        told: True if a verdict on it is in the store; False if this rank alone knows.
+    """
 
     sentence: str
     told: bool
 
 
 def enter(place: RankInfo, watchdog: Watchdog) -> None:
-    """This process has joined the others, for the first time or again."""
+    """Register this process as a rank, when it joins the others for the first time or again."""
     global _watchdog, _previous_hook
     if _watchdog is None:
         _hush(place)
@@ -64,10 +69,16 @@ def enter(place: RankInfo, watchdog: Watchdog) -> None:
 
 
 def account_for(error: BaseException) -> Lost | None:
-    """This rank ends with an error: tells the others why, so that they need not wait for it.
+    """Post why this rank fails, so that the others need not wait for it. Not collective.
 
-    Where it has merely lost another rank, returns what is known about which one failed first. Not collective. Raises
-    Interrupted where that one, or this one, was told to stop.
+    Args:
+        error: with which this rank ends.
+
+    Returns:
+        Where this rank has merely lost another one, what is known about the rank that failed first; else None.
+
+    Raises:
+        Interrupted: the lost rank, or this one, was stopped by a signal.
     """
     global _failed
     if _watchdog is None:
@@ -83,25 +94,34 @@ def account_for(error: BaseException) -> Lost | None:
         return Lost(said, found is not None and found.told)
     if _watchdog.heartbeat.agreed:
         _watchdog.agree()
-    elif (status := getattr(error, "exit_status", 1)) in (1, BadInput.exit_status):  # others may not fail alike
+    elif (status := getattr(error, "exit_status", 1)) in (1, BadInput.exit_status):  # other ranks may not fail too
         _watchdog.accuse_self(reason(error), status)
     _watchdog.leave(failed=True)
     return None
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error only says that another rank has gone, or the store through which ranks tell each other so."""
-    dist = sys.modules.get("torch.distributed")  # nobody is lost where it was not imported
+    """Return True if an error only says that another rank, or the rendezvous store, has ended."""
+    dist = sys.modules.get("torch.distributed")  # where it was not imported there are no other ranks
     if dist and isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
 
 
 def on_first_rank(act: Callable[[], Any], name: str) -> Any:
-    """In somebody's own program: rank 0 acts (writes the file `name`), the others return when it has. No collective.
+    """Run an action on rank 0 of a user's own program, while the other ranks wait for it. No collective.
 
-    So a program may call it on all ranks or on rank 0 alone. Returns what `act` does, on rank 0. Raises what it
-    raises, on the others PtymeshError.
+    A program may call it on all ranks or on rank 0 alone.
+
+    Args:
+        act: writes a file.
+        name: of the file; the key by which ranks match their calls.
+
+    Returns:
+        Result of `act` on rank 0; None on the others.
+
+    Raises:
+        PtymeshError: on the other ranks, if `act` failed on rank 0, which raises the error itself.
     """
     place = world()
     if place.size == 1 or _watchdog is None:
@@ -123,7 +143,7 @@ def on_first_rank(act: Callable[[], Any], name: str) -> Any:
 
 
 def _hush(place: RankInfo) -> None:
-    """Ranks print to files, except the first; unless a launcher has seen to it already."""
+    """Redirect the output of all ranks but the first to files, unless a launcher or the program has done so."""
     global _heard
     if place.rank == 0 or launched() or sys.stdout is not sys.__stdout__ or _has_own_log():
         return
@@ -131,12 +151,12 @@ def _hush(place: RankInfo) -> None:
         folder = Path(tempfile.mkdtemp(prefix="ptymesh-"))
         _heard = (folder / f"rank{place.rank}.txt").open("w", encoding="utf-8", buffering=1)
     except OSError:
-        return  # then it is heard
+        return  # no file: this rank prints to the terminal
     sys.stdout = _heard
 
 
 def _has_own_log() -> bool:
-    """Whether torchrun (--redirects) gave this rank a log of its own: beside the file for its errors."""
+    """Return True if torchrun (--redirects) gave this rank its own log: beside the file for its errors."""
     try:
         errors, log = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), Path("/proc/self/fd/1").resolve()
     except OSError:
@@ -145,7 +165,7 @@ def _has_own_log() -> bool:
 
 
 def _tell_heard() -> None:
-    """This rank fails: the end of what it has printed, on stderr."""
+    """Print the end of this rank's output on stderr, as it fails."""
     if _heard:
         _heard.flush()
         lines = Path(_heard.name).read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
@@ -154,7 +174,7 @@ def _tell_heard() -> None:
 
 
 def _forget_heard() -> None:
-    """All went well: nobody needs what this rank has printed."""
+    """Delete this rank's output file and print to the terminal again."""
     global _heard
     if _heard:
         sys.stdout = sys.__stdout__
@@ -166,7 +186,7 @@ def _forget_heard() -> None:
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """In somebody's own program: what nobody caught is told to the other ranks too."""
+    """Report an uncaught error of the user's program to the other ranks, then call the former hook."""
     lost = account_for(error) if isinstance(error, Exception) else None
     _tell_heard()
     _previous_hook(kind, error, trace)
@@ -175,7 +195,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 def _leave() -> None:
-    """At the end of the program."""
+    """Leave the other ranks at the end of the program."""
     if _watchdog and not _watchdog.done:
         _watchdog.leave()
     if not _failed:

@@ -1,6 +1,6 @@
-"""Which rank this process is, of how many: what torchrun, our launcher, srun or mpirun say in the environment.
+"""Rank of this process and number of ranks, from the environment of torchrun, our launcher, srun or mpirun.
 
-No torch here: `pm.world()` answers before anything is imported, during a run and after it.
+No torch here: `pm.world()` must answer before anything is imported, during a run and after it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ptymesh.errors import BadInput
 #: Environment variable that names the network interface between nodes; `--interface` sets it.
 INTERFACE = "PTYMESH_INTERFACE"
 
-#: By launcher: variables with rank, number of ranks, rank on this node, ranks on this node. The first that is there
-#: counts. Slurm's are those of a step, which only srun sets: a batch script by itself is one process.
+#: For each launcher, the variables with rank, number of ranks, rank on this node and ranks on this node. The first
+#: launcher whose variables are set counts. Slurm's are set by srun only: a batch script by itself is one process.
 _VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun (Open MPI)": (
@@ -31,13 +31,21 @@ _VARIABLES = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     "mpirun (PMI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
-#: Tell one job of a machine from another, so that each gets a port of its own.
+#: Variables that distinguish the jobs of a machine, so that each gets its own port.
 _JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_PORT")
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """rank of size; local_rank of local_size on this node; launcher: who says so, empty for a process alone."""
+    """Rank of a process.
+
+    Attributes:
+        rank: among all ranks.
+        size: number of ranks.
+        local_rank: among the ranks on this node.
+        local_size: number of ranks on this node.
+        launcher: name of the launcher whose variables say so; empty for a single process.
+    """
 
     rank: int = 0
     size: int = 1
@@ -47,12 +55,20 @@ class RankInfo:
 
 
 def world() -> RankInfo:
-    """Rank and size of this process, at any time: `pm.world().rank`. Raises BadInput where the environment is odd."""
+    """Return rank and size of this process, at any time: `pm.world().rank`.
+
+    Raises:
+        BadInput: variables of the environment contradict each other or are no numbers.
+    """
     return read(os.environ)
 
 
 def read(environ: Mapping[str, str]) -> RankInfo:
-    """The place that these variables describe."""
+    """Return the rank that these environment variables describe.
+
+    Raises:
+        BadInput: the variables contradict each other or are no numbers.
+    """
     for launcher, (rank, size, local_rank, local_size) in _VARIABLES.items():
         if size not in environ or (launcher != "torchrun" and rank not in environ):
             continue
@@ -70,7 +86,7 @@ def read(environ: Mapping[str, str]) -> RankInfo:
 
 
 def variables_of(place: RankInfo) -> str:
-    """Return the names of the environment's variables that say which rank of how many this process is."""
+    """Return the names of the variables that give this process's rank and the number of ranks."""
     return " and ".join(_VARIABLES[place.launcher][:2])
 
 
@@ -82,8 +98,16 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def settle_environment(environ: MutableMapping[str, str] | None = None) -> RankInfo:
-    """Fills in what torch wants to know (RANK, WORLD_SIZE, MASTER_ADDR ...) where srun or mpirun started this process,
-    and the network interface between ranks. Raises BadInput where the first rank's address cannot be found out.
+    """Set the variables that torch needs (RANK, WORLD_SIZE, MASTER_ADDR ...) and the network interface between ranks.
+
+    Args:
+        environ: changed in place (default: that of this process).
+
+    Returns:
+        The rank of this process.
+
+    Raises:
+        BadInput: the address of rank 0 cannot be determined, or the network interface does not exist.
     """
     environ = os.environ if environ is None else environ
     place = read(environ)
@@ -106,7 +130,7 @@ def settle_environment(environ: MutableMapping[str, str] | None = None) -> RankI
 
 
 def _address(place: RankInfo, environ: Mapping[str, str]) -> str:
-    """The host on which rank 0 runs."""
+    """Return the host on which rank 0 runs."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return first_host(nodes)
     if place.local_size == place.size:
@@ -118,13 +142,20 @@ def _address(place: RankInfo, environ: Mapping[str, str]) -> str:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """The same on all ranks of a job, another one for another job, above the ports that systems give away."""
+    """Return a port that is the same on all ranks of a job and most likely differs between jobs.
+
+    It lies above the range from which systems assign ports.
+    """
     job = "/".join(environ.get(name, "") for name in _JOB)
     return 61000 + zlib.crc32((job if job.strip("/") else str(os.getppid())).encode()) % 4000
 
 
 def first_host(nodes: str) -> str:
-    """First of a list as Slurm writes it: gpu[003-004,7],login1 -> gpu003."""
+    """Return the first host of a list as Slurm writes it: gpu[003-004,7],login1 -> gpu003.
+
+    Raises:
+        BadInput: the list is not in Slurm's format.
+    """
     found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
     if not found:
         raise BadInput(f"The list of nodes {nodes!r} is not one that Slurm writes; set MASTER_ADDR.")
@@ -132,13 +163,13 @@ def first_host(nodes: str) -> str:
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface from which this machine reaches an address, None where that cannot be told."""
+    """Return the network interface through which this machine reaches an address; None where that is unknown."""
     import psutil
 
     try:
         family, _, _, _, where = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # of datagrams: nothing is sent
+            probe.connect(where)  # on a datagram socket this sends nothing
             own = probe.getsockname()[0]
     except OSError:
         return None
@@ -149,13 +180,16 @@ def interface_to(address: str) -> str | None:
 
 
 def share_cores(environ: MutableMapping[str, str] | None = None) -> None:
-    """Each of a machine's ranks gets its share of the cores in OMP_NUM_THREADS, unless that is set.
+    """Set OMP_NUM_THREADS to this rank's share of the cores, unless it is set.
 
-    To be called before torch or numba is imported: they read it once, and nothing is set in them.
+    Must be called before torch or numba is imported, which read the variable once.
+
+    Args:
+        environ: changed in place (default: that of this process).
     """
     environ = os.environ if environ is None else environ
     place = read(environ)
     if place.size > 1 and "OMP_NUM_THREADS" not in environ:
         own = cores()
-        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has shared them out
+        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has bound ranks
         environ["OMP_NUM_THREADS"] = str(own if bound else max(1, own // place.local_size))

@@ -1,18 +1,19 @@
-"""Memory that the ranks of one machine share, for what they would otherwise send each other through sockets.
+"""Shared memory of the ranks of one machine, instead of messages through sockets.
 
 R   ranks;  n  numbers of a message
 
 Through sockets, two processes of one machine take milliseconds for what copying takes microseconds.
 
-sums      Each rank copies its numbers to a place of its own, which all can read, and all are added up in the order of
-          ranks: every rank has the same bits. Two halves of the memory take turns, so that nobody writes where others
-          may still read.
-letters   Each rank has an outbox, in which letters lie until they have been taken. What does not fit goes by sockets;
-          the sender decides, and says so where the receiver looks for the letter.
+sums      Each rank copies its numbers to its own place, which all can read; all places are added up in the order of
+          ranks, so that every rank has the same bits. Two halves of the memory alternate, so that no rank writes where
+          others may still read.
+letters   (Point-to-point messages.) Each rank has an outbox, a ring buffer in which letters lie until the receiver has
+          copied them. A letter that does not fit is sent through sockets; the sender decides, and says so in the
+          directory where the receiver looks for the letter.
 
-Ranks tell each other how far they are in counters, each written by one rank. On processors that may show two writes in
-another order than they were made (all but x86) that does not do, and ranks keep to sockets. Each rank holds a lock,
-which the system lets go of when the process ends, however it ends: so those that wait for it learn of it.
+Ranks publish their progress in counters, each written by one rank. This requires that other processors see writes in
+the order in which they were made: only x86 guarantees that, elsewhere ranks use sockets. Each rank holds a file lock,
+which the system releases when the process ends, however it ends: ranks that wait for it detect that.
 """
 
 from __future__ import annotations
@@ -37,16 +38,15 @@ from ptymesh.files import pid_space
 if sys.platform != "win32":
     import fcntl
 
-#: Bytes that sums take, of all ranks; of outboxes, of one rank and of all.
+#: Bytes for the sums of all ranks; for one rank's outbox; for all outboxes.
 SUMS_BYTES, OUTBOX_BYTES, OUTBOXES_BYTES = 8 << 20, 8 << 20, 32 << 20
-#: Bytes of a line of the cache, and of the next, which the processor fetches with it.
+#: Bytes of a cache line and the next, which the processor fetches with it: counters so far apart share no line.
 LINE = 128
-#: A sum of fewer bytes than these is added up by every rank by itself, which takes one meeting, not two.
+#: Each rank adds up all of a sum of fewer bytes than these, which takes one barrier instead of two.
 SMALL_BYTES = 1 << 18
-#: Letters from one rank to another that may be on their way.
+#: Letters from one rank to another that may be in transit.
 SLOTS = 2
-#: Seconds in which a rank that waits does not sleep, that it then sleeps at a time, and from one look at whether the
-#: others are still there to the next.
+#: Seconds for which a waiting rank spins; for which it then sleeps at a time; between two checks that others live.
 AWAKE_S, SLEEP_S, LOOK_S = 1e-3, 1e-4, 0.1
 
 Combine = Callable[..., Tensor]
@@ -54,28 +54,32 @@ Combine = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """Where in the file is what: counters, directory of letters, places of sums, outboxes; sizes in bytes."""
+    """Offsets in the shared file: counters, directory of letters, places of sums, outboxes; sizes in bytes.
+
+    Attributes:
+        size: number of ranks.
+    """
 
     size: int
 
     @property
     def directory(self) -> int:
-        """Where it begins: after a line for each rank."""
+        """Offset of the directory of letters: after a cache line for each rank's counter."""
         return self.size * LINE
 
     @property
     def sums(self) -> int:
-        """Where they begin: after what has been sent and taken of each pair, and the places of it."""
+        """Offset of the sums, after the directory: for each pair of ranks, letters sent, letters taken, offsets."""
         return _lines(self.directory + self.size**2 * (2 + SLOTS) * 8)
 
     @property
     def place(self) -> int:
-        """Size of a rank's place in one half."""
+        """Bytes of one rank's place in one half."""
         return SUMS_BYTES // (2 * self.size) // LINE * LINE
 
     @property
     def outboxes(self) -> int:
-        """Byte at which the outboxes begin."""
+        """Offset of the outboxes."""
         return self.sums + 2 * self.size * self.place
 
     @property
@@ -90,19 +94,28 @@ class Plan:
 
 
 def possible() -> bool:
-    """Whether this system has such memory, and a processor that keeps the order of writes."""
+    """Return True if this system has such memory, and a processor that keeps the order of writes."""
     x86_linux = sys.platform == "linux" and platform.machine() == "x86_64"
-    return x86_linux and hasattr(os, "memfd_create") and bool(pid_space())  # a Python for old systems lacks the call
+    return x86_linux and hasattr(os, "memfd_create") and bool(pid_space())  # Pythons built for old systems lack memfd
 
 
 def create(size: int) -> tuple[int, str]:
-    """A new file of memory for so many ranks, open, and where `find` finds it; raises OSError where there is no room.
+    """Create the shared file.
 
-    It has no name that anybody could leave behind: others open it through this process, for as long as it is open here.
+    It has no name that could be left behind: other processes open it through this one, while it is open here.
+
+    Args:
+        size: number of ranks.
+
+    Returns:
+        File descriptor, and the text by which `find` opens it.
+
+    Raises:
+        OSError: there is not enough memory.
     """
     handle = os.memfd_create("ptymesh")
     try:
-        os.posix_fallocate(handle, 0, Plan(size).end)  # now, for to run out of it later is fatal
+        os.posix_fallocate(handle, 0, Plan(size).end)  # now: a page fault without memory would kill the process
     except OSError:
         os.close(handle)
         raise
@@ -110,7 +123,11 @@ def create(size: int) -> tuple[int, str]:
 
 
 def find(where: str) -> int:
-    """The file that another process has made, opened by this one; raises OSError where that is on another machine."""
+    """Open the file that another process has created, and return its descriptor.
+
+    Raises:
+        OSError: that process runs on another machine or in another pid namespace, or has ended.
+    """
     space, _, path = where.rpartition(" ")
     if space != pid_space():
         raise FileNotFoundError(path)
@@ -118,11 +135,12 @@ def find(where: str) -> int:
 
 
 class SharedMemory:
-    """The memory as one rank sees it.
+    """Shared memory as one rank uses it.
 
     Args:
-        rank, size: of this process, and how many there are.
-        handle: the file that `create` has made, opened by this process.
+        rank: this rank.
+        size: number of ranks.
+        handle: descriptor of the file that `create` has made, opened by this process.
     """
 
     def __init__(self, rank: int, size: int, handle: int) -> None:
@@ -135,26 +153,35 @@ class SharedMemory:
         self._places = whole[plan.sums : plan.outboxes].view(2, size, plan.place)
         self._outboxes = whole[plan.outboxes : plan.end].view(size, plan.outbox)
         pairs = np.frombuffer(memory, np.int64, size**2 * (2 + SLOTS), plan.directory).reshape(2 + SLOTS, size, size)
-        #: By sender and receiver: letters that were sent, that were taken, and where in the outbox the last ones are.
+        #: (size, size) by sender and receiver: letters sent, letters taken, and the outbox offsets of the last ones.
         self._sent, self._taken, self._where = pairs[0], pairs[1], pairs[2:]
-        #: Letters of mine that may not have been taken: whose, their number, and where they begin and end.
+        #: This rank's letters that may not have been taken: receiver, number, first byte, byte after the last.
         self._out: deque[tuple[int, int, int, int]] = deque()
         self._awaited = [0] * size
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-        #: Lets go of the lock, and of the memory once nobody holds a view of it: at the latest when this is forgotten.
+        #: Releases the lock, and the memory once no view of it exists; called at the latest when this object is freed.
         self.close = weakref.finalize(self, os.close, handle)
 
     # --- sums ---
 
     def reduce(self, flat: Tensor, combine: Combine) -> None:
-        """Each element of flat (n,) becomes that of all ranks, combined (torch.add, torch.maximum); all take part.
+        """Combine each element over ranks, in place. Collective.
 
-        Raises RuntimeError where a rank has ended that others wait for.
+        Args:
+            flat: (n,), replaced by the result.
+            combine: torch.add or torch.maximum.
+
+        Raises:
+            RuntimeError: a rank that others wait for has ended.
         """
         for piece in flat.split(self._places.shape[-1] // flat.element_size()):
             self._reduce(piece, combine)
 
     def _reduce(self, piece: Tensor, combine: Combine) -> None:
+        """Combine a piece that fits into a rank's place.
+
+        Of a large piece each rank combines a share, and then copies the shares of the others.
+        """
         self._half = 1 - self._half
         places = self._places[self._half].view(piece.dtype)[:, : len(piece)]
         own = places[self.rank]
@@ -164,7 +191,7 @@ class SharedMemory:
             _combined(places, combine, piece)
             return
         shares = [slice(len(piece) * r // self.size, len(piece) * (r + 1) // self.size) for r in range(self.size)]
-        mine = shares[self.rank]  # of everybody's numbers, which nobody else reads
+        mine = shares[self.rank]  # no other rank reads this share of the inputs
         _combined(places[:, mine], combine, piece[mine])
         own[mine] = piece[mine]
         self.meet()
@@ -172,20 +199,29 @@ class SharedMemory:
             piece[share] = place[share]
 
     def meet(self) -> None:
-        """Returns when all ranks have come here."""
+        """Wait at a barrier of all ranks. Collective."""
         self._steps += 1
         self._counters[self.rank] = self._steps
         self._wait_for(self._counters, self._steps)
 
     @property
     def meetings(self) -> int:
-        """How often all ranks have met."""
+        """Number of barriers so far."""
         return self._steps
 
     # --- letters ---
 
     def send(self, letter: Tensor, rank: int, by_socket: Callable[[], Any]) -> Any:
-        """Bytes (n,) to another rank; what `by_socket` returned if that had to be called, else None."""
+        """Send a letter to another rank; waits while SLOTS earlier ones to that rank have not been taken.
+
+        Args:
+            letter: (n,) uint8.
+            rank: receiver.
+            by_socket: sends it through a socket, called if the outbox has no space.
+
+        Returns:
+            Result of `by_socket` if that was called, else None.
+        """
         number = int(self._sent[self.rank, rank]) + 1
         taken = self._taken[self.rank]
         self._wait_for(taken[rank : rank + 1], number - SLOTS, rank)
@@ -203,17 +239,23 @@ class SharedMemory:
         return work
 
     def _free(self, size: int) -> int:
-        """Where in the outbox, which is filled round and round, there is so much room; -1 where there is none."""
+        """Return the offset of `size` free bytes in the outbox, a ring buffer; -1 if there are none."""
         room = self._outboxes.shape[1]
         if not self._out:
             return 0 if size <= room else -1
         first, last = self._out[0][2], _lines(self._out[-1][3])
-        if last > first:  # what is in it does not go round
+        if last > first:  # its content does not wrap around
             return last if last + size <= room else 0 if size < first else -1
         return last if last + size < first else -1
 
     def awaited(self, letter: Tensor, rank: int, by_socket: Callable[[], Any]) -> Callable[[], None]:
-        """What waits for the next letter from a rank, and copies it to bytes (n,) or has it received by socket."""
+        """Return a function that waits for the next letter from a rank and receives it.
+
+        Args:
+            letter: (n,) uint8, filled when the function is called.
+            rank: sender.
+            by_socket: receives it through a socket, called if the sender did so.
+        """
         self._awaited[rank] += 1
         return lambda number=self._awaited[rank]: self._receive(letter, rank, number, by_socket)  # type: ignore[misc]
 
@@ -229,7 +271,7 @@ class SharedMemory:
     # --- waiting ---
 
     def _wait_for(self, counters: np.ndarray, number: int, first: int = 0) -> None:
-        """Returns when counters of all ranks, or of some from the first on, have come so far."""
+        """Wait until all of the counters, of the ranks from `first` on, have reached `number`."""
         if counters.min() >= number:
             return
         began = looked = time.perf_counter()
@@ -244,7 +286,7 @@ class SharedMemory:
                 looked = now
 
     def _look(self, counters: np.ndarray, number: int, first: int) -> None:
-        """Raises RuntimeError where a rank that is waited for has ended: nobody holds its lock."""
+        """Raise RuntimeError if a rank that is waited for has ended, so that its lock is free."""
         for place in np.flatnonzero(counters < number):
             rank = first + int(place)
             try:
@@ -252,17 +294,17 @@ class SharedMemory:
             except OSError:
                 continue
             fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, rank)
-            if counters[place] < number:  # it has not come meanwhile and ended then
+            if counters[place] < number:  # else it had reached the number before it ended
                 raise RuntimeError(f"Connection closed: rank {rank} has ended")
 
 
 def _combined(places: Tensor, combine: Combine, out: Tensor) -> None:
-    """Rows of places (R, n) combined, into out (n,)."""
+    """Combine the rows of places (R, n), in order of rank, into out (n,)."""
     combine(places[0], places[1], out=out)
     for place in places[2:]:
         combine(out, place, out=out)
 
 
 def _lines(count: int) -> int:
-    """Bytes, rounded up to whole lines."""
+    """Return a number of bytes rounded up to whole cache lines."""
     return -(-count // LINE) * LINE

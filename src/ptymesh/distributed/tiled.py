@@ -1,23 +1,23 @@
-"""The object in tiles: each rank holds a part of it, and only borders travel.
+"""Layout of the object in tiles: each rank holds a part of it, and only sums on the borders are exchanged.
 
 N, R       views, ranks;  L, H, W  slices, object pixels;  b = BLOCK, side of a block
 tile       pixels that a rank owns;  part: its tile and the windows of its views, with a margin (tiles.py)
-halo       pixels of a part that are another rank's
+halo       pixels of a part that are in another rank's tile
 
-    share      E:    the halo is filled from its owners                       (`fill`)
-    its adjoint E^H: the halo is added into its owners, then forgotten        (`add`)
+    share      E:    the halo is filled from its owners                              (`fill`)
+    its adjoint E^H: the halo is added into its owners' tiles, then set to zero      (`add`)
 
-Sums over a batch need E E^H of what each rank has added up: the owner's total, on all parts that hold the pixel. Every
-rank whose part holds a pixel gets the others' shares of it directly, and adds them in the order of ranks, so that all
-have the same bits: one round of messages instead of two. Where windows are much larger than tiles, so that a pixel is
-held by many ranks, sums are relayed instead: every block has an owner, who adds them and gives back the whole, with
-the same bits. Elementwise arithmetic on such sums keeps the halo what its owners have, so that nothing has to be filled
-before windows are cut.
+Sums over a batch need E E^H of what each rank has added up: the total over ranks, on all parts that hold the pixel.
+Every rank whose part holds a pixel receives the others' sums of it directly, and adds them in the order of ranks, so
+that all have the same bits: one round of messages instead of two. Where windows are much larger than tiles, so that
+many ranks hold a pixel, sums are relayed instead: every block has an owner, which adds them and sends the result back,
+with the same bits. Elementwise arithmetic on such sums keeps the halo equal to its owners' values, so that it need not
+be filled before windows are cut.
 
-Views that reach blocks which others hold too are border views. Their sums start to travel (`begin`) before the interior
-ones are added, which touch none of these blocks.
+Views that reach blocks which other ranks hold too are border views. Their sums are sent (`begin`) before the interior
+views are added, which touch none of these blocks: communication overlaps computation.
 
-Ranks of one machine that share memory send no sums: each reads from the others' arrays what it adds (common.py).
+Ranks of one machine that share memory send no sums: each reads the others' accumulators (common.py).
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
 
-#: What arrives from each rank, one array per field, and what waits for it.
+#: Arrays received from each rank, one per field, and the function that waits for them.
 Posted = tuple[dict[int, list[Tensor]], Callable[[], None]]
-#: Pixels by which the middle of a view's window must have left its rank's tile before another rank gets the view.
+#: A view moves to another rank once the middle of its window is so many pixels outside of its owner's tile.
 STRAY = 2
 
 
 class Tiled(Layout):
-    """Each rank holds the part of the object that its views see: views whose window has its middle in the rank's tile.
+    """Layout in which each rank holds a part of the object and owns the views whose windows are centred in its tile.
 
     Args:
         world: the ranks.
-        nominal: (N, 2) positions that decide ownership at first.
+        nominal: (N, 2) positions in pixels, from which the tiles and the first owners follow.
         window: (h, w).
-        owner: (N,) who owns which view instead, for good: on the coarse pixels of a problem that has owners.
+        owner: (N,) int64, fixed owner of each view, for the coarse pixels of a problem that has owners.
     """
 
     name = "tiled"
@@ -65,50 +65,56 @@ class Tiled(Layout):
         self, world: World, nominal: np.ndarray, window: tuple[int, int], owner: np.ndarray | None = None
     ) -> None:
         self.window, self.migrates = window, owner is None
-        #: Whether ranks read each other's sums in memory that they share.
+        #: True if ranks read each other's sums in shared memory.
         self.in_memory = world.shares_memory and world.size <= MOST_RANKS
         cut, self.cells = bisect(nominal + np.array(window) / 2, world.size)
         super().__init__(world, cut if owner is None else owner)
-        #: Of every rank, as its part is, in pixels of the object as it is now; known once the object has been placed.
+        #: Tile of every rank, in pixels of the present object; known once the object has been placed.
         self.tiles: list[Rect] = []
 
     def place(self, extent: tuple[int, int], origin: tuple[float, float], anchors: np.ndarray) -> Rect:
-        """The part of an object of `extent` pixels that this rank is to hold; anchors (N, 2)."""
+        """Cut an object into tiles and parts, and return the part that this rank holds.
+
+        Args:
+            extent: sides of the object in pixels.
+            origin: object pixel of the scan's zero.
+            anchors: (N, 2) int64, of all views.
+        """
         tiles = tiles_of(self.cells, origin, extent)
         self.settled(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
         return self.parts[self.world.rank]
 
     def hold(self, parts: list[Rect]) -> Rect:
-        """The part that this rank holds where those of all ranks are given, as they were in a run that goes on."""
+        """Set the parts of all ranks, as they were in a run that is resumed, and return this rank's."""
         self.settled(self.tiles, parts)
         return parts[self.world.rank]
 
     def settled(self, tiles: list[Rect], parts: list[Rect]) -> None:
-        """These are the tiles and the parts from here on."""
+        """Set the tiles and parts of all ranks, and derive which blocks are shared with whom."""
         me = self.world.rank
         self.tiles, self.parts = tiles, parts
         neighbours = [r for r in range(self.world.size) if r != me and not (parts[r] & parts[me]).empty]
-        #: By rank, blocks (H/b, W/b) bool of the part that this rank holds too.
+        #: For each neighbour, the blocks (H/b, W/b) bool of this rank's part that it holds too.
         self._common = {rank: in_common(parts[me], parts[rank]) for rank in neighbours}
         self.relayed = relayed_is_less(tiles, parts)
         self._block_owners = block_owners(tiles, parts[me])
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Tiled:
-        """The layout of the same views on coarser pixels; they keep their owners."""
+        """Return the layout of the same views on coarser pixels, with the same owners."""
         return Tiled(self.world, nominal, window, self.owner)
 
     def tile(self, estimate: Estimate) -> Rect:
-        """The pixels that this rank writes into a file."""
+        """Return the pixels that this rank writes into a file."""
         return self.tiles[self.world.rank]
 
     # --- sums over a batch ---
 
     def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
-        """Blocks of the part that the windows of these views reach into, and whose sums are needed there."""
+        """Return the blocks of the part that these views' windows reach into, and which of their sums are exchanged."""
         return self.blocks_of(boxes, [views])[0]
 
     def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
-        """The same of several batches, worked out together."""
+        """Return for each of several batches the blocks of the part, and which of their sums are exchanged."""
         if self.in_memory:
             return [self._found(reached) for reached in reached_by(boxes, batches, self.owner, self.world.size)]
         return [
@@ -117,7 +123,11 @@ class Tiled(Layout):
         ]
 
     def _found(self, reached: np.ndarray) -> Blocks:
-        """Of one batch, where the ranks whose views reach into a block are bits of its number (H/b, W/b)."""
+        """Return a batch's blocks, whose sums are read in shared memory.
+
+        Args:
+            reached: (H/b, W/b) int64, the ranks whose views reach each block of the part, as bits.
+        """
         me, device = self.world.rank, self.world.device
         rows, columns = where(reached > 0)
         bits = reached[rows, columns]
@@ -132,8 +142,12 @@ class Tiled(Layout):
         )
 
     def _travelling(self, covered: Callable[[int], np.ndarray], whole: np.ndarray) -> Blocks:
-        """Blocks of a batch, and what travels of their sums; covered: those that a rank's views reach, (H/b, W/b) bool;
-        whole: those that any view does."""
+        """Return the blocks of a batch, and which of their sums are sent to and received from each rank.
+
+        Args:
+            covered: mask (H/b, W/b) bool of the blocks that a rank's views reach.
+            whole: (H/b, W/b) bool, blocks that any view reaches.
+        """
         me, device = self.world.rank, self.world.device
         rows, columns = where(whole)
 
@@ -158,15 +172,16 @@ class Tiled(Layout):
         return replace(found, shared=places(arriving))
 
     def common(self, obj: Tensor, parts: int) -> Common | None:
-        """Memory in which all ranks see each other's sums of this object (L, H, W) in so many parts."""
+        """Return shared memory for `parts` sums of this object (L, H, W); None where it is not used. Collective."""
         if not self.in_memory:
             return None
         return self.world.common(Areas(len(obj), tuple(self.parts), self.parts[self.world.rank]), parts, obj.dtype)
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
-        """Views (N,) bool, of these boxes, that reach blocks of this rank's part which others hold too.
+        """Return the views (N,) bool that reach blocks of this rank's part which other ranks hold too.
 
-        Own views besides these touch no block that travels; of others' views nothing is said (True).
+        False only for own views that touch no block whose sums are sent; True for all views of other ranks. None where
+        sums are read in shared memory, or no rank shares blocks with this one.
         """
         if not self._common or self.in_memory:
             return None
@@ -176,8 +191,17 @@ class Tiled(Layout):
         return border
 
     def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
-        """This rank's sums on the blocks that others hold too start to travel; the other blocks may still change."""
-        if blocks.reached is not None:  # there was no room for memory that is shared
+        """Start sending this rank's sums on the blocks that other ranks hold too; the other blocks may still change.
+
+        Args:
+            fields: accumulators (L, H, W) of this rank's part.
+            blocks: touched blocks of the batch.
+
+        Returns:
+            Function that does the rest of `reduce`, to be called with the other tensors once all views have been added.
+            Collective.
+        """
+        if blocks.reached is not None:  # shared memory could not be allocated: send messages instead
             reached = np.zeros([n // BLOCK for n in fields[0].shape[1:]], dtype=np.int64)
             reached[blocks.rows.numpy(), blocks.columns.numpy()] = blocks.reached.numpy()
             blocks = self._travelling(lambda rank: reached >> rank & 1 > 0, reached > 0)
@@ -188,15 +212,24 @@ class Tiled(Layout):
         return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.theirs))
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
-        """Global sums: of touched blocks of accumulators (L, H, W), whose borders travel, and of other tensors."""
+        """Return sums over ranks: of accumulators on touched blocks, and of other tensors. Collective.
+
+        Args:
+            fields: accumulators (L, H, W) of this rank's part.
+            blocks: touched blocks of the batch.
+            others: tensors of any shape.
+
+        Returns:
+            A BlockSparseField for each accumulator, then the other sums.
+        """
         return self.begin(fields, blocks)(*others)
 
     def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Any]:
-        """What has come is added where it belongs: the accumulators themselves hold the sums, as of a rank alone."""
+        """Receive the others' sums and add them to the accumulators, which then hold the sums over ranks."""
         arrived, wait = begun
         summed = self.world.sum(*others) if others else []
         wait()
-        if len(blocks.theirs) == 1 and not (blocks.given or blocks.taken):  # of two terms the order does not matter
+        if len(blocks.theirs) == 1 and not (blocks.given or blocks.taken):  # two terms: a + b = b + a, in any order
             ((rank, places),) = blocks.theirs.items()
             for field, values in zip(fields, arrived[rank], strict=True):
                 put_blocks(field, blocks.rows[places], blocks.columns[places], values, add=True)
@@ -206,7 +239,7 @@ class Tiled(Layout):
         return [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
 
     def _add_in_order(self, fields: list[Tensor], blocks: Blocks, arrived: dict[int, list[Tensor]]) -> None:
-        """Sums on the shared blocks, of all that have parts of them, and then what others have summed."""
+        """Add the sums on shared blocks in the order of ranks; then send totals from block owners to holders."""
         at = blocks.rows[:0] if blocks.shared is None else blocks.shared
         rows, columns = blocks.rows[at], blocks.columns[at]
         gathered = [cut_blocks(f, rows, columns) for f in fields]
@@ -229,8 +262,16 @@ class Tiled(Layout):
             put_blocks(field, rows, columns, total)
 
     def _post_blocks(self, given: dict[int, list[Tensor]], fields: list[Tensor], theirs: dict[int, Tensor]) -> Posted:
-        """Starts an exchange of values (L, n, b, b), one array per field (L, H, W), by rank: what arrives is there when
-        it is over."""
+        """Start an exchange of blocks.
+
+        Args:
+            given: for each rank, values (L, n, b, b) to send, one array per field.
+            fields: accumulators (L, H, W), for shapes and dtypes.
+            theirs: for each rank, places (n,) of the blocks that arrive.
+
+        Returns:
+            Arrays that are filled with what arrives, and the function that waits for it.
+        """
         sends = {rank: torch.cat([_real(v).reshape(-1) for v in values]) for rank, values in given.items()}
         receives, arrived = {}, {}
         for rank, places in theirs.items():
@@ -245,19 +286,19 @@ class Tiled(Layout):
     # --- whole fields ---
 
     def fill(self, field: Tensor) -> Tensor:
-        """E: the field (..., H, W) of the part, the halo as its owners have it."""
+        """Return E field: the field (..., H, W) of the part with its halo filled from the owners. Collective."""
         return self._copied(field, self.parts, self.parts[self.world.rank], torch.zeros_like(field))
 
     def add(self, partial: Tensor) -> Tensor:
-        """E^H: sums over ranks (..., H, W) on the tile, the halo 0."""
+        """Return E^H partial: sums over ranks (..., H, W) on the tile, 0 in the halo. Collective."""
         return self._summed(partial, self.tiles)
 
     def sum_field(self, partial: Tensor) -> Tensor:
-        """E E^H: sum over ranks of what each has added up over its part of the object (..., H, W)."""
+        """Return E E^H partial: the sum over ranks of what each has added up over its part (..., H, W). Collective."""
         return self.fill(self.add(partial)) if self.relayed else self._summed(partial, self.parts)
 
     def _summed(self, partial: Tensor, into: list[Rect]) -> Tensor:
-        """Each rank's shares of the pixels of all parts, added on those of `into` in the order of ranks."""
+        """Return the sum over ranks on this rank's rectangle of `into`, added in the order of ranks. Collective."""
         me = self.world.rank
         corner = self.parts[me].corner
         sends = {r: self.parts[me] & into[r] for r in range(self.world.size) if r != me}
@@ -274,7 +315,15 @@ class Tiled(Layout):
         return total
 
     def _copied(self, field: Tensor, wanted: list[Rect], mine: Rect, out: Tensor, shift: Any = (0, 0)) -> Tensor:
-        """`out` of the rectangle `mine`, filled from the owners of its pixels, who hold `field` on their parts."""
+        """Fill `out`, which covers the rectangle `mine`, from the owners of its pixels, and return it. Collective.
+
+        Args:
+            field: (..., H, W) of this rank's part.
+            wanted: rectangle that each rank needs.
+            mine: rectangle that this rank needs.
+            out: (..., H, W) of `mine`, filled in place.
+            shift: rows and columns by which present coordinates exceed those of the parts.
+        """
         me = self.world.rank
         corner = self.parts[me].moved(*shift).corner
         tiles = [tile.moved(*shift) for tile in self.tiles]
@@ -291,7 +340,13 @@ class Tiled(Layout):
     def _exchange(
         self, field: Tensor, corner: tuple[int, int], sends: dict[int, Rect], receives: dict[int, Rect]
     ) -> dict[int, Tensor]:
-        """What other ranks have sent of their fields, by rank: (..., h, w) of the rectangles in `receives`."""
+        """Exchange rectangles of a field; return those that arrive, (..., h, w) for each rank. Collective.
+
+        Args:
+            field: (..., H, W) of this rank's part.
+            corner: first pixel of the part.
+            sends, receives: rectangle for each rank; empty ones are left out.
+        """
         out = {r: field[(..., *rect.inside(corner))].contiguous() for r, rect in sends.items() if not rect.empty}
         arrived = {
             r: field.new_empty((*field.shape[:-2], *rect.shape)) for r, rect in receives.items() if not rect.empty
@@ -300,22 +355,31 @@ class Tiled(Layout):
         return arrived
 
     def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
-        """The object's field (L, H, W) with `reach` more pixels on each side where the object has them, and where this
-        is."""
+        """Return a field with `reach` more pixels on each side, as far as the object has them, and its rectangle.
+
+        Collective.
+
+        Args:
+            field: (L, H, W) of this rank's part.
+            estimate: its object's extent is used.
+            reach: pixels.
+        """
         whole = Rect(0, 0, *estimate.extent)
         wanted = [part.grown(reach) & whole for part in self.parts]
         mine = wanted[self.world.rank]
         return self._copied(field, wanted, mine, field.new_empty((*field.shape[:-2], *mine.shape))), mine
 
     def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
-        """The field (L, H, W) of the whole object, on every rank."""
+        """Return the field (L, H, W) of the whole object, on every rank. Collective."""
         whole = Rect(0, 0, *estimate.extent)
         out = field.new_empty((*field.shape[:-2], *whole.shape))
         return self._copied(field, [whole] * self.world.size, whole, out)
 
     def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
-        """On the first rank, the field (L, H, W) of the whole object tile by tile, of which it holds one at a time;
-        nothing on the others, who must exhaust it too."""
+        """Yield on rank 0 the field (L, H, W) of the whole object tile by tile, nothing on the others.
+
+        Collective: the others must exhaust it too. Rank 0 holds one foreign tile at a time.
+        """
         me = self.world.rank
         own = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
         if me:
@@ -331,23 +395,23 @@ class Tiled(Layout):
     # --- scalars ---
 
     def owned(self, estimate: Estimate) -> Tensor:
-        """Pixels (H, W) bool that this rank counts: those of its tile."""
+        """Return the pixels (H, W) bool of the part that this rank counts in sums: those of its tile."""
         mask = torch.zeros(estimate.object.shape[-2:], dtype=torch.bool, device=estimate.object.device)
         mask[self.tiles[self.world.rank].inside(estimate.corner)] = True
         return mask
 
     def sum_owned(self, values: Tensor) -> Tensor:
-        """Sum over ranks of values that each has summed over `owned` pixels."""
+        """Return the sum over ranks of values that each rank has summed over the pixels that it owns. Collective."""
         return self.world.sum(values)[0]
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over ranks."""
+        """Return the elementwise maximum over ranks. Collective."""
         return self.world.max(values)[0]
 
     def dots(
         self, pairs: Iterable[tuple[Tensor | BlockSparseField, Tensor | BlockSparseField]], estimate: Estimate
     ) -> Tensor:
-        """Re sum conj(a) b over the object's pixels, each counted by its owner, (n,) float64; in two messages."""
+        """Return Re sum conj(a) b for several pairs, (n,) float64, each pixel counted by its owner. Collective."""
         mask = self.owned(estimate)[None]
 
         def counted(a: Tensor | BlockSparseField, b: Tensor | BlockSparseField) -> Tensor:
@@ -363,9 +427,17 @@ class Tiled(Layout):
     def settle(
         self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
     ) -> TiledMigration | None:
-        """How arrays follow after views have moved and the object has grown by `before` rows and columns.
+        """Adapt tiles, parts and owners after views have moved or the object has grown. Every rank must call it.
 
-        Views that have left their tile go to the tile that they are in. None where all stays as it is.
+        Views that have left their rank's tile move to the rank in whose tile they are.
+
+        Args:
+            estimate: with its new extent, origin and anchors.
+            before: rows and columns that were added before the first.
+            rows: not used here.
+
+        Returns:
+            The migration of arrays; None where nothing changes.
         """
         anchors = estimate.anchors.cpu().numpy()
         old = TiledMigration(self, before)
@@ -381,6 +453,7 @@ class Tiled(Layout):
         return old
 
     def _strayed(self, anchors: np.ndarray, tiles: list[Rect]) -> np.ndarray:
+        """Return the owner (N,) of each view, changed where its window's middle is outside of its owner's tile."""
         middle = anchors + np.array(self.window) // 2
         edges = np.array(tiles)
         own = edges[self.owner]
@@ -393,13 +466,23 @@ class Tiled(Layout):
 
 
 class TiledMigration(Handover):
-    """From the parts and owners that were to those that are now; every rank takes part."""
+    """Transfer of arrays from the former parts and owners to the new ones. Every rank must take part.
+
+    Args:
+        layout: with the former parts and owners.
+        before: rows and columns that were added before the object's first.
+    """
 
     def __init__(self, layout: Tiled, before: tuple[int, int]) -> None:
         self.layout, self.before = layout, before
 
     def to(self, tiles: list[Rect], parts: list[Rect], owner: np.ndarray) -> None:
-        """Where all goes; from here on the layout is the new one."""
+        """Set the new tiles, parts and owners of the layout.
+
+        Args:
+            tiles, parts: of each rank, in order of rank.
+            owner: (N,) int64, rank of each view.
+        """
         layout = self.layout
         self._old = Tiled.__new__(Tiled)
         self._old.world, self._old.tiles, self._old.parts = layout.world, layout.tiles, layout.parts
@@ -410,7 +493,12 @@ class TiledMigration(Handover):
             layout.assign(owner)
 
     def carry(self, field: Tensor, outside: float) -> Tensor:
-        """An array (L, h, w) of the old part on the new one, `outside` where the object has grown."""
+        """Return an array of the old part on the new one. Collective.
+
+        Args:
+            field: (L, h, w) on the old part.
+            outside: value where the object has grown.
+        """
         out = field.new_full((*field.shape[:-2], *self.new.shape), outside)
         return self._old._copied(field, self._parts, self.new, out, self.before)
 

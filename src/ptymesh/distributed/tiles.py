@@ -1,9 +1,10 @@
-"""Pure arithmetic of tiles: rectangles of object pixels, and how a scan is cut into as many parts as there are ranks.
+"""Arithmetic of tiles: rectangles of object pixels, and how a scan is cut into as many tiles as there are ranks.
 
 N, R    views, ranks
-A tile belongs to one rank; tiles cover the object without overlap. A rank's *part* is its tile with a halo: as
-far as its views' windows reach, in whole blocks. Every rank knows all tiles and all parts: they follow from anchors and
-owners, which every rank knows, so no message is needed to agree on them.
+
+A tile belongs to one rank; tiles cover the object without overlap. A rank's *part* is its tile with a halo: as far as
+its views' windows reach, in whole blocks. Tiles and parts follow from anchors and owners, which every rank knows, so
+that ranks need no message to agree on them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import numpy as np
 
 from ptymesh.estimate import BLOCK, REACH
 
-#: Object pixels that a part reaches beyond what its views and its tile need at the moment: room for positions to move,
-#: and neighbours for filters of a few pixels.
+#: Object pixels by which a part exceeds what its views and its tile need at present: a margin for positions that move,
+#: and for filters of a few pixels.
 HALO = 8
 
 
 class Rect(NamedTuple):
-    """Object pixels from (top, left) to just before (bottom, right)."""
+    """Rectangle of object pixels from (top, left) to just before (bottom, right)."""
 
     top: int
     left: int
@@ -39,11 +40,11 @@ class Rect(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether it holds no pixel."""
+        """True if it contains no pixel."""
         return self.bottom <= self.top or self.right <= self.left
 
     def __and__(self, other: Rect) -> Rect:
-        """The rectangle of pixels that both hold."""
+        """Return the intersection."""
         return Rect(
             max(self.top, other.top),
             max(self.left, other.left),
@@ -52,7 +53,7 @@ class Rect(NamedTuple):
         )
 
     def hull(self, other: Rect) -> Rect:
-        """Smallest rectangle with the pixels of both."""
+        """Return the smallest rectangle that contains both."""
         if self.empty or other.empty:
             return self if other.empty else other
         return Rect(
@@ -63,33 +64,39 @@ class Rect(NamedTuple):
         )
 
     def holds(self, other: Rect) -> bool:
-        """Whether all pixels of the other are in it."""
+        """Return True if it contains all pixels of the other."""
         return other.empty or (self & other) == other
 
     def grown(self, pixels: int) -> Rect:
-        """Larger by so many pixels on every side."""
+        """Return the rectangle larger by so many pixels on every side."""
         return Rect(self.top - pixels, self.left - pixels, self.bottom + pixels, self.right + pixels)
 
     def moved(self, y: int, x: int) -> Rect:
-        """Further down by y and right by x."""
+        """Return the rectangle moved down by y and right by x pixels."""
         return Rect(self.top + y, self.left + x, self.bottom + y, self.right + x)
 
     def blocks(self) -> Rect:
-        """Smallest rectangle of whole blocks around it."""
+        """Return the smallest rectangle of whole blocks that contains it."""
         low = (self.top // BLOCK * BLOCK, self.left // BLOCK * BLOCK)
         return Rect(*low, -(-self.bottom // BLOCK) * BLOCK, -(-self.right // BLOCK) * BLOCK)
 
     def inside(self, corner: tuple[int, int]) -> tuple[slice, slice]:
-        """Its rows and columns in an array whose first pixel is `corner`."""
+        """Return its rows and columns in an array whose first pixel is `corner`."""
         y, x = corner
         return slice(self.top - y, self.bottom - y), slice(self.left - x, self.right - x)
 
 
 def bisect(centres: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Recursive bisection of points (N, 2) into `parts` cells of equal numbers of points, as far as these divide.
+    """Cut points into cells of equal numbers of points, as far as these divide, by recursive bisection.
 
-    Returns the cell of each point (N,) and the cells (parts, 4): top, left, bottom, right; outer edges are infinite.
-    Every cut is across the longer side of the points that it parts. A point on a cut may fall on either side of it.
+    Every cut is across the longer side of the points that it divides. A point on a cut may fall on either side of it.
+
+    Args:
+        centres: (N, 2), in any unit.
+        parts: number of cells.
+
+    Returns:
+        Cell of each point (N,) int64, and the cells (parts, 4): top, left, bottom, right; outer edges are infinite.
     """
     owner, cells = np.zeros(len(centres), dtype=np.int64), np.empty((parts, 4))
     everything = np.array([-np.inf, -np.inf, np.inf, np.inf])
@@ -111,7 +118,7 @@ def bisect(centres: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cut(coordinates: np.ndarray, k: int, low: float, high: float) -> float:
-    """Between the k-th and the next of these sorted coordinates; a pixel beyond them all where one side gets none."""
+    """Return a cut between the k-th and the next sorted coordinate; a pixel beyond them all if one side gets none."""
     if len(coordinates) == 0:
         return float(np.clip(0.0, low, high))
     if k == 0:
@@ -120,7 +127,13 @@ def _cut(coordinates: np.ndarray, k: int, low: float, high: float) -> float:
 
 
 def tiles_of(cells: np.ndarray, origin: tuple[float, float], extent: tuple[int, int]) -> list[Rect]:
-    """Tiles of an object of `extent` pixels from cells (R, 4) in the scan's own coordinates, whose zero is `origin`."""
+    """Return the tile of each rank.
+
+    Args:
+        cells: (R, 4) in the scan's own coordinates, in pixels.
+        origin: object pixel of the scan's zero.
+        extent: sides of the object in pixels.
+    """
     moved = cells + np.array([*origin, *origin])
     edges = np.clip(np.round(moved), 0, np.array([*extent, *extent])).astype(np.int64)
     return [Rect(*(int(edge) for edge in row)) for row in edges]
@@ -129,9 +142,16 @@ def tiles_of(cells: np.ndarray, origin: tuple[float, float], extent: tuple[int, 
 def parts_of(
     tiles: list[Rect], owner: np.ndarray, anchors: np.ndarray, window: tuple[int, int], extent: tuple[int, int]
 ) -> list[Rect]:
-    """What each rank must hold: its tile and the windows of its views at anchors (N, 2), with a margin, whole blocks.
+    """Return the part of each rank: its tile and the windows of its views, with a margin, in whole blocks.
 
     Each side is longer than the window's, so that no array of a part has the shape of a probe.
+
+    Args:
+        tiles: of each rank.
+        owner: (N,) int64, rank of each view.
+        anchors: (N, 2) int64, in object pixels.
+        window: (h, w).
+        extent: sides of the object in pixels.
     """
     low = np.full((len(tiles), 2), np.iinfo(np.int64).max)
     high = np.full((len(tiles), 2), np.iinfo(np.int64).min)
@@ -150,7 +170,7 @@ def parts_of(
 
 
 def _inside(rect: Rect, whole: Rect) -> Rect:
-    """The rectangle, moved by as little as brings it into the whole."""
+    """Return the rectangle moved by as little as brings it into `whole`."""
     y = max(0, -rect.top) - max(0, rect.bottom - whole.bottom)
     x = max(0, -rect.left) - max(0, rect.right - whole.right)
     return rect.moved(y, x)

@@ -1,17 +1,16 @@
-"""Finds the rank at fault when a run stands still, and stops the others within a stated time.
+"""Detection of the rank at fault when a run hangs; it ends the other ranks within a stated time.
 
-Every rank posts its heartbeat to the rendezvous store, twice a second and from a thread of its own. A rank that has
-made no move for longer than its phase allows reads the heartbeats of all, and blames by their counters, not by who
-noticed:
+A thread of every rank posts the rank's heartbeat to the rendezvous store, twice a second. A rank that has made no move
+for longer than its phase allows reads the heartbeats of all, and judges by their counters, not by who noticed:
 
     behind       ranks that entered fewer collectives than others; where all entered as many, those outside of it
     at fault     a rank behind, once it too is over the budget of *its* phase (a slow save is no fault of a batch)
-    silent       a rank whose heartbeat stays the same, and whose process is stopped or gone as this machine sees it, or
-                 which is on a machine that cannot be asked: at fault in any phase, which a slow rank is not
+    silent       a rank whose heartbeat does not change, and whose process is stopped or gone as this machine sees it,
+                 or which runs on a machine that cannot be inspected: at fault in any phase, unlike a slow rank
     verdict      one sentence in the store; the first one counts. Every rank reads it and ends
 
 The sentence names the rank, the cause and the last checkpoint. A rank that raises posts its own verdict. A rank that
-was itself kept from running, perhaps with all others (jobs are suspended), counts anew from there.
+was itself kept from running, perhaps with all others (suspended jobs), restarts its timers.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ from ptymesh.files import pid_space
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-#: Seconds between two posts; that a rank which was told to stop gets to end by itself; that a heartbeat may be late;
-#: after which a rank that stands still looks at the others; that rank 0 waits for the others at the end.
+#: Seconds between two posts; between a verdict and the end of the process, which may end by itself meanwhile; after
+#: which a heartbeat that has not changed is silent; after which an idle rank reads the others' heartbeats; that rank 0
+#: waits for the others at the end.
 TICK_S, GRACE_S, SILENT_S, LOOK_S, LAST_S = 0.5, 3.0, 4.0, 5.0, 10.0
-#: Seconds of silence, at least, after which a rank is at fault whose process cannot be asked for.
+#: Least seconds of silence after which a rank is at fault whose process cannot be inspected.
 ELSEWHERE_S = 120.0
 
-#: Why all may stand still, anywhere and while they join.
+#: Remedies where all ranks hang: in general, and while they join.
 HANGS = "the network, the backend or a device hangs; `ptymesh doctor` tries them."
 JOINING = (
     "they find no way to each other; where they compute on GPUs, name the network between machines in "
@@ -53,13 +53,22 @@ VERDICT, AGREED, CHECKPOINT = "ptymesh/verdict", "ptymesh/agreed", "ptymesh/chec
 
 
 def pulse_key(rank: int) -> str:
-    """Where a rank posts its heartbeat."""
+    """Return the store's key for a rank's heartbeat."""
     return f"ptymesh/heartbeat/{rank}"
 
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """A heartbeat as posted. beat: counts posts; idle_s: since the rank's last move, by its own clock."""
+    """Heartbeat as posted to the store.
+
+    Attributes:
+        phase, where, entered, waiting, queued: as in `Heartbeat`.
+        idle_s: seconds since the rank's last move, by its own clock.
+        budget_s: longest time without a move in its phase.
+        beat: number of the post.
+        host, pid: machine and process id.
+        space: pid namespace within which process ids are comparable; empty where unknown.
+    """
 
     phase: str
     where: str
@@ -71,20 +80,24 @@ class HeartbeatReport:
     beat: int
     host: str
     pid: int
-    space: str = ""  #: within which process ids mean the same, empty where that is not known
+    space: str = ""
 
     @property
     def place(self) -> str:
-        """Where the rank is, in words."""
+        """Position of the rank in the run, in words."""
         doing = f"{self.where} ({self.phase})" if self.where else f"the phase '{self.phase}'"
         return f"{doing} after {self.entered} collectives"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is at fault (None: nobody in particular), a sentence about it, and the status with which ranks end.
+    """Rank at fault and the sentence about it.
 
-    told: whether it is in the store, for the launcher to say it.
+    Attributes:
+        rank: at fault; None if no rank in particular is.
+        sentence: for the user.
+        status: exit status with which all ranks end.
+        told: True if it is in the store, so that the launcher prints it.
     """
 
     rank: int | None
@@ -93,34 +106,45 @@ class Verdict:
     told: bool = True
 
     def to_json(self) -> str:
-        """The verdict as text for the store of all ranks."""
+        """Return the verdict as text for the store."""
         return json.dumps(self.__dict__)
 
     @property
     def stopped(self) -> bool:
-        """Whether nobody is at fault: a rank was told to stop, and has left."""
+        """True if no rank is at fault: one was stopped by a signal, and has left."""
         return self.status == Interrupted.exit_status
 
 
 def kept_by_launcher() -> bool:
-    """Whether a launcher keeps the store, ours or torchrun; else rank 0 does."""
+    """Return True if a launcher (ours or torchrun) serves the store, False if rank 0 does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def read_heartbeat(store: Store, rank: int) -> HeartbeatReport | None:
-    """A rank's heartbeat as last posted, None where it has posted none."""
+    """Return a rank's heartbeat as last posted; None if it has posted none."""
     key = pulse_key(rank)
     return HeartbeatReport(**json.loads(store.get(key))) if store.check([key]) else None
 
 
 def read_verdict(store: Store) -> Verdict | None:
-    """The verdict, None while there is none."""
+    """Return the verdict; None while there is none."""
     return Verdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
 
 
 def accuse(store: Store, rank: int | None, what: str, status: int = 1) -> Verdict:
-    """Post a verdict unless there is one; returns the one that counts. It says what there is to go on from, unless
-    what the rank was given is at fault (status 2)."""
+    """Post a verdict unless there is one.
+
+    The sentence also names the last checkpoint, unless the input was at fault (status 2).
+
+    Args:
+        store: of all ranks.
+        rank: at fault; None if no rank in particular is.
+        what: sentence about the fault.
+        status: exit status of all ranks.
+
+    Returns:
+        The verdict that counts, which may be an earlier one.
+    """
     held = "" if status == BadInput.exit_status else _go_on_from(store)
     store.compare_set(VERDICT, "", Verdict(rank, f"{what}{held}", status).to_json())
     verdict = read_verdict(store)
@@ -129,6 +153,7 @@ def accuse(store: Store, rank: int | None, what: str, status: int = 1) -> Verdic
 
 
 def _go_on_from(store: Store) -> str:
+    """Return a sentence about the last checkpoint."""
     held = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
     return f" {held}"
 
@@ -136,17 +161,25 @@ def _go_on_from(store: Store) -> str:
 def judge(
     posts: dict[int, HeartbeatReport | None], silent_s: dict[int, float], patience_s: float
 ) -> tuple[int | None, str] | None:
-    """The rank at fault and what it did, None while nobody is over the budget of his phase.
+    """Return the rank at fault and a sentence about it.
 
-    posts: of every rank; silent_s: seconds since each one's beat last changed, by the reader's clock; patience_s: the
-    reader's own budget. Who has been silent for longer may have changed phase since, and is over his budget too.
+    A rank that has been silent for longer than `patience_s` may have changed its phase since, and counts as over its
+    budget too.
+
+    Args:
+        posts: heartbeat of every rank; None where it has posted none.
+        silent_s: seconds since each rank's heartbeat last changed, by the reader's clock.
+        patience_s: budget of the reader's own phase.
+
+    Returns:
+        Rank (None where all hang) and sentence; None while no rank is over the budget of its phase.
     """
     if absent := [rank for rank, post in posts.items() if post is None]:
         return absent[0], f"Rank {absent[0]} has never been heard of."
     known = {rank: post for rank, post in posts.items() if post is not None}
     last = max(post.entered for post in known.values())
     behind = {rank: post for rank, post in known.items() if post.entered < last}
-    if not behind:  # on a GPU nobody waits inside a collective, but for what comes out of it
+    if not behind:  # on a GPU ranks wait outside of the collective, for its result
         behind = {rank: post for rank, post in known.items() if not post.waiting}
         behind = behind if len(behind) < len(known) else {}
     idle = {rank: post.idle_s + silent_s[rank] for rank, post in known.items()}
@@ -154,7 +187,7 @@ def judge(
         if post.phase == "left":
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) has ended while others wait for it."
     if not behind and not any(post.waiting or post.queued for post in known.values()):
-        return None  # all are at work
+        return None  # all are computing
     if not behind and all(idle[rank] > post.budget_s for rank, post in known.items()):
         stand = f"All {len(known)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
         return None, f"{stand}: {JOINING if _joining(known) else HANGS}"
@@ -175,10 +208,18 @@ def _joining(posts: dict[int, HeartbeatReport]) -> bool:
 def stilled(
     posts: dict[int, HeartbeatReport | None], silent_s: dict[int, float], timeout_s: float, space: str
 ) -> tuple[int, str] | None:
-    """A rank that has been silent for too long, and what is known of it, whatever its phase; None where there is none.
+    """Return a rank that has been silent for too long, whatever its phase, and a sentence about it.
 
-    timeout_s: a batch's budget; space: the reader's own. A process of this machine that is neither stopped nor gone is
-    at work, however long it keeps its heartbeat from being posted.
+    A process of this machine that is neither stopped nor gone is at work, however long its heartbeat is delayed.
+
+    Args:
+        posts: heartbeat of every rank; None where it has posted none.
+        silent_s: seconds since each rank's heartbeat last changed, by the reader's clock.
+        timeout_s: budget of a batch.
+        space: the reader's own pid namespace.
+
+    Returns:
+        Rank and sentence; None where no rank is at fault.
     """
     elsewhere = "on another machine" if space else "it cannot be seen whether it lives"
     for rank, post in posts.items():
@@ -193,9 +234,13 @@ def stilled(
 
 
 class Watchdog(threading.Thread):
-    """Posts this rank's heartbeat, and ends this process once there is a verdict.
+    """Thread that posts this rank's heartbeat, and ends this process once there is a verdict.
 
-    store: a connection of its own, for the main thread may block on another.
+    Args:
+        store: a separate connection to the store, as the main thread may block on another.
+        heartbeat: progress of this rank.
+        rank: this rank.
+        size: number of ranks.
     """
 
     def __init__(self, store: Store, heartbeat: Heartbeat, rank: int, size: int) -> None:
@@ -208,16 +253,16 @@ class Watchdog(threading.Thread):
         self._host, self._beats = socket.gethostname(), dict.fromkeys(range(size), (-1, time.monotonic()))
 
     def run(self) -> None:
-        """Looks after the ranks until `leave` is called."""
+        """Post and check heartbeats until `leave` is called."""
         while True:
             self._forgive()
             try:
                 with self._lock:
                     verdict = None if self._done.is_set() else self._tick()
             except Exception as error:
-                gone = self._idle() > self._budget()  # else it may still end by itself, after a checkpoint
+                gone = self._idle() > self._budget()  # else this rank may still end by itself, after a checkpoint
                 verdict = self._without_store(error) if gone else None
-                if gone and stopping.requested():  # all ranks have been
+                if gone and stopping.requested():  # a signal to all ranks: no failure
                     verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
                 self.end(verdict)
@@ -226,7 +271,7 @@ class Watchdog(threading.Thread):
                 return
 
     def _forgive(self) -> None:
-        """Once this process was kept from running, perhaps with all others, nobody has been idle for long."""
+        """Restart all timers if this process was kept from running, perhaps together with all others."""
         now = time.monotonic()
         if now - self._ticked > SILENT_S:
             self._since = now
@@ -234,14 +279,19 @@ class Watchdog(threading.Thread):
 
     @property
     def done(self) -> bool:
-        """Whether `leave` was called."""
+        """True once `leave` was called."""
         return self._done.is_set()
 
     def leave(self, failed: bool = False) -> None:
-        """This rank needs nobody any more; no verdict ends it from here on. `failed`: it has posted why."""
+        """Stop watching: this rank needs no other rank any more, and no verdict ends it.
+
+        Args:
+            failed: True if this rank failed and has posted a verdict.
+        """
         self._done.set()
-        if self.is_alive() and threading.current_thread() is not self:  # Python would abort should it end within a
-            self.join(LAST_S)  # call of the store, whose C++ cannot be unwound
+        # Python aborts if it ends while this thread is inside the store's C++ code, which cannot be unwound
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join(LAST_S)
         stopping.forget(self.stopped)
         if not failed:
             self.heartbeat.phase = "left"
@@ -251,14 +301,17 @@ class Watchdog(threading.Thread):
                     self._outlast()
 
     def _outlast(self) -> None:
-        """Rank 0 keeps the store where no launcher does: it goes last, if the others do not take long."""
+        """Wait on rank 0, where it serves the store, until the other ranks have left, for a bounded time."""
         end = time.monotonic() + LAST_S
         for rank in range(1, self.size):
             while (post := read_heartbeat(self.store, rank)) and post.phase != "left" and time.monotonic() < end:
                 time.sleep(TICK_S / 10)
 
     def _tick(self) -> Verdict | None:
-        """Post, read, and where this rank stands still look at the others; early, so as to notice who is silent."""
+        """Post the heartbeat and return the verdict, after judging the others if this rank has been idle for too long.
+
+        An idle rank reads the others' heartbeats well before its budget ends, to see which of them are silent.
+        """
         self._post()
         verdict, idle, budget = read_verdict(self.store), self._idle(), self._budget()
         if verdict is not None or idle < min(LOOK_S, budget / 2):
@@ -274,6 +327,7 @@ class Watchdog(threading.Thread):
         return self.heartbeat.budgets_s.get(self.heartbeat.phase, 0.0)
 
     def _idle(self) -> float:
+        """Return the seconds since the last move of this rank."""
         now = (self.heartbeat.moves, self.heartbeat.entered, self.heartbeat.phase)
         if now != self._seen:
             self._seen, self._since = now, time.monotonic()
@@ -298,7 +352,7 @@ class Watchdog(threading.Thread):
         self.store.set(pulse_key(self.rank), json.dumps(told.__dict__))
 
     def _posts(self) -> tuple[dict[int, HeartbeatReport | None], dict[int, float]]:
-        """Pulses of all, and how long each has been the same; silence counts from the first look."""
+        """Return the heartbeats of all ranks, and the seconds since this rank last saw each of them change."""
         posts = {rank: read_heartbeat(self.store, rank) for rank in range(self.size)}
         now = time.monotonic()
         for rank, post in posts.items():
@@ -308,32 +362,44 @@ class Watchdog(threading.Thread):
         return posts, {rank: now - since for rank, (_, since) in self._beats.items()}
 
     def accuse_self(self, cause: str, status: int = 1) -> None:
-        """This rank failed, with this status: tell the others why."""
+        """Post the verdict that this rank failed, and why.
+
+        Args:
+            cause: in words.
+            status: exit status of all ranks.
+        """
         where = f" in {self.heartbeat.where}" if self.heartbeat.where else ""
         with contextlib.suppress(Exception), self._lock:
             accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause.rstrip('.')}.", status)
 
     def stopped(self) -> None:
-        """This rank leaves, as it was told to stop: the others need not wait for it, and nobody is at fault."""
+        """Post the verdict that ranks were stopped by a signal, so that the others need not wait for this one."""
         verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
         if not self.done:
             with self._lock:
                 self.store.compare_set(VERDICT, "", verdict.to_json())
             if self.rank == 0 and not kept_by_launcher():
-                time.sleep(2 * TICK_S)  # the store goes with this process: the others must have read it
+                time.sleep(2 * TICK_S)  # the store ends with this process: the others must have read the verdict
 
     def agree(self) -> None:
-        """All ranks fail alike: rank 0 says why, and the launcher need not."""
+        """Post that all ranks fail with the same error, which rank 0 reports, so that the launcher need not."""
         with contextlib.suppress(Exception), self._lock:
             self.store.set(AGREED, "")
 
     def tell(self, key: str, text: str) -> None:
-        """Leave word in the store."""
+        """Set a key of the store."""
         with self._lock:
             self.store.set(key, text)
 
     def wait_for(self, key: str, every_s: float) -> str:
-        """What another rank left there, once it has; a verdict on that rank ends the wait with this process."""
+        """Wait until another rank has set a key of the store, and return its text.
+
+        A verdict on that rank ends this process meanwhile.
+
+        Args:
+            key: of the store.
+            every_s: seconds between two polls.
+        """
         self.heartbeat.waiting = True
         try:
             while True:
@@ -345,20 +411,21 @@ class Watchdog(threading.Thread):
             self.heartbeat.waiting = False
 
     def explain(self) -> Verdict | None:
-        """Why a collective was broken off: the verdict, or else who has fallen silent; None where nobody knows."""
+        """Return why a collective was broken off: the verdict, or the rank that fell silent; None where unknown."""
         try:
             return self._explained()
         except Exception as error:
             return self._without_store(error)
 
     def _without_store(self, error: Exception) -> Verdict:
-        """This rank reaches nobody any more."""
+        """Return the verdict that this rank has lost the store, and with it the other ranks."""
         said = " ".join(str(error).split())[:100]
         whose = "the launcher" if kept_by_launcher() else "rank 0"
         sentence = f"Rank {self.rank} has lost {whose}, which keeps the store of the run ({said})."
         return Verdict(0, sentence, told=False)
 
     def _explained(self) -> Verdict | None:
+        """Wait some seconds for a verdict; without one, post a verdict on a rank that fell silent meanwhile."""
         end = time.monotonic() + SILENT_S
         while time.monotonic() < end:
             with self._lock:
@@ -376,11 +443,14 @@ class Watchdog(threading.Thread):
         return None
 
     def end(self, verdict: Verdict) -> None:
-        """Ends this process, whatever its main thread waits for. The launcher, if it is ours, speaks."""
+        """End this process, whatever its main thread waits for.
+
+        One rank prints the sentence, unless our own launcher does.
+        """
         if verdict.stopped:
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
-        heard = not launched() or verdict.status == BadInput.exit_status  # of which the launcher says nothing
+        heard = not launched() or verdict.status == BadInput.exit_status  # the launcher does not print these
         if not verdict.told or (heard and self.rank == speaker):
             print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
         os._exit(verdict.status)

@@ -1,7 +1,7 @@
-"""The ranks of a reconstruction, and what they can do together. One rank is a world too.
+"""Ranks of a reconstruction and their collectives. A single rank is a world too.
 
-Every method that takes part in a collective must be entered by all ranks. Reductions return new tensors: they never
-act on a view of somebody's array. Tensors of one real dtype travel in one flat bucket, complex ones as pairs of reals.
+Every rank must enter every collective. Reductions return new tensors: they never write to a view of a caller's array.
+Tensors of one real dtype travel in one flat bucket, complex ones as pairs of reals.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ from ptymesh.distributed.shared_memory import Combine, SharedMemory
 from ptymesh.distributed.watchdog import CHECKPOINT, Watchdog
 from ptymesh.errors import BadInput, PtymeshError
 
-#: Bytes for, or from, a rank.
+#: Messages: the other rank, and the bytes (n,) uint8 to send to it or to receive from it.
 Letters = list[tuple[int, Tensor]]
 
 
 @dataclass
 class PendingMessages:
-    """Messages under way; what is being sent must live until it has gone."""
+    """Messages in transit; tensors that are being sent are kept alive until they have been sent.
+
+    Attributes:
+        waits: functions that each wait for one message.
+        sends: tensor to each rank.
+        receives: tensor from each rank, valid after the wait.
+    """
 
     waits: list[Callable[[], Any]]
     sends: dict[int, Tensor]
     receives: dict[int, Tensor]
 
     def land(self) -> list[Tensor]:
-        """What has arrived, once all has."""
+        """Wait for all messages and return the received tensors."""
         for wait in self.waits:
             wait()
         self.waits, self.sends = [], {}
@@ -49,11 +55,19 @@ class PendingMessages:
 
 @dataclass
 class CollectiveLog:
-    """What a step received from other ranks, to be given to it again should it have to start anew.
+    """Replay log of a step: what it received from other ranks, to be returned again should the step restart.
 
-    began: collectives of the world when it began; keep: whether results are kept; noted: collectives that it knows of;
-    calls: how often something was received. Messages that a step had sent before it starts anew are not sent again: it
-    gets what they bring. opened: what was seen of others before anything was received, which is there as it was.
+    Messages that a step sent before it restarts are not sent again: the recorded answers are returned.
+
+    Attributes:
+        began: number of the world's collectives at the start of the step.
+        keep: True if results are stored.
+        noted: collectives that the log knows of.
+        calls: results received so far.
+        place: next result to be replayed.
+        results: stored results, or messages in transit.
+        opened: results of `World.opening` before anything was received, which still exist at a restart.
+        passed: calls of `World.opening` before anything was received.
     """
 
     began: int
@@ -66,41 +80,52 @@ class CollectiveLog:
     passed: int = 0
 
     def rewind(self, collectives: int) -> bool:
-        """Back to the beginning; False where that is not possible, as the world has done what is not on record."""
+        """Restart the replay at the first result.
+
+        Args:
+            collectives: the world's collectives so far.
+
+        Returns:
+            False if the step cannot be replayed, as collectives ran or results were received that are not stored.
+        """
         self.place = self.passed = 0
         return collectives - self.began == self.noted and (self.keep or not self.calls)
 
 
 class World:
-    """One rank alone: sums and maxima over ranks are the values themselves."""
+    """A single rank: sums and maxima over ranks are the values themselves. Base class of `Ranks`.
+
+    Args:
+        device: device of this rank.
+    """
 
     rank = 0
     size = 1
-    through = ""  #: what messages between ranks go through
-    shares_memory = False  #: whether all ranks see memory that one of them makes
+    through = ""  #: transport of messages between ranks, for reports
+    shares_memory = False  #: True if all ranks can map memory that one of them allocates
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.collectives = 0  #: how many were entered, for tests and reports
-        self.bytes_reduced = 0  #: payload that they carried
-        self.messages = 0  #: how many were sent to a single rank
-        self.bytes_sent = 0  #: payload that they carried
-        self.heartbeat = Heartbeat()  #: what this rank is doing
-        self.record: CollectiveLog | None = None  #: of the step that is being taken
+        self.collectives = 0  #: collectives entered so far, for tests and reports
+        self.bytes_reduced = 0  #: payload of these
+        self.messages = 0  #: point-to-point messages sent so far
+        self.bytes_sent = 0  #: payload of these
+        self.heartbeat = Heartbeat()  #: progress of this rank
+        self.record: CollectiveLog | None = None  #: replay log of the current step
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
-        """Sum over ranks of each tensor.
+        """Return the sum over ranks of each tensor. Collective.
 
-        What is returned may be what was given (a rank alone copies nothing): write to neither while both are in use.
+        A result may be the argument itself (a single rank copies nothing): write to neither while both are in use.
         """
         return self._recorded(lambda: list(tensors))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
-        """Elementwise maximum over ranks of each real tensor."""
+        """Return the elementwise maximum over ranks of each real tensor. Collective."""
         return self._recorded(lambda: self._alone(tensors))
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
-        """Each tensor as rank 0 has it."""
+        """Return the tensors of rank 0. Collective."""
         return self._recorded(lambda: self._alone(tensors))
 
     @staticmethod
@@ -108,32 +133,51 @@ class World:
         return [t.clone() for t in tensors]
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
-        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end.
+        """Start sending a tensor to each of some ranks and receiving from others.
 
-        Tensors are contiguous and not empty, of any dtype (they travel as bytes); what one rank sends another awaits.
+        Every message that one rank sends must be received by the other.
+
+        Args:
+            sends: tensor for each rank; contiguous, not empty, of any dtype (sent as bytes).
+            receives: tensor for each rank, of the sender's shape and dtype, filled in place.
+
+        Returns:
+            Function that waits until all messages have been sent and received.
         """
         assert not sends and not receives, "a rank alone has nobody to write to"
         return lambda: None
 
     def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
-        """Memory of all ranks for sums of objects of this dtype, where they share any. Collective."""
+        """Return accumulators in shared memory for sums of the object; None where ranks share no memory. Collective.
+
+        Args:
+            areas: rectangles of the object that the accumulators cover.
+            parts: number of separate sums.
+            dtype: complex dtype of the object.
+        """
         return None
 
     def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """An array that there is once, for all ranks to see, where they share memory. Collective."""
+        """Return one array in memory shared by all ranks; None where they share none. Collective."""
         return None
 
     def meet(self, handed_over: int = 0) -> None:
-        """Returns when all ranks that share memory have come here; this one has handed over so many bytes there."""
+        """Wait at a barrier of the ranks that share memory, and count `handed_over` bytes as traffic. Collective."""
 
     @property
     def meetings(self) -> int:
-        """How often ranks that share memory have met, in sums or otherwise: the same on all of them."""
+        """Number of barriers in shared memory so far, sums included; the same on all ranks."""
         return 0
 
     def opening(self, act: Callable[[], Tensor]) -> Tensor:
-        """What `act`, which ranks call together, lets this one see of the others; should a step start anew, what it saw
-        then. What is seen before anything else is received stays as it is until something is."""
+        """Run a collective that makes a shared tensor, or return its former result should the step restart. Collective.
+
+        If the log stores results, a copy is returned at a restart; else only tensors that were made before the step
+        received anything can be returned, as they are still valid then.
+
+        Args:
+            act: makes the tensor; all ranks call it together.
+        """
         record = self.record
         if record is None:
             return act()
@@ -148,7 +192,7 @@ class World:
         return record.opened[record.passed - 1]
 
     def _recorded(self, act: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """What `act` returns, or what it returned when the step was taken before."""
+        """Return the results of `act`, or those stored when the step ran before."""
         record = self.record
         if record is None:
             return act()
@@ -167,21 +211,29 @@ class World:
         return found
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Re sum conj(a) b over the elements that each rank holds and over ranks, 0-d float64."""
+        """Return Re sum conj(a) b over the elements of all ranks, 0-d float64. Collective."""
         products = torch.view_as_real(a) * torch.view_as_real(b) if a.is_complex() else a * b
         return self.sum(products.sum(dtype=torch.float64))[0]
 
     def agree(self, flag: bool) -> bool:
-        """True if any rank says True."""
+        """Return True if any rank passes True. Collective."""
         return flag
 
     def all_well(self, failure: Exception | None, doing: str) -> None:
-        """At a safe point: if any rank failed, raises on every rank: its own failure, or another's in its words."""
+        """Raise on every rank if any rank failed: its own error, or one that quotes the failed rank. Collective.
+
+        Args:
+            failure: this rank's error; None if it did not fail.
+            doing: what ranks were doing, for the message.
+
+        Raises:
+            PtymeshError: another rank failed; BadInput if its error was one.
+        """
         if not self.agree(failure is not None):
             return
         self.heartbeat.agreed = True
         said = self.words("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
-        with suppress(RuntimeError):  # nobody ends while others may still be reading what was said
+        with suppress(RuntimeError):  # no rank may end while others still read the message
             self.barrier()
         if failure is not None:
             raise failure
@@ -191,27 +243,29 @@ class World:
         raise kind(f"Rank {rank} failed while {doing}: {why}")
 
     def words(self, text: str) -> list[str]:
-        """What each rank says, in order of rank; collective."""
+        """Return the text of each rank, in order of rank. Collective."""
         return [text]
 
     def tell_checkpoint(self, text: str) -> None:
-        """What the last checkpoint holds, for messages should this rank be lost; not collective."""
+        """Publish what the last checkpoint holds, for messages should this rank be lost. Not collective."""
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Wait until every rank has called this. Collective."""
 
     def close(self) -> None:
-        """Leaves the world, which may wait for the others to leave as well."""
+        """Leave the world, which may wait for the others to leave as well."""
 
     def abandon(self) -> None:
-        """Leaves it for the process to end: nobody is waited for."""
+        """Leave the world without waiting for any rank, as the process is about to end."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A rank that failed does not wait: others may be waiting for it, and are told why once it has gone on
-        (program.account_for)."""
+        """Leave the world; after an error without waiting, since the others may be waiting for this rank.
+
+        They learn of the error from `program.account_for`.
+        """
         if kind is None:
             self.close()
         else:
@@ -222,7 +276,13 @@ Solo = World
 
 
 class Ranks(World):
-    """Several ranks joined by torch.distributed; `group` is for tests that use part of a pool."""
+    """Several ranks joined by torch.distributed.
+
+    Args:
+        device: device of this rank.
+        group: process group; for tests that use part of a pool.
+        watchdog: watchdog of this rank.
+    """
 
     def __init__(
         self,
@@ -238,14 +298,14 @@ class Ranks(World):
         self._shared: SharedMemory | None = None
         self._commons = Commons()
         place = read(os.environ)
-        one_machine = place.size in (1, place.local_size)  # as far as a launcher says
+        one_machine = place.size in (1, place.local_size)  # according to the launcher's variables
         if self.device.type == "cpu" and one_machine and os.environ.get(BACKEND, "auto") == "auto":
             self._shared = self._meet_shared()
-            self.collectives = self.bytes_reduced = 0  # this was not the run's
+            self.collectives = self.bytes_reduced = 0  # setting up is no traffic of the run
         self.through = "shared memory" if self._shared else dist.get_backend(group)
 
     def _meet_shared(self) -> SharedMemory | None:
-        """Memory that all ranks share; None where they are not on one machine, or it has none."""
+        """Return memory that all ranks share; None where they are not on one machine, or it has none. Collective."""
         handle, where = -1, ""
         if self.rank == 0 and shared_memory.possible():
             with suppress(OSError):
@@ -253,7 +313,7 @@ class Ranks(World):
         where = self.words(where)[0]
         found = None
         if where and shared_memory.possible():
-            with suppress(OSError):  # a rank on another machine does not find the file
+            with suppress(OSError):  # a rank on another machine cannot open the file
                 handle = shared_memory.find(where) if self.rank else handle
                 found = SharedMemory(self.rank, self.size, handle)
         all_found = not self.agree(found is None)
@@ -262,59 +322,74 @@ class Ranks(World):
         return found if all_found else None
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
-        """Sum over ranks of each tensor, one message per real dtype."""
+        """Return the sum over ranks of each tensor, in one message per real dtype. Collective."""
         act = self._reduction(dist.ReduceOp.SUM, torch.add)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
-        """Elementwise maximum over ranks of each real tensor."""
+        """Return the elementwise maximum over ranks of each real tensor. Collective."""
         act = self._reduction(dist.ReduceOp.MAX, torch.maximum)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
     @property
     def shares_memory(self) -> bool:  # type: ignore[override]
-        """See `World.shares_memory`."""
+        """True if all ranks can map memory that one of them allocates."""
         return self._shared is not None
 
     def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
-        """See `World.common`."""
+        """Return accumulators in shared memory for sums of the object; None where ranks share no memory. Collective.
+
+        Args:
+            areas: rectangles of the object that the accumulators cover.
+            parts: number of separate sums.
+            dtype: complex dtype of the object.
+        """
         if self._shared is None:
             return None
         summed = partial(self._bucketed, reduce=self._reduction(dist.ReduceOp.SUM, torch.add))
         return self._commons.of(self, Means(self._recorded, summed, self._met), areas, parts, dtype)
 
     def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """See `World.one_for_all`."""
+        """Return one array in memory shared by all ranks; None where they share none. Collective."""
         return None if self._shared is None else one_for_all(self, shape, dtype)
 
     def meet(self, handed_over: int = 0) -> None:
-        """See `World.meet`."""
+        """Wait at a barrier of the ranks that share memory, and count `handed_over` bytes as traffic. Collective."""
         self._met(handed_over)
 
     @property
     def meetings(self) -> int:
-        """See `World.meetings`."""
+        """Number of barriers in shared memory so far, sums included; the same on all ranks."""
         return 0 if self._shared is None else self._shared.meetings
 
     def _met(self, handed_over: int) -> None:
-        """Returns when all ranks have come here, where this one has handed over so many bytes."""
+        """Wait at the barrier in shared memory, after counting `handed_over` bytes as traffic."""
         assert self._shared is not None
         self.bytes_reduced += handed_over
         with self.heartbeat.collective():
             self._shared.meet()
 
     def _reduction(self, op: dist.ReduceOp.RedOpType, combine: Combine) -> Callable[[Tensor], Any]:
+        """Return the function that reduces a flat tensor in place over ranks."""
         if self._shared is None:
             return partial(dist.all_reduce, op=op, group=self.group)
         return partial(self._shared.reduce, combine=combine)
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
-        """Each tensor as rank 0 has it."""
+        """Return the tensors of rank 0. Collective."""
         act = partial(dist.broadcast, group=self.group, group_src=0)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
     def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
-        """Starts sending each tensor to its rank and receiving into the others; what is returned waits for the end."""
+        """Start sending a tensor to each of some ranks and receiving from others; a replay returns stored results.
+
+        Args:
+            sends: tensor for each rank; contiguous, not empty, of any dtype (sent as bytes).
+            receives: tensor for each rank, of the sender's shape and dtype, filled in place.
+
+        Returns:
+            Function that waits until all messages have been sent and received.
+        """
         record = self.record
         if record is not None and record.place < len(record.results):
             record.place += 1
@@ -328,7 +403,7 @@ class Ranks(World):
         return partial(self._arrive, list(receives.values()), pending, 0 if record is None else record.place - 1)
 
     def _posted(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], Any]]:
-        """What waits for the end of each message."""
+        """Start the messages and return functions that each wait for one."""
         out, back = (
             [(rank, tensor.view(-1).view(torch.uint8)) for rank, tensor in tensors.items()]
             for tensors in (sends, receives)
@@ -339,7 +414,7 @@ class Ranks(World):
         if near is None:
             return [work.wait for work in self._started(out, back)]
         isend, recv = partial(dist.isend, group=self.group), partial(dist.recv, group=self.group)
-        self.heartbeat.waiting = True  # where a rank has not taken the letters before these
+        self.heartbeat.waiting = True  # `send` waits where a rank has not taken the messages before these
         try:
             works = [near.send(letter, rank, partial(isend, letter, group_dst=rank)) for rank, letter in out]
         finally:
@@ -353,7 +428,7 @@ class Ranks(World):
         return dist.batch_isend_irecv(operations) if operations else []
 
     def _posted_by_the_host(self, out: Letters, back: Letters) -> list[Callable[[], Any]]:
-        """Gloo sends single messages between CPUs alone: a device's go through the host's memory."""
+        """Start messages through the host's memory, since gloo sends point-to-point messages between CPUs only."""
         sent = [(rank, letter.to("cpu", copy=True)) for rank, letter in out]
         arrived = [(rank, torch.empty_like(letter, device="cpu")) for rank, letter in back]
         works = self._started(sent, arrived)
@@ -361,14 +436,14 @@ class Ranks(World):
         def land() -> None:
             for work in works:
                 work.wait()
-            sent.clear()  # which had to live until now
+            sent.clear()  # the copies had to live until now
             for (_, letter), (_, host) in zip(back, arrived, strict=True):
                 letter.copy_(host)
 
         return [land]
 
     def _arrive(self, receives: list[Tensor], came: list[Tensor] | PendingMessages, place: int) -> None:
-        """What came is in `receives` then, and on record."""
+        """Wait for messages, or take stored ones; copy them into `receives` and store them in the replay log."""
         record, landed = self.record, came if isinstance(came, list) else []
         if isinstance(came, PendingMessages):
             with self.heartbeat.collective():
@@ -381,21 +456,21 @@ class Ranks(World):
                 tensor.copy_(value)
 
     def agree(self, flag: bool) -> bool:
-        """True if any rank says True."""
+        """Return True if any rank passes True. Collective."""
         return bool(self.max(torch.tensor([float(flag)], device=self.device))[0].item() > 0)
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Wait until every rank has called this. Collective."""
         self.agree(False)
 
     def tell_checkpoint(self, text: str) -> None:
-        """What the last checkpoint holds, for messages should this rank be lost; not collective."""
+        """Publish what the last checkpoint holds, for messages should this rank be lost. Not collective."""
         if self.watchdog and self.rank == 0:
-            with suppress(RuntimeError):  # the store goes with the launcher, and the checkpoint is there all the same
+            with suppress(RuntimeError):  # the store ends with the launcher; the checkpoint exists all the same
                 self.watchdog.tell(CHECKPOINT, text)
 
     def words(self, text: str) -> list[str]:
-        """What each rank says, in order of rank; collective."""
+        """Return the text of each rank, in order of rank. Collective."""
         said = torch.tensor(list(text.encode()), dtype=torch.int64, device=self.device)
         longest = int(self.max(torch.tensor([len(said)], device=self.device))[0])
         table = torch.zeros(self.size, longest, dtype=torch.int64, device=self.device)
@@ -404,7 +479,7 @@ class Ranks(World):
         return [bytes(row[row > 0].tolist()).decode() for row in table.cpu()]
 
     def close(self) -> None:
-        """Leaves the process group that `join` entered, and the memory of this machine's ranks."""
+        """Leave the process group that `join` entered, and release shared memory."""
         self.abandon()
         if self.group is None and dist.is_initialized():
             if self.watchdog:
@@ -412,16 +487,17 @@ class Ranks(World):
             dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leaves the memory of this machine's ranks; NCCL would wait for ranks that sit in a collective."""
+        """Release shared memory but not the process group: NCCL would wait for ranks that are inside a collective."""
         if self._shared:
             self._shared.close()
             self._shared, self._commons = None, Commons()
 
     def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
+        """Return the tensors reduced over ranks, in one flat bucket per real dtype."""
         reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         results: list[Tensor | None] = [None] * len(tensors)
         for dtype in dict.fromkeys(r.dtype for r in reals):
-            # complex ones first: their pairs must start at even places of the bucket
+            # complex tensors come first: their pairs must start at even offsets of the bucket
             places = [i for i, r in enumerate(reals) if r.dtype == dtype]
             places.sort(key=lambda i: not tensors[i].is_complex())
             flat = torch.cat([reals[i].reshape(-1) for i in places])

@@ -1,1 +1,1 @@
-"""Starting ranks, waiting for them, and looking at the machine that they run on."""
+"""Starting of ranks, supervision of running ranks, and tests of the machine that they run on."""

@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.apart RANKS PROGRAM`: the launcher, as a process that can be given up."""
+"""`python -m ptymesh.launcher.apart RANKS PROGRAM`: the launcher as a process of its own, which can be killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ptymesh.launcher.launch import launch
 
 
 def main(ranks: str, *program: str) -> int:
-    """Return the exit status of so many ranks of `python PROGRAM`."""
+    """Run `python PROGRAM` on so many ranks and return their exit status."""
     return launch((), int(ranks), program=program)
 
 

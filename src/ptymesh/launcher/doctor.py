@@ -1,7 +1,7 @@
-"""What this machine has, and whether it works: devices, backends, collectives, copies between GPUs, disk.
+"""Inventory and test of this machine: devices, backends, collectives, copies between GPUs, disk.
 
-What may hang runs in processes of its own, with a time limit; NCCL is tried again without direct copies between GPUs,
-so that a broken path between two of them is told from a broken installation.
+Tests that may hang run in separate processes with a time limit. NCCL is tried again without direct copies between GPUs,
+which distinguishes a broken path between two of them from a broken installation.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ptymesh.distributed import shared_memory
 from ptymesh.distributed.devices import available_backends, is_slice, memory_nodes, say_cpus
 from ptymesh.distributed.processes import cores, start_python
 
-#: Module that each rank of the hang test runs, and module for copies between GPUs; tests put others here.
+#: Module that each rank of the hang test runs, and module for copies between GPUs; tests replace them.
 PROBE, PEERS = ("-m", "ptymesh.launcher.probe"), ("-m", "ptymesh.distributed.peers")
-#: Bytes that are written to and read from the disk.
+#: Bytes written to and read from the disk.
 DISK_BYTES = 64 << 20
 NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
 _TELLING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SLURM_JOB_ID", "MASTER_ADDR")
 
 
 def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
-    """Everything, as JSON can hold it.
+    """Run all tests and return their results as JSON can hold them.
 
     Args:
-        folder: whose disk is timed.
-        timeout_s: after which a backend hangs.
-        ranks: of the hang test on the CPU; on GPUs each has one.
+        folder: folder whose disk is timed.
+        timeout_s: seconds after which a test counts as hanging.
+        ranks: number of ranks of the hang test on the CPU; on GPUs each device has one.
     """
     found: dict[str, Any] = {
         "system": system(),
@@ -64,7 +64,12 @@ def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
 
 
 def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str, int]]:
-    """(device, backend, ranks) to try: every backend with the devices that it is for."""
+    """Return the combinations (device, backend, ranks) to test: every backend with the devices that it is for.
+
+    Args:
+        found: devices, as `devices` returns them.
+        ranks: number of ranks on the CPU.
+    """
     tried = [("cpu", "auto", ranks)] if shared_memory.possible() else []
     tried.append(("cpu", "gloo", ranks))
     for kind, own in (("cuda", "nccl"), ("xpu", "xccl")):
@@ -77,7 +82,7 @@ def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, st
 
 
 def system() -> dict[str, Any]:
-    """Versions, cores, memory, network."""
+    """Return versions, cores, memory and network interfaces of this machine."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -109,7 +114,7 @@ def _version(package: str) -> str | None:
 
 
 def driver() -> str | None:
-    """Version of NVIDIA's driver, as its own tool says it; None without one."""
+    """Return the version of NVIDIA's driver as nvidia-smi reports it; None without one."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -121,7 +126,7 @@ def driver() -> str | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """CUDA (or ROCm) devices, XPUs and Apple's, with their memory."""
+    """Return the CUDA (or ROCm) devices and XPUs, with their memory."""
     found: list[dict[str, Any]] = []
     for kind, interface in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         for index in range(interface.device_count() if interface.is_available() else 0):
@@ -140,7 +145,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that change what the above find."""
+    """Return the environment variables that affect the other tests."""
     names = [name for name in environ if name in _TELLING or name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_"))]
     return {name: environ[name] for name in sorted(names)}
 
@@ -148,12 +153,20 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def hang_test(
     device: str, backend: str, ranks: int, timeout_s: float, extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Whether `ranks` ranks on these devices can sum over this backend, and how fast; `extra`: environment besides."""
+    """Test whether ranks can sum over a backend without hanging, and measure how fast.
+
+    Args:
+        device: kind of device of every rank.
+        backend: collective backend.
+        ranks: number of ranks.
+        timeout_s: seconds after which the test counts as hanging.
+        extra: additional environment variables.
+    """
     tried: dict[str, Any] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
     words = ("-m", "ptymesh.launcher.apart", str(ranks), *PROBE, device, backend)
     began = time.monotonic()
     status, out, err = run_python(words, timeout_s, extra)
-    seconds = timeout_s if status is None else time.monotonic() - began  # ending what hangs takes time of its own
+    seconds = timeout_s if status is None else time.monotonic() - began  # without the time that killing takes
     tried |= {"works": status == 0, "hangs": status is None, "seconds": seconds, "allreduce": []}
     if status == 0:
         answer = json.loads(out.splitlines()[-1])
@@ -166,12 +179,15 @@ def hang_test(
 def run_python(
     words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[int | None, str, str]:
-    """Return status (None: it hung, and was ended with all its children), standard output and standard error.
+    """Run Python, and kill it with all its children if it hangs.
 
     Args:
-        words: what Python runs.
-        timeout_s: after which it hangs.
-        environment: variables that it gets besides.
+        words: arguments of Python.
+        timeout_s: seconds after which it counts as hanging.
+        environment: additional environment variables.
+
+    Returns:
+        Exit status (None if it hung), standard output and standard error.
     """
     process = start_python(
         *words,
@@ -186,7 +202,7 @@ def run_python(
         out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
     except subprocess.TimeoutExpired:
-        below = psutil.Process(process.pid).children(recursive=True)  # ranks are in sessions of their own
+        below = psutil.Process(process.pid).children(recursive=True)  # each rank has its own session
         process.kill()
         for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -196,7 +212,7 @@ def run_python(
 
 
 def peers(timeout_s: float) -> list[dict[str, Any]]:
-    """Copies between every two GPUs; the pair at which they hang, or fail, has no bandwidth."""
+    """Return bandwidth and latency of copies between every two GPUs; 0 GB/s for the pair at which they hang or fail."""
     status, out, err = run_python(PEERS, timeout_s)
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if status != 0:
@@ -207,7 +223,7 @@ def peers(timeout_s: float) -> list[dict[str, Any]]:
 
 
 def disk(folder: Path) -> dict[str, Any]:
-    """Speed of writing and of reading 64 MiB in a folder, and the space there."""
+    """Return the speed of writing and reading 64 MiB in a folder, and its free space."""
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".ptymesh-doctor-") as file:
         began = time.perf_counter()
@@ -217,7 +233,7 @@ def disk(folder: Path) -> dict[str, Any]:
         os.fsync(file.fileno())
         written = time.perf_counter()
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the disk is read, not memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # drop it from the page cache
         file.seek(0)
         while file.read(1 << 20):
             pass
@@ -231,7 +247,7 @@ def disk(folder: Path) -> dict[str, Any]:
 
 
 def advice(found: Mapping[str, Any]) -> list[str]:
-    """What to do about what was found, with the evidence."""
+    """Return sentences on what to do about the results, with the evidence."""
     said = []
     for tried in found["backends"]:
         name = f"{tried['backend']} between {tried['ranks']} {tried['device']} ranks"

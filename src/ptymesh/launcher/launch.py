@@ -1,9 +1,10 @@
-"""Starts the ranks of a run on this machine.
+"""Launcher of the ranks of a run on this machine.
 
 Ranks get the environment that torchrun would give them, and are started and ended by the process layer of torch's
-elastic launcher. Its agent (`elastic_launch`) is not used: when a signal comes it forgets how the ranks ended, so that
-"interrupted after a checkpoint" could not be told from a crash, it kills the others as soon as one has ended, and a
-second signal leaves ranks behind. Here signals are passed on, ranks get their time, and their statuses are kept.
+elastic launcher. Its agent (`elastic_launch`) is not used: after a signal it discards the exit statuses of the ranks,
+so that "interrupted after a checkpoint" and a crash would look the same; it kills the other ranks as soon as one has
+ended; and a second signal leaves ranks behind. Here signals are passed on, ranks get time to end, and their statuses
+are kept.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from ptymesh.distributed.watchdog import AGREED, read_verdict
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
 
-#: More processes than any machine runs well, which a slip of the finger would start.
+#: Most ranks on one machine; larger numbers are typing errors.
 MOST_RANKS = 4096
-#: More ranks on a core than anybody has a use for, beside the tests, which have a few on each.
+#: Most ranks on a core; only tests put several on one.
 MOST_PER_CORE = 16
-#: Seconds within which this process must reach the store that it keeps itself.
+#: Seconds within which this process must reach the store that it serves itself.
 STORE_S = 10.0
 TAIL_LINES, TAILS = 20, 3
 
-#: Statuses after which starting the ranks again would change nothing.
+#: Exit statuses after which a restart of the ranks would give the same result.
 FINAL = (0, BadInput.exit_status, Diverged.exit_status, Interrupted.exit_status)
 
 
@@ -56,36 +57,41 @@ def launch(
 ) -> int:
     """Run `python -m ptymesh ARGUMENTS` on `ranks` ranks of this machine and return their exit status.
 
-    Rank 0 has this process's terminal; what the others print goes to log_dir/rank<R>.txt and is shown when they fail.
+    Rank 0 uses this process's terminal; the output of the others goes to log_dir/rank<R>.txt and is shown if they fail.
     SIGINT, SIGTERM, SIGHUP (as SIGTERM) and SIGUSR1 are passed on; the ranks then have ten minutes to write a
-    checkpoint and leave with status 75. A second Ctrl-C is passed on too, a third ends them at once.
+    checkpoint and leave with status 75. A second Ctrl-C is passed on too, a third kills them at once.
 
     Args:
         arguments: of the command line.
-        ranks: how many processes.
-        threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores shared out.
+        ranks: number of processes.
+        threads_per_rank: default: OMP_NUM_THREADS where it is set, else this machine's cores divided by the ranks.
         log_dir: default: a temporary folder.
-        program: what python runs instead of ptymesh.
-        max_restarts: how often ranks that failed (not with 2, 3 or 75) are started again; they find the number in
+        program: arguments of Python instead of ptymesh.
+        max_restarts: how often ranks that failed (not with 2, 3 or 75) are restarted; they find the number in
             TORCHELASTIC_RESTART_COUNT.
-        environment: variables that ranks get besides.
-        bind: each rank to the cores of one NUMA node, on machines with several.
-        terminal: whether rank 0 has this process's; else it has a file too.
+        environment: additional environment variables of the ranks.
+        bind: True to bind each rank to the cores of one NUMA node, on machines with several.
+        terminal: True if rank 0 uses this process's terminal; else its output goes to a file too.
 
-    Returns the status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence
-    (3), else of the first that failed. A rank killed by a signal counts as 1. Raises BadInput for ranks < 1.
+    Returns:
+        The status that the ranks agree on; where they do not, that of the rank with bad input (2) or a divergence (3),
+        else of the first that failed. A rank killed by a signal counts as 1.
+
+    Raises:
+        BadInput: a number of ranks or restarts that cannot be, or a folder that cannot be made.
+        PtymeshError: the store cannot listen on the loopback interface.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise BadInput(f"--ranks is {ranks}; give 1 to {MOST_RANKS} on one machine.")
     if max_restarts < 0:
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
-    saying = stopping.sentence()  # before signals are for the ranks
+    saying = stopping.sentence()  # read it before `Signals` changes it
     with _quiet(), Signals() as signals:
         logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
         _make(logs)
         for attempt in range(max_restarts + 1):
-            # The launcher hosts the store: no port is taken between choosing and using it, and none needs rank 0 alive.
+            # The launcher serves the store: its port cannot be taken before it is used, and it outlives rank 0.
             store = _store()
             given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
             environments = {
@@ -113,7 +119,7 @@ def _make(logs: Path) -> None:
 
 
 def _store() -> TCPStore:
-    """A store that listens on the loopback interface alone. Raises PtymeshError where nobody can speak to it."""
+    """Return a store that listens on the loopback interface only. Raises PtymeshError if it cannot be reached."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port, how = listener.getsockname()[1], {"is_master": True, "wait_for_workers": False}
@@ -128,7 +134,7 @@ def _store() -> TCPStore:
 def _attempt(
     command: Sequence[str], environments: dict[int, dict[str, str]], signals: Signals, store: TCPStore
 ) -> Watch:
-    """Start the ranks and return when all have ended."""
+    """Start the ranks and wait until all have ended."""
     python, *arguments = python_command(*command)
     with _held_back():
         context = start_processes(
@@ -144,7 +150,7 @@ def _attempt(
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Processes that are started within it get no signal before they can answer it (`child.settle`)."""
+    """Block signals for processes that are started within this context, until they can handle them (`child.settle`)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -158,7 +164,7 @@ def _held_back() -> Iterator[None]:
 def _environment(
     rank: int, ranks: int, port: int, threads: int | None, logs: Path, cpus: list[int], terminal: bool
 ) -> dict[str, str]:
-    """What torchrun gives to a rank, and what our own ranks do first (`child.settle`)."""
+    """Return the environment variables of a rank: those of torchrun, and those that `child.settle` reads."""
     environment = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -187,27 +193,27 @@ def _cpus() -> list[int]:
 
 
 class _Inherit(LogsSpecs):
-    """Ranks keep our streams; `child.settle` redirects those of the others into one file each, in order."""
+    """Log settings with which ranks inherit our streams; `child.settle` redirects those of all but rank 0."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Tells torch to redirect no stream."""
+        """Return destinations that redirect no stream."""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
 
     @property
     def root_log_dir(self) -> str:
-        """No folder: torch keeps no logs."""
+        """Empty: torch keeps no logs."""
         return ""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch's launcher from logging about signals that we send, and from handling those that we get."""
+    """Keep torch's launcher from logging the signals that we send, and from handling those that we receive."""
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     level, name = logger.level, "TORCHELASTIC_SIGNALS_TO_HANDLE"
     before = os.environ.get(name)
     logger.setLevel(logging.CRITICAL)
-    os.environ[name] = "NONE"  # an unknown name is logged, and that is all
+    os.environ[name] = "NONE"  # torch only logs an unknown name, and handles no signal
     try:
         yield
     finally:
@@ -218,25 +224,26 @@ def _quiet() -> Iterator[None]:
 
 
 def _status(ended: dict[int, int], forced: set[int]) -> int:
+    """Return the exit status of the run from those of the ranks (`launch`)."""
     own = [status for rank, status in ended.items() if status != 0 and rank not in forced]
     for known in (BadInput.exit_status, Diverged.exit_status):
         if known in own:
             return known
     stopped = {Interrupted.exit_status, *(-number for number in FORWARDED)}
     if Interrupted.exit_status in own and stopped.issuperset(own):
-        return Interrupted.exit_status  # the checkpoint is there; a repeated signal met a rank on its way out
+        return Interrupted.exit_status  # the checkpoint exists; a repeated signal killed a rank that was leaving
     failed = own or [status for status in ended.values() if status != 0]
     return max(failed[0], 1) if failed else 0
 
 
 def _tell(watch: Watch, status: int, logs: Path) -> None:
-    """What went wrong: the end of the log of the rank at fault, and the verdict on it; else what failed ranks said."""
+    """Print the end of the failed rank's log and the verdict on it; without a verdict, the logs of all failed ranks."""
     ended, forced = watch.ended, watch.forced
     if status in FINAL and ended[0] == status:
         return
     verdict = asked(lambda: read_verdict(watch.store), None)
     if verdict and verdict.stopped and status != Interrupted.exit_status:
-        verdict = None  # a rank was told to stop because another one had failed
+        verdict = None  # a rank was stopped because another one had failed
     if status != Interrupted.exit_status:
         for code in dict.fromkeys(code for code in ended.values() if code < 0):
             killed = [rank for rank in sorted(ended) if ended[rank] == code and rank in forced]
@@ -258,10 +265,16 @@ def _tell(watch: Watch, status: int, logs: Path) -> None:
 
 
 def tidy(logs: Path, ranks: int, status: int = 0) -> None:
-    """Remove the files of ranks that said nothing; once all went well, those that an earlier run on more ranks left."""
+    """Remove empty log files, and after success those that an earlier run on more ranks left.
+
+    Args:
+        logs: folder with the log files.
+        ranks: number of ranks.
+        status: exit status of the run.
+    """
     for path in logs.glob("rank*.txt") if logs.is_dir() else ():
         number = path.stem.removeprefix("rank")
         if number.isdecimal() and path.is_file() and (path.stat().st_size == 0 if int(number) < ranks else status == 0):
             path.unlink()
-    with suppress(OSError):  # there are others, or it was never made
+    with suppress(OSError):  # the folder holds other files, or does not exist
         logs.rmdir()

@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.probe DEVICE BACKEND`: what a rank of `ptymesh doctor` measures. Rank 0 prints JSON."""
+"""`python -m ptymesh.launcher.probe DEVICE BACKEND`: measurement of a rank of `ptymesh doctor`. Rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from ptymesh.distributed.child import settle
 
-#: Bytes of the all-reduces that are timed, and how often each.
+#: Bytes of the timed all-reduces, and repetitions of each.
 SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
 REPEATS = 30
 
 
 def main(device: str, backend: str) -> None:
-    """Times all-reduces of each size, once the sum of ranks has come out right."""
+    """Check the sum over ranks once, then time all-reduces of each size."""
     settle()
     import os
 
@@ -37,7 +37,7 @@ def main(device: str, backend: str) -> None:
 
 
 def timed(world: Any, size: int) -> dict[str, float]:
-    """Seconds of one all-reduce, the best of a few, and the bandwidth of each link, 2 (R - 1) / R bytes / s."""
+    """Return the shortest time of an all-reduce in seconds, and the bandwidth of each link, 2 (R - 1) / R bytes / s."""
     import torch
 
     data = torch.zeros(size // 4, dtype=torch.float32, device=world.device)
@@ -45,7 +45,7 @@ def timed(world: Any, size: int) -> dict[str, float]:
     for _ in range(REPEATS):
         world.barrier()
         began = time.perf_counter()
-        float(world.sum(data)[0][0])  # which waits for the device
+        float(world.sum(data)[0][0])  # reading a value waits for the device
         best = min(best, time.perf_counter() - began)
     return {"bytes": size, "seconds": best, "GB_per_s": 2 * (world.size - 1) / world.size * size / best / 1e9}
 

@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.script SCRIPT ARGUMENTS`: somebody's own program, unchanged, as a rank of ours."""
+"""`python -m ptymesh.launcher.script SCRIPT ARGUMENTS`: a user's own program, unchanged, as one of our ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ptymesh.distributed.child import settle
 
 
 def main() -> None:
-    """Runs it as `python SCRIPT ARGUMENTS` would."""
+    """Run the program as `python SCRIPT ARGUMENTS` would."""
     settle()
     del sys.argv[0]
     sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))

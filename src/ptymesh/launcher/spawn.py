@@ -1,7 +1,7 @@
 """`ptymesh.spawn`: a function on several ranks of this machine, from a notebook or a program.
 
-Ranks are new processes, started as `ptymesh launch` starts them. The function travels by value (cloudpickle), so that
-it may be defined in a notebook's cell; it goes through a connection on the loopback interface that asks for a key.
+Ranks are new processes, started as `ptymesh launch` starts them. The function is sent by value (cloudpickle), so that
+it may be defined in a notebook's cell, through a connection on the loopback interface that is authenticated by a key.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ from ptymesh.launcher.spawned import ADDRESS, KEY, import_cloudpickle
 
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per_rank: int | None = None) -> list[Any]:
-    """function(*arguments) on each of `ranks` ranks; what each returned, in order of rank.
+    """Run function(*arguments) on each of `ranks` ranks and return the results, in order of rank.
 
-    Inside, `ptymesh.world().rank` and `.size` tell one from another, and every Reconstruction spreads over the ranks.
-    What rank 0 prints appears here. Raises PtymeshError where a rank failed, BadInput for ranks < 1.
+    Inside, `ptymesh.world().rank` and `.size` identify the rank, and every Reconstruction is distributed over the
+    ranks. Output of rank 0 is printed here.
+
+    Args:
+        function: any callable that cloudpickle can send.
+        ranks: number of processes.
+        arguments: of the function, the same on every rank.
+        threads_per_rank: default: as in `launch`.
+
+    Raises:
+        BadInput: a number of ranks or threads that cannot be, or a function or arguments that cannot be sent.
+        PtymeshError: a rank failed, or this process is itself a rank.
     """
     if world().size > 1:
         raise PtymeshError("spawn was called on a rank; call it once, from a process that is alone.")
@@ -40,7 +50,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
     cloudpickle = import_cloudpickle()
     try:
         call = cloudpickle.dumps((function, arguments, list(sys.path)))
-    except Exception as error:  # whatever an object says that cannot travel
+    except Exception as error:  # objects that cannot be pickled raise errors of any kind
         raise BadInput(f"The function or its arguments cannot be sent to other processes: {error}.") from error
     key = os.urandom(32)
     answers: dict[int, bytes] = {}
@@ -67,7 +77,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
 
 
 def _serve(listener: Listener, call: bytes, ranks: int, answers: dict[int, bytes]) -> None:
-    """Gives the call to each rank and keeps what each answers; ends when they have, or the listener closes."""
+    """Send the call to each rank and collect the answers, until all have answered or the listener is closed."""
     talks = []
     for _ in range(ranks):
         try:
@@ -86,12 +96,12 @@ def _converse(pipe: Connection, call: bytes, answers: dict[int, bytes]) -> None:
         pipe.send_bytes(call)
         answers[rank] = pipe.recv_bytes()
     except (OSError, EOFError):
-        return  # the rank ended without an answer; its status tells
+        return  # the rank ended without an answer, and its status says that it failed
 
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Copies what is written to the file to sys.stdout, which in a notebook is no file."""
+    """Copy what is written to a file to sys.stdout, which in a notebook is no file."""
     done = threading.Event()
 
     def copy() -> None:

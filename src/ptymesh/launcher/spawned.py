@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.spawned`: a rank of `ptymesh.spawn`, which sends it a function and takes its answer."""
+"""`python -m ptymesh.launcher.spawned`: a rank of `ptymesh.spawn`, which receives a function and returns its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ptymesh.distributed.child import settle
 from ptymesh.errors import PtymeshError
 
-#: Set by `spawn`: where it listens, and the key that it shares with its ranks.
+#: Variables set by `spawn`: the address at which it listens, and the key that authenticates its ranks.
 ADDRESS, KEY = "PTYMESH_SPAWN_ADDRESS", "PTYMESH_SPAWN_KEY"
 
 
@@ -20,7 +20,7 @@ def import_cloudpickle() -> Any:
     """Return the module cloudpickle: numba's copy, or the package of that name where numba cannot be imported.
 
     Raises:
-        PtymeshError: Neither can be imported.
+        PtymeshError: neither can be imported.
     """
     with suppress(ImportError):
         from numba import cloudpickle
@@ -36,7 +36,7 @@ def import_cloudpickle() -> Any:
 
 
 def main() -> int:
-    """Exit status: 0, or 1 where the function raised."""
+    """Run the function that `spawn` sends, send back its result, and return the exit status 0."""
     settle()
     cloudpickle = import_cloudpickle()
 
@@ -45,7 +45,7 @@ def main() -> int:
         pipe.send(int(os.environ["RANK"]))
         function, arguments, folders = cloudpickle.loads(pipe.recv_bytes())
         sys.path[:] = folders
-        answer = function(*arguments)  # what it raises goes through sys.excepthook, as in a program
+        answer = function(*arguments)  # its errors go through sys.excepthook, as in a program
         pipe.send_bytes(cloudpickle.dumps(answer))
     return 0
 

@@ -1,4 +1,4 @@
-"""What the launcher does while ranks run: it waits for them, passes signals on, and ends those that do not end."""
+"""Supervision of running ranks by the launcher: wait for them, forward signals, kill those that do not end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ptymesh import stopping
 from ptymesh.distributed.watchdog import AGREED, accuse, read_heartbeat
 from ptymesh.errors import Diverged, Interrupted
 
-#: Seconds that ranks get to write a checkpoint once a signal came, and to end by themselves once one of them failed.
+#: Seconds that ranks have to write a checkpoint after a signal, and to end by themselves after one of them failed.
 STOP_S, PEERS_S = 600.0, 10.0
 POLL_S = 0.05
 
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def asked(question: Callable[[], Answer], otherwise: Answer) -> Answer:
-    """What the store answers; `otherwise` where it cannot be reached: ranks are waited for without it."""
+    """Return the store's answer to a question; `otherwise` if the store cannot be reached."""
     try:
         return question()
     except RuntimeError:
@@ -35,13 +35,13 @@ def asked(question: Callable[[], Answer], otherwise: Answer) -> Answer:
 
 
 class Signals:
-    """Collects the signals that come, until they are taken."""
+    """Context that collects signals until they are taken."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
 
     def __enter__(self) -> Signals:
-        main = threading.current_thread() is threading.main_thread()  # elsewhere Python lets nobody handle signals
+        main = threading.current_thread() is threading.main_thread()  # Python allows handlers in the main thread only
         numbers = FORWARDED if main else ()
         self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
@@ -54,19 +54,27 @@ class Signals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Collect a signal, as its handler."""
         self._came.append(number)
 
     def take(self) -> list[int]:
-        """Those that came since the last call."""
+        """Return the signals since the last call."""
         taken, self._came = self._came, []
         return taken
 
 
 class Watch:
-    """Waits for the ranks, passes signals on, and ends ranks that do not end by themselves.
+    """Supervisor of the ranks: waits for them, forwards signals, and kills ranks that do not end by themselves.
 
-    ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
-    forced: ranks that had to be killed. asked: whether a signal asked the run to stop.
+    Args:
+        context: the started processes.
+        signals: signals to this process.
+        store: rendezvous store of the ranks.
+
+    Attributes:
+        ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
+        forced: ranks that had to be killed.
+        asked: True once a signal asked the run to stop.
     """
 
     def __init__(self, context: PContext, signals: Signals, store: TCPStore) -> None:
@@ -79,7 +87,7 @@ class Watch:
         self.pids: dict[int, int] = {}
 
     def run(self) -> None:
-        """Returns when all have ended."""
+        """Wait until all ranks have ended."""
         handlers = self.context.subprocess_handlers  # type: ignore[attr-defined] # PContext of a program has them
         self.running = {rank: handler.proc for rank, handler in handlers.items()}
         self.pids = {rank: process.pid for rank, process in self.running.items()}
@@ -90,6 +98,7 @@ class Watch:
             self._collect()
 
     def _pass_on(self) -> None:
+        """Forward signals to the ranks, and set the time after which they are killed."""
         for number in self.signals.take():
             self.asked = True
             self.interrupts += number == signal.SIGINT
@@ -101,6 +110,7 @@ class Watch:
             self.kill_at = min(self.kill_at, time.monotonic() + patience)
 
     def _collect(self) -> None:
+        """Record the ranks that have ended."""
         for rank, process in list(self.running.items()):
             if process.poll() is not None:
                 del self.running[rank]
@@ -111,7 +121,7 @@ class Watch:
             self.failed_at = min(self.failed_at, time.monotonic())
 
     def _hurry(self) -> None:
-        """Once one has failed, the others notice within a moment, or wait for it in vain and must be ended."""
+        """End the other ranks some seconds after one has failed, unless they notice and end by themselves."""
         now = time.monotonic()
         if now > self.failed_at + PEERS_S / 2 and not self.asked:
             self._accuse_absent()
@@ -124,7 +134,7 @@ class Watch:
             self.kill_at = min(self.kill_at, now + PEERS_S)
 
     def _accuse_absent(self) -> None:
-        """A rank that failed before it had joined the others could not tell them, and they wait for it."""
+        """Post a verdict on a rank that failed before it had joined the others, and so could not post one itself."""
         known = (0, Diverged.exit_status, Interrupted.exit_status)
         failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
         if not failed or not self.running:
@@ -135,13 +145,14 @@ class Watch:
             self._say(rank, f"ended with status {status} before it had joined the others")
 
     def _accuse(self, rank: int, name: str) -> None:
-        """A rank that was killed cannot say so itself; the others then learn it, and need not wait for it."""
+        """Post a verdict on a rank that was killed, and could not do so itself, so that no other rank waits for it."""
         post = asked(lambda: read_heartbeat(self.store, rank), None)
         memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
         place = f", last heard of in {post.place}" if post else " before it had joined the others"
         self._say(rank, f"was ended by {name}{memory}{place}")
 
     def _say(self, rank: int, what: str) -> None:
+        """Post a verdict on a rank; print it if the store cannot be reached."""
         said = f"Rank {rank} (process {self.pids[rank]}) {what}."
         if asked(lambda: accuse(self.store, rank, said), None) is None:
             print(f"ptymesh: {said}", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""What notebooks show of a scan, a reconstruction, a result and a study; one module for each.
+"""Display of scans, reconstructions, results and studies in notebooks, one module for each.
 
-`html` returns a fragment of HTML with its pictures inside, `figure` a matplotlib figure. Nothing is shared between
-ranks: of an object in tiles, a rank shows its own part.
+`html` returns a fragment of HTML that contains its pictures, `figure` a matplotlib figure. Ranks exchange nothing for
+it: of an object in tiles, a rank shows its own part.
 """

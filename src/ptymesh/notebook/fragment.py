@@ -1,4 +1,4 @@
-"""Pieces of HTML: facts in a table, pictures beside it. Colours are the notebook's own, light or dark."""
+"""Fragments of HTML: facts in a table, pictures beside it, in the notebook's own colours, light or dark."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-#: Of thumbnails, dots per inch; and the height of a strip of them, inches.
+#: Dots per inch of thumbnails, and the height of a row of them in inches.
 DPI, HEIGHT = 80, 2.3
 _CELL = "text-align:left;padding:1px 10px 1px 0;border:none;background:none"
 
 
 def fragment(title: str, facts: Mapping[str, str], picture: Figure | None, below: str = "") -> str:
-    """A title, facts and a picture; `below` is HTML already, everything else is text."""
+    """Return the HTML of a title, facts and a picture.
+
+    Args:
+        title: text.
+        facts: values by name; empty ones are left out.
+        picture: beside the facts.
+        below: HTML; everything else is text and is escaped.
+    """
     rows = "".join(
         f'<tr style="background:none"><th style="{_CELL};font-weight:normal;opacity:0.7">{escape(name)}</th>'
         f'<td style="{_CELL}">{escape(value)}</td></tr>'
@@ -31,7 +38,7 @@ def fragment(title: str, facts: Mapping[str, str], picture: Figure | None, below
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text under their columns."""
+    """Return the HTML of a table of text."""
     head = "".join(f'<th style="{_CELL};opacity:0.7">{escape(name)}</th>' for name in columns)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
@@ -40,7 +47,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def image_of(figure: Figure, alt: str) -> str:
-    """The figure as a PNG inside the page."""
+    """Return the HTML of a figure as an embedded PNG."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=DPI)
     data = base64.b64encode(stream.getvalue()).decode("ascii")
@@ -48,7 +55,7 @@ def image_of(figure: Figure, alt: str) -> str:
 
 
 def pixels(pixel_size_m: Sequence[float] | None) -> str:
-    """An object pixel in words, empty where it is not known."""
+    """Return the size of an object pixel in words; empty where it is unknown."""
     from ptymesh.plot.style import length_name
 
     if pixel_size_m is None:

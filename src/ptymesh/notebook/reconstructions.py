@@ -1,4 +1,4 @@
-"""A reconstruction in a notebook, as it stands between two epochs."""
+"""Display of a reconstruction between two epochs in a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ptymesh.run.reconstruction import Reconstruction
 
 
 def html(recon: Reconstruction) -> str:
-    """What has been done so far, and object and probe as they are now; with tiles, this rank's part."""
+    """Return the HTML of the progress so far, object and probe; with tiles, of this rank's part."""
     history = {name: np.asarray(column) for name, column in recon.state.history.items()}
     obj, probe, pixel = recon.object, recon.probe, recon.scan.geometry.object_pixel_m
     slices, height, width = obj.shape
@@ -31,7 +31,7 @@ def html(recon: Reconstruction) -> str:
 
 
 def _light(recon: Reconstruction) -> np.ndarray | None:
-    """Counts on each object pixel (H, W); None where this rank holds a part of the object."""
+    """Return the counts on each object pixel (H, W); None where this rank holds only a part of the object."""
     estimate = recon.state.estimate
     if recon.object.shape[-2:] != tuple(estimate.extent):
         return None
@@ -40,7 +40,7 @@ def _light(recon: Reconstruction) -> np.ndarray | None:
 
 
 def epochs(recon: Reconstruction) -> str:
-    """Epochs of each stage so far."""
+    """Return the number of epochs of each stage so far, in words."""
     done = np.asarray(recon.state.history["stage"], dtype=int)
     counts = [f"{(done == stage).sum()} of {engine.name}" for stage, engine in enumerate(recon.stages)]
     return ", ".join(counts) if counts else "none yet"

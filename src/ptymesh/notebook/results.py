@@ -1,4 +1,4 @@
-"""A result in a notebook: the numbers, and thumbnails of object, probe and residual.
+"""Display of a result in a notebook: the numbers, and thumbnails of object, probe and residual.
 
 M       incoherent probe modes
 L       object slices
@@ -23,12 +23,12 @@ from ptymesh.plot.progress import curve_panel
 from ptymesh.plot.style import Pixel, blocks, bounds, colour_of, image_panel, length_name, new_figure, scaled
 from ptymesh.run.figures import title_of
 
-#: Thumbnails are drawn of objects that are averaged to this many pixels: unwrapping larger ones takes seconds.
+#: Objects are averaged to this side in pixels for thumbnails: unwrapping the phase of larger ones takes seconds.
 LARGEST_SIDE = 300
 
 
 def html(result: Result) -> str:
-    """The result as HTML."""
+    """Return the HTML of the result."""
     attrs = result.attrs
     slices, height, width = result.object.shape
     spacing = f", {length_name(result.slice_spacing_m)} apart" if slices > 1 and result.slice_spacing_m > 0 else ""
@@ -49,7 +49,7 @@ def html(result: Result) -> str:
 
 
 def figure(result: Result) -> Figure:
-    """Object, strongest probe modes, illumination and residual, as in overview.png of a run."""
+    """Return a figure of object, strongest probe modes, illumination and residual, as in overview.png of a run."""
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
     attrs = result.attrs
@@ -70,12 +70,12 @@ def figure(result: Result) -> Figure:
 
 
 def _verdict(result: Result) -> str:
-    """Return the verdict with its reason, empty in results of older versions."""
+    """Return the verdict with its reason; empty in results of older versions."""
     return f"{result.verdict}: {result.attrs['verdict_sentence']}" if result.verdict else ""
 
 
 def modes(probe: np.ndarray) -> str:
-    """How many modes of which size, and their shares."""
+    """Return number, size and powers of the probe modes (M, h, w), in words."""
     count, h, w = probe.shape
     if count == 1:
         return f"1 mode of {h} x {w} pixels"
@@ -84,7 +84,7 @@ def modes(probe: np.ndarray) -> str:
 
 
 def ran_on(attrs: Mapping[str, object]) -> str:
-    """Ranks, device and precision."""
+    """Return ranks, device and precision, in words."""
     if "ranks" not in attrs:
         return ""
     return f"{attrs['ranks']} rank{'s' * (attrs['ranks'] != 1)}, {attrs.get('device')}, {attrs.get('precision')}"
@@ -97,11 +97,14 @@ def strip(
     pixel_size_m: Pixel,
     light: np.ndarray | None,
 ) -> Figure:
-    """Amplitude, phase, strongest mode and, where there is one, the residual of every epoch, side by side.
+    """Return a figure with amplitude, phase, strongest mode and, where recorded, residual of every epoch in a row.
 
     Args:
-        object: (L, H, W) complex. probe: (M, h, w) complex. history: columns, one value per epoch.
-        pixel_size_m: (y, x), or None. light: (H, W) counts on each pixel; None: all of the object is shown.
+        object: (L, H, W) complex.
+        probe: (M, h, w) complex.
+        history: columns, one value per epoch.
+        pixel_size_m: (y, x), or None.
+        light: (H, W) counts on each pixel; None: all of the object is shown.
     """
     curve = len(history.get("residual", ())) > 1
     drawn = new_figure((2.75 + 1.35 * curve) * HEIGHT, HEIGHT)

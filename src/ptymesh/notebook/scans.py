@@ -1,4 +1,4 @@
-"""A scan in a notebook: what it is, the mean of a few patterns, and where they were taken.
+"""Display of a scan in a notebook: its facts, the mean of a few patterns, and the positions.
 
 N       views
 h, w    window pixels
@@ -16,12 +16,12 @@ from ptymesh.measurement import Measurement
 from ptymesh.notebook.fragment import HEIGHT, fragment, pixels
 from ptymesh.plot.style import BLUE, image_panel, length_name, new_figure, plain_axes, unit_for
 
-#: Patterns that are read for the thumbnail, evenly spaced: those of large scans are on disk.
+#: Number of evenly spaced patterns read for the thumbnail: reading all would take long where they are on disk.
 LOOKED_AT = 16
 
 
 def html(scan: Measurement) -> str:
-    """The scan; where its patterns cannot be read any more, a sentence says so instead of the thumbnail."""
+    """Return the HTML of the scan; where its patterns cannot be read, the reason replaces the thumbnail."""
     geometry = scan.geometry
     pixel = geometry.object_pixel_m
     extent = np.ptp(scan.positions, axis=0)
@@ -48,7 +48,7 @@ def html(scan: Measurement) -> str:
 
 
 def energy(scan: Measurement) -> str:
-    """Radiation and energy, as far as they are known."""
+    """Return radiation and energy in words, as far as they are known."""
     geometry = scan.geometry
     if geometry.energy_eV is not None:
         return f"{geometry.radiation}, {geometry.energy_eV / 1e3:.4g} keV"
@@ -56,7 +56,11 @@ def energy(scan: Measurement) -> str:
 
 
 def figure(scan: Measurement) -> Figure:
-    """The mean of a few patterns on a logarithmic scale, and the positions. Raises PtymeshError as reading does."""
+    """Return a figure of the mean of a few patterns on a logarithmic scale, and of the positions.
+
+    Raises:
+        PtymeshError: the patterns cannot be read.
+    """
     drawn = new_figure(2.4 * HEIGHT, HEIGHT)
     left, right = drawn.subplots(1, 2)
     views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))

@@ -1,4 +1,4 @@
-"""A study in a notebook: its best trials, and the value of every one."""
+"""Display of a study in a notebook: its best trials, and the value of every trial."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ptymesh.tune.display import said
 from ptymesh.tune.records import Record
 from ptymesh.tune.session import Outcome
 
-#: Trials that are listed, the best ones.
+#: Number of best trials that are listed.
 SHOWN = 5
 
 
 def html(outcome: Outcome) -> str:
-    """The study as HTML."""
+    """Return the HTML of the study."""
     done = ranked(outcome)
     states = dict.fromkeys(one.state for one in outcome.trials)
     facts = {
@@ -32,7 +32,10 @@ def html(outcome: Outcome) -> str:
 
 
 def ranked(outcome: Outcome) -> list[Record]:
-    """Trials that were done to their end, the best first; whether small values are good, the best one tells."""
+    """Return the completed trials, the best first.
+
+    The best trial shows whether small or large values are good.
+    """
     done = finished(outcome)
     values = [one.value for one in done if one.value is not None]
     sign = 1 if outcome.best.value == min(values) else -1
@@ -40,12 +43,12 @@ def ranked(outcome: Outcome) -> list[Record]:
 
 
 def finished(outcome: Outcome) -> list[Record]:
-    """Trials with a value of the whole recipe."""
+    """Return the trials that were completed and have a value."""
     return [one for one in outcome.trials if one.state == "done" and one.value is not None]
 
 
 def figure(outcome: Outcome) -> Figure:
-    """Value of each trial that was done, and which is the best."""
+    """Return a figure of the value of each completed trial, with the best one marked."""
     done = finished(outcome)
     drawn = new_figure(1.9 * HEIGHT, HEIGHT)
     axes = drawn.subplots()

@@ -1,4 +1,4 @@
-"""Figures: plain arrays in, matplotlib figures out. Nothing here knows of ranks or recipes.
+"""Figures: plain arrays in, matplotlib figures out. Independent of ranks and recipes.
 
 figure = plot.object_figure(result.object, result.pixel_size_m)
 figure.savefig("object.png")

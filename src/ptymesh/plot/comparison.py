@@ -1,4 +1,4 @@
-"""Figure of two aligned objects: both phases, what is left between them, and the Fourier ring correlation.
+"""Figure of two aligned objects: both phases, the remaining difference, and the Fourier ring correlation.
 
 H, W    object pixels
 """
@@ -35,23 +35,23 @@ class Rings(Protocol):
 
     @property
     def frequency(self) -> np.ndarray:
-        """Of each ring, cycles per `unit`."""
+        """Frequency of each ring, cycles per `unit`."""
 
     @property
     def correlation(self) -> np.ndarray:
-        """Of each ring, -1 to 1."""
+        """Correlation of each ring, -1 to 1."""
 
     @property
     def threshold(self) -> np.ndarray:
-        """Correlation of each ring below which it is taken for noise."""
+        """Correlation of each ring below which it counts as noise."""
 
     @property
     def resolution(self) -> float | None:
-        """Full period (in `unit`) at which the two cross; None: below from the start."""
+        """Full period (in `unit`) at which correlation and threshold cross; None if below from the first ring on."""
 
     @property
     def at_limit(self) -> bool:
-        """They never cross, and the resolution is that of the pixels."""
+        """True if they never cross, so that the resolution is that of the pixels."""
 
     @property
     def unit(self) -> str:
@@ -67,13 +67,15 @@ def comparison_figure(
     names: tuple[str, str] = ("A", "B"),
     title: str | None = None,
 ) -> Figure:
-    """Object A aligned to B.
+    """Return a figure of object A, aligned to B, and B.
 
     Args:
         aligned, reference: (H, W) complex, A in the frame of B, and B.
         region: (H, W) bool, the pixels that were compared.
         rings: Fourier ring correlation over the region.
         pixel_size_m: (y, x); None: pixel units.
+        names: of A and B.
+        title: of the figure.
     """
     rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
     box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
@@ -81,7 +83,7 @@ def comparison_figure(
     b, inside = blocks(reference[box])[0], blocks(region[box].astype(float))[0] > 0.5
     pixel = scaled(pixel_size_m, side)
     phase = unwrapped_phase(b, inside)
-    # A wraps as B does: only their difference is taken modulo 2 pi.
+    # The phase of A is that of B plus their difference, so that both are unwrapped in the same way.
     other = phase + np.angle(a * np.conj(b))
     error = np.where(inside, np.abs(a - b), np.nan) / np.sqrt((np.abs(b[inside]) ** 2).mean())
     width, height = panel_size(b.shape, pixel)
@@ -97,9 +99,9 @@ def comparison_figure(
 
 
 def rings_panel(axes: Axes, rings: Rings) -> None:
-    """Fourier ring correlation with the 1/2-bit threshold and where they cross."""
+    """Draw the Fourier ring correlation with the 1/2-bit threshold and their crossing."""
     top = rings.frequency[-1]
-    # Frequencies read well in the smallest unit of which they are more than one.
+    # The smallest unit in which the highest frequency is more than one.
     size, unit = next(((s, u) for s, u in UNITS[::-1] if top * s >= 1), UNITS[0]) if rings.unit == "m" else (1.0, "px")
     plain_axes(axes, f"spatial frequency (1/{unit})", "Fourier ring correlation")
     axes.plot(rings.frequency * size, rings.correlation, color=BLUE, linewidth=1.2, label="correlation")

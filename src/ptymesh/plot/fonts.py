@@ -1,6 +1,6 @@
-"""The font of all figures: the one that matplotlib brings.
+"""Font of all figures: the one that comes with matplotlib.
 
-Which fonts a machine has, and whether matplotlib's list of them is still true, changes no figure and prints nothing.
+So figures do not depend on which fonts a machine has, or on matplotlib's cached list of them, and nothing is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAMILY = "DejaVu Sans"
 
 @contextmanager
 def own_font() -> Iterator[None]:
-    """Texts that are made and drawn within are of that font; matplotlib's settings are as before afterwards."""
+    """Use matplotlib's own font for texts made and drawn within this context; then restore the settings."""
     listed = {font.fname for font in fontManager.ttflist}
     for path in sorted(Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")):
         if str(path) not in listed:
@@ -32,25 +32,25 @@ def own_font() -> Iterator[None]:
 
 
 class OwnFont(Figure):
-    """A figure all of whose texts are of that font."""
+    """Figure whose texts all use matplotlib's own font."""
 
     def add_axes(self, *args: Any, **options: Any) -> Axes:
-        """As matplotlib does, which looks for the font of its numbers here."""
+        """Add axes as matplotlib does, which here looks up the font of the tick labels."""
         with own_font():
             return super().add_axes(*args, **options)
 
     def add_subplot(self, *args: Any, **options: Any) -> Axes:
-        """As `add_axes`."""
+        """Add a subplot as matplotlib does, with our font."""
         with own_font():
             return super().add_subplot(*args, **options)
 
     def colorbar(self, *args: Any, **options: Any) -> Colorbar:
-        """As `add_axes`."""
+        """Add a colour bar as matplotlib does, with our font."""
         with own_font():
             return super().colorbar(*args, **options)
 
     def draw(self, renderer: Any) -> None:
-        """As matplotlib does, which makes some texts, such as those of ticks, only here."""
+        """Draw as matplotlib does, which makes some texts, such as tick labels, only here."""
         with own_font():
             for text in self.findobj(Text):
                 text.set_fontfamily(FAMILY)

@@ -1,4 +1,4 @@
-"""A data set at a glance: mean pattern, one pattern, mask, positions, intensity per view.
+"""Overview figure of a data set: mean pattern, one pattern, mask, positions, intensity per view.
 
 N       views
 h, w    window pixels, DC in the middle of far-field patterns
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ptymesh.plot.style import Drawing
 
-#: What a kind of odd pixel is marked with.
+#: Colour and marker of each kind of faulty pixel.
 MARKS = {"hot": ("tab:red", "o"), "dead": ("tab:blue", "s"), "stuck": ("tab:orange", "D")}
 
 
@@ -31,13 +31,17 @@ def inspection_figure(
     probe_diameter_px: float = 0.0,
     window: tuple[int, int] | None = None,
 ) -> Figure:
-    """Six panels of a data set.
+    """Return six panels about a data set.
 
     Args:
+        title: of the figure.
         mean_pattern, example_pattern: (h, w) counts, NaN where masked.
-        positions: (N, 2) y x object pixels. totals: (N,) counts per view, shown in file order and on the scan.
-        odd: y x of hot, dead and stuck pixels. pixel_m: object pixel (y, x), for axes in micrometres.
-        probe_diameter_px: drawn to scale on the scan. window: (h, w), drawn to scale on the scan.
+        positions: (N, 2) y x object pixels.
+        totals: (N,) counts per view, shown in file order and on the scan.
+        odd: (n, 2) y x of hot, dead and stuck pixels.
+        pixel_m: object pixel (y, x), for axes in micrometres; None: axes in pixels.
+        probe_diameter_px: drawn to scale on the scan.
+        window: (h, w), drawn to scale on the scan.
     """
     figure = Drawing(figsize=(12, 7.2), layout="constrained")
     axes = figure.subplots(2, 3)
@@ -52,7 +56,7 @@ def inspection_figure(
 
 
 def _pattern(axes: Axes, pattern: np.ndarray, title: str) -> None:
-    """Counts on a logarithmic scale; zeros take the darkest colour, masked pixels are grey."""
+    """Draw counts on a logarithmic scale; zeros get the darkest colour, masked pixels are grey."""
     axes.set_title(title)
     positive = pattern[np.isfinite(pattern) & (pattern > 0)]
     if not positive.size:
@@ -107,7 +111,7 @@ def _scan(
 
 
 def _readable(positions: np.ndarray, pixel_m: tuple[float, float]) -> tuple[np.ndarray, str]:
-    """Factors from pixels to micrometres, or nanometres for small scans."""
+    """Return factors (y, x) from pixels to micrometres, or nanometres for small scans, and the unit."""
     pixel = np.array(pixel_m)
     small = float((np.ptp(positions, axis=0) * pixel).max()) < 1e-6
     return (pixel * 1e9, "nm") if small else (pixel * 1e6, "µm")
@@ -120,7 +124,7 @@ def _intensity(axes: Axes, totals: np.ndarray) -> None:
 
 
 def _radial(axes: Axes, mean_pattern: np.ndarray) -> None:
-    """Mean counts over rings around the middle: how far the light reaches."""
+    """Draw the mean counts over rings around the middle, which show how far the signal reaches."""
     h, w = mean_pattern.shape
     radius = np.hypot(np.arange(h)[:, None] - h // 2, np.arange(w) - w // 2).round().astype(int)
     good = np.isfinite(mean_pattern)

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import Pixel, blocks, bounds, colour_bar, image_panel, length_name, new_figure, scaled
 
-#: Pixels lit by less than this share of the largest illumination are blank.
+#: Pixels whose illumination is below this share of the largest are blank.
 DIM = 0.05
-#: Slices shown one by one at most; of thicker stacks, this many evenly spaced ones.
+#: Most slices shown; of thicker stacks this many evenly spaced ones.
 MOST_SLICES = 12
 
 
@@ -25,12 +25,13 @@ def object_figure(
     illumination: np.ndarray | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Amplitude and unwrapped phase of an object; of several slices, their product.
+    """Return a figure of amplitude and unwrapped phase of an object; of several slices, of their product.
 
     Args:
         object: (L, H, W) or (H, W) complex.
         pixel_size_m: (y, x); None: the scale bar is in pixels.
-        illumination: (H, W), counts on each pixel; what is hardly lit stays blank. None: everything is shown.
+        illumination: (H, W), counts on each pixel; weakly illuminated pixels are blank. None: everything is shown.
+        title: of the figure.
     """
     image, region, pixel = prepared(object, pixel_size_m, illumination)
     width, height = panel_size(image.shape, pixel)
@@ -48,7 +49,15 @@ def slices_figure(
     slice_spacing_m: float = 0.0,
     title: str | None = None,
 ) -> Figure:
-    """Phase of each slice of an object (L, H, W), all with the same colours; of many slices, evenly spaced ones."""
+    """Return a figure of the phase of each slice of an object, all on one colour scale.
+
+    Args:
+        object: (L, H, W) complex; of many slices, evenly spaced ones are shown.
+        pixel_size_m: (y, x); None: the scale bar is in pixels.
+        illumination: (H, W), counts on each pixel; weakly illuminated pixels are blank. None: everything is shown.
+        slice_spacing_m: distance between slices; 0: depths are not shown.
+        title: of the figure.
+    """
     chosen = np.unique(np.linspace(0, len(object) - 1, min(len(object), MOST_SLICES)).round().astype(int))
     images = [prepared(object[i], pixel_size_m, illumination) for i in chosen]
     phases = [unwrapped_phase(image, region) for image, region, _ in images]
@@ -72,7 +81,17 @@ def slices_figure(
 def prepared(
     object: np.ndarray, pixel_size_m: Pixel, illumination: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, Pixel]:
-    """What is drawn of an object: the product of its slices cut to what is lit, the lit pixels, the pixel size."""
+    """Return what is drawn of an object.
+
+    Args:
+        object: (L, H, W) or (H, W) complex.
+        pixel_size_m: (y, x), or None.
+        illumination: (H, W) counts on each pixel; None: all pixels count as illuminated.
+
+    Returns:
+        The product of its slices, cut to the illuminated area and averaged in blocks if large; the mask of its
+        illuminated pixels; its pixel size.
+    """
     image = object if object.ndim == 2 else np.prod(object, axis=0)
     region = np.ones(image.shape, dtype=bool) if illumination is None else illumination > DIM * illumination.max()
     if not region.any():
@@ -84,19 +103,39 @@ def prepared(
 
 
 def panel_size(shape: tuple[int, ...], pixel_size_m: Pixel, width: float = 5.0) -> tuple[float, float]:
-    """Width and height (inches) of a panel with title and colour bar, for an image of this shape."""
+    """Return width and height in inches of a panel with title and colour bar.
+
+    Args:
+        shape: (H, W) of the image.
+        pixel_size_m: (y, x), or None for square pixels.
+        width: in inches.
+    """
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
     ratio = shape[0] * pixel[0] / (shape[1] * pixel[1])
     return width, min(max(0.82 * width * ratio, 0.5 * width), 1.5 * width) + 0.35
 
 
 def amplitude_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> None:
-    """|O| over the region."""
+    """Draw |O| over the region.
+
+    Args:
+        axes: to draw on.
+        image: (H, W) complex.
+        region: (H, W) bool.
+        pixel_size_m: (y, x), or None.
+    """
     amplitude = np.where(region, np.abs(image), np.nan)
     image_panel(axes, amplitude, "amplitude", "gray", pixel_size_m, bounds(amplitude), "|O|")
 
 
 def phase_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> None:
-    """arg O over the region, unwrapped."""
+    """Draw the unwrapped arg O over the region.
+
+    Args:
+        axes: to draw on.
+        image: (H, W) complex.
+        region: (H, W) bool.
+        pixel_size_m: (y, x), or None.
+    """
     phase = unwrapped_phase(image, region)
     image_panel(axes, phase, "phase, unwrapped, ramp removed", "viridis", pixel_size_m, bounds(phase), "arg O (rad)")

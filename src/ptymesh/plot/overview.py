@@ -1,4 +1,4 @@
-"""One figure that shows a whole reconstruction.
+"""Overview figure of a reconstruction.
 
 N       views
 M       incoherent probe modes
@@ -21,7 +21,7 @@ from ptymesh.plot.progress import curve_panel
 from ptymesh.plot.scan import coverage_panel
 from ptymesh.plot.style import RED, Pixel, colour_of, colour_wheel, image_panel, new_figure
 
-#: Probe modes shown, the strongest.
+#: Number of strongest probe modes that are shown.
 SHOWN = 4
 #: Verdicts that are shown in red.
 LOUD = ("poor", "failed")
@@ -40,7 +40,7 @@ def overview_figure(
     verdict: str | None = None,
     reason: str | None = None,
 ) -> Figure:
-    """Object, strongest probe modes, coverage and residual.
+    """Return a figure of object, strongest probe modes, coverage and residual.
 
     Args:
         object: (L, H, W) complex; the product of its slices is shown.
@@ -50,8 +50,9 @@ def overview_figure(
         history: columns `epoch`, `stage`, `residual` or `loss`.
         pixel_size_m: (y, x); None: pixel units.
         final_residual: of the frozen estimate.
-        stage_names: what the stages are called.
-        verdict: on the result; one that is poor or failed stands over the figure in red, with the reason below it.
+        stage_names: names of the stages.
+        title: of the figure.
+        verdict: on the result; poor or failed is shown over the figure in red, with the reason below it.
         reason: the verdict's sentence.
     """
     image, region, pixel = prepared(object, pixel_size_m, illumination)
@@ -76,7 +77,7 @@ def overview_figure(
 
 
 def _modes(figure: Figure, cell: SubplotSpec, probe: np.ndarray, pixel_size_m: Pixel) -> None:
-    """The strongest modes in a row, and the key to their colours."""
+    """Draw the strongest modes in a row, and the colour wheel."""
     powers = powers_percent(probe)
     strongest = np.argsort(-powers, kind="stable")[:SHOWN]
     row = cell.subgridspec(1, len(strongest) + 1, width_ratios=[*[1.0] * len(strongest), 0.35])

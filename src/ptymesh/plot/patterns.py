@@ -21,13 +21,16 @@ def patterns_figure(
     shift: bool = True,
     title: str | None = None,
 ) -> Figure:
-    """Measured and modelled patterns side by side, and the difference of their square roots that makes the residual.
+    """Return a figure of measured and modelled patterns side by side, and of the difference of their square roots.
+
+    The squares of that difference make up the residual.
 
     Args:
         pairs: name of each row ("typical: view 12, residual 0.011") -> measured and modelled counts, both (h, w).
             Measured values below zero have no data.
         mask: (h, w) bool, True where the detector is good.
         shift: bring DC from the corner to the centre (far field).
+        title: of the figure.
     """
     figure = new_figure(10.5, 3.5 * len(pairs) + (0.4 if title else 0), title)
     grid = figure.subplots(len(pairs), 3, squeeze=False)
@@ -47,7 +50,7 @@ def patterns_figure(
 
 
 def _logarithmic(axes: Axes, image: np.ndarray, measured: np.ndarray, title: str) -> None:
-    """Counts on a logarithmic scale of at most four decades, the same for both patterns of a row."""
+    """Draw counts on a logarithmic scale of at most four decades, the same for both patterns of a row."""
     positive = measured[measured > 0]
     top = float(positive.max()) if positive.size else 1.0
     low = max(top / 1e4, float(positive.min()) if positive.size else 0.0)

@@ -1,4 +1,4 @@
-"""The phase of an object as a person wants to see it: unwrapped, without the ramp that means nothing.
+"""Phase of an object for display: unwrapped, without the arbitrary linear ramp.
 
 H, W    object pixels
 """
@@ -9,14 +9,22 @@ import numpy as np
 from scipy import fft
 from skimage.restoration import unwrap_phase
 
-# unwrap_phase follows Herraez et al., Appl. Opt. 41, 7437 (2002).
-
 
 def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.ndarray:
-    """Phase (rad) of a complex image (H, W), unwrapped over the region (H, W) bool (None: all), its plane removed.
+    """Return the phase of a complex image, unwrapped over a region, without its linear ramp.
 
-    The strongest plane wave is taken off before unwrapping, what tilt remains (the median slope) after; the median is
-    zero. Returns (H, W) float64, NaN outside the region.
+    The strongest plane wave is removed before unwrapping, the remaining tilt (the median slope) after; the median is
+    zero.
+
+    Args:
+        image: (H, W) complex.
+        region: (H, W) bool; None: all.
+
+    Returns:
+        (H, W) float64 in rad, NaN outside the region.
+
+    Source:
+        Unwrapping: Herraez et al., Appl. Opt. 41, 7437 (2002).
     """
     region = np.ones(image.shape, dtype=bool) if region is None else region
     phase = np.full(image.shape, np.nan)
@@ -27,7 +35,7 @@ def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.n
     inside = region[box]
     flat = image[box].astype(np.complex128) * np.conj(_plane_wave(np.where(inside, image[box], 0)))
     wrapped = np.ma.masked_array(np.angle(flat), ~inside)
-    # A line of pixels has nothing to unwrap in the second direction.
+    # A single row or column is unwrapped along one axis.
     narrow = min(inside.shape) < 2
     unwrapped = np.unwrap(np.angle(flat).ravel()).reshape(inside.shape) if narrow else unwrap_phase(wrapped, rng=0)
     values = np.asarray(unwrapped) - _plane(np.asarray(unwrapped), inside)
@@ -36,7 +44,7 @@ def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.n
 
 
 def _plane(phase: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """What an even tilt adds to every pixel: the median slope, which edges and islands of structure do not move."""
+    """Return the phase of the median slope, which edges and islands of structure do not affect, at every pixel."""
     tilt = np.zeros(phase.shape)
     for axis in (0, 1):
         lag = max(1, phase.shape[axis] // 50)
@@ -50,7 +58,7 @@ def _plane(phase: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def _plane_wave(image: np.ndarray) -> np.ndarray:
-    """exp(i k.r) with the strongest spatial frequency of `image`."""
+    """Return exp(i k.r) with the strongest spatial frequency of `image`."""
     size = [fft.next_fast_len(2 * n) for n in image.shape]
     spectrum = np.abs(fft.fft2(image, s=size))
     peak = np.unravel_index(np.argmax(spectrum), spectrum.shape)

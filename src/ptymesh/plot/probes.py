@@ -11,18 +11,26 @@ from matplotlib.figure import Figure
 
 from ptymesh.plot.style import Pixel, colour_of, colour_wheel, image_panel, new_figure
 
-#: Modes shown at most, the first ones.
+#: Most modes that are shown, the first ones.
 MOST_MODES = 12
 
 
 def powers_percent(probe: np.ndarray) -> np.ndarray:
-    """Share of each mode (M, h, w) in the counts, per cent."""
+    """Return the share of each mode (M, h, w) in the counts, per cent."""
     power = (np.abs(probe.astype(np.complex128)) ** 2).sum(axis=(1, 2))
     return 100 * power / power.sum() if power.sum() > 0 else power
 
 
 def probe_figure(probe: np.ndarray, pixel_size_m: Pixel = None, title: str | None = None) -> Figure:
-    """Modes (M, h, w) complex with their powers: hue is phase, brightness amplitude, each mode to its own maximum."""
+    """Return a figure of the probe modes with their powers.
+
+    Hue is phase, brightness amplitude, each mode scaled to its own maximum.
+
+    Args:
+        probe: (M, h, w) complex.
+        pixel_size_m: (y, x); None: pixel units.
+        title: of the figure.
+    """
     shown = probe[:MOST_MODES]
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)

@@ -1,4 +1,4 @@
-"""Figures of the loss and the residual, epoch by epoch."""
+"""Figures of loss and residual against the epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ptymesh.plot.style import BLUE, GREEN, GREY, ORANGE, PURPLE, legend, logarithmic, new_figure, plain_axes
 
-#: Lines of several unknowns.
+#: Colours of the lines of several unknowns.
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
 
 
@@ -24,15 +24,17 @@ def history_figure(
     noise_floor: float | None = None,
     convergence: str | None = None,
 ) -> Figure:
-    """Residual and loss of every epoch, stage by stage, and how far each unknown has moved in it.
+    """Return a figure of residual and loss of every epoch, by stages, and of the change of each unknown per epoch.
 
     Args:
-        history: columns `epoch`, `stage` (from 0), `loss`, `residual`, `held_out`, `change_*`, one value per epoch
-            (those that there are).
-        final_residual: of the finished estimate, frozen: drawn beside the running one, which is gathered on the way.
-        stage_names: what the stages are called; None: stage 1, stage 2 ...
-        noise_floor: the least residual that counting explains.
-        convergence: whether the iteration has converged, in words.
+        history: columns `epoch`, `stage` (from 0), `loss`, `residual`, `held_out`, `change_*`, one value per epoch; any
+            may be missing.
+        final_residual: of the finished, frozen estimate; drawn beside the running one, which is summed while the
+            estimate changes.
+        stage_names: names of the stages; None: stage 1, stage 2 ...
+        title: of the figure.
+        noise_floor: smallest residual that counting noise allows.
+        convergence: state of convergence in words.
     """
     columns = [name for name in ("residual", "loss") if name in history]
     moved = [name for name in history if name.startswith("change_") and np.nanmax([0, *history[name]]) > 0]
@@ -57,7 +59,18 @@ def curve_panel(
     stage_names: Sequence[str] | None = None,
     noise_floor: float | None = None,
 ) -> None:
-    """One column of the history against the epoch, with the stages marked; the residual with that of held-out views."""
+    """Draw one column of the history against the epoch, with the stages marked.
+
+    The residual is drawn together with that of the held-out views.
+
+    Args:
+        axes: to draw on.
+        history: columns, one value per epoch.
+        name: of the column.
+        final_residual: of the frozen estimate, drawn at the last epoch.
+        stage_names: names of the stages.
+        noise_floor: smallest residual that counting noise allows.
+    """
     values = np.asarray(history[name], dtype=float)
     epochs = _epochs(history, len(values))
     plain_axes(axes, "epoch", name)
@@ -83,7 +96,7 @@ def curve_panel(
 def _changes_panel(
     axes: Axes, history: Mapping[str, np.ndarray], columns: Sequence[str], stage_names: Sequence[str] | None
 ) -> None:
-    """How far unknowns have moved in each epoch, on one logarithmic axis."""
+    """Draw the change of unknowns per epoch, on one logarithmic axis."""
     epochs = _epochs(history, len(history[columns[0]]))
     plain_axes(axes, "epoch", "change per epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -97,19 +110,19 @@ def _changes_panel(
 
 
 def _epochs(history: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    """Epochs may be counted anew in every stage: then they are counted through."""
+    """Return the epochs, numbered through where the numbers restart in every stage."""
     given = np.asarray(history.get("epoch", ()))
     return given if len(given) == count and (np.diff(given) > 0).all() else np.arange(1, count + 1)
 
 
 def _mark_stages(axes: Axes, epochs: np.ndarray, stages: np.ndarray, names: Sequence[str] | None) -> None:
-    """A line and a name where a new stage begins."""
+    """Draw a line and a name where a new stage starts."""
     if len(stages) != len(epochs) or len(epochs) == 0:
         return
     starts = np.flatnonzero(np.append(True, stages[1:] != stages[:-1]))
     if len(starts) < 2:
         return
-    # Room for the names below the curve.
+    # Leave space for the names below the curve.
     axes.margins(y=0.12)
     for start in starts:
         if start > 0:

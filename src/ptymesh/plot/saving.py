@@ -1,4 +1,4 @@
-"""Writing figures."""
+"""Writing of figures to files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from ptymesh.paths import usable
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) -> Path:
-    """The figure in a file of the kind that the path's ending names, which is whole or not there.
+    """Write a figure to a file of the format that the path's ending names; the file is complete or not there.
 
-    options: as of matplotlib's savefig. Raises BadInput where the path or its ending cannot be, PtymeshError where the
-    disk refuses.
+    Args:
+        figure: the figure.
+        path: of the file.
+        options: of matplotlib's savefig.
+
+    Returns:
+        The path written.
+
+    Raises:
+        BadInput: a path or ending that cannot be written.
+        PtymeshError: the disk refuses.
     """
     target = usable(path, "The figure")
     kind = target.suffix.removeprefix(".").lower()
@@ -26,7 +35,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) ->
     if kind not in known:
         raise BadInput(f"The figure {target} has an unknown ending; end it in {', '.join(f'.{one}' for one in known)}.")
     with replacing(target, durable=False) as temporary:
-        if kind == "png" and not options:  # savefig draws all twice, the first time for the layout alone
+        if kind == "png" and not options:  # savefig would draw everything twice, first for the layout
             FigureCanvasAgg(figure).print_png(temporary)
         else:
             figure.savefig(temporary, format=kind, **options)

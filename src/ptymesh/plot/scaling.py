@@ -1,4 +1,4 @@
-"""Figure of how a reconstruction scales with the number of ranks."""
+"""Figure of the scaling of a reconstruction with the number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from ptymesh.plot.style import BLUE, GREEN, GREY, ORANGE, PURPLE, legend, logarithmic, new_figure, plain_axes
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
-#: What is lost, as in run/scaling.py.
+#: Labels of the kinds of lost time, by their names in run/scaling.py.
 _LOST = {"repeated": "repeated work", "messages": "messages", "imbalance": "unequal shares", "waiting": "waiting"}
 _LOST_COLOURS = (ORANGE, PURPLE, GREEN, GREY)
 
@@ -20,12 +20,13 @@ _LOST_COLOURS = (ORANGE, PURPLE, GREEN, GREY)
 def scaling_figure(
     rows: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]], title: str | None = None
 ) -> Figure:
-    """Speed-up, where the ranks' time goes, loss against time, memory of a rank.
+    """Return a figure of speed-up, use of the ranks' time, loss against time, and memory of a rank.
 
     Args:
         rows: `kind`, `ranks`, `threads`, `seconds`, `deviation`, `speed_up`, `efficiency`, `lost`, `peak_bytes` of each
-            way (run/scaling.py).
+            configuration (run/scaling.py).
         trials: `kind`, `ranks`, `epoch_s`, `loss`, `seconds` of each run.
+        title: of the figure.
     """
     figure = new_figure(9.0, 7.0, title)
     (speed, share), (curves, memory) = figure.subplots(2, 2)
@@ -58,7 +59,7 @@ def scaling_figure(
 
 
 def _shares(axes: Any, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping[str, Any]]) -> None:
-    """What of the ranks' time does what one rank would do, and what else it goes to, on top of each other."""
+    """Draw the shares of the ranks' time that are useful work and the kinds of loss, stacked."""
     ranks = np.array([row["ranks"] for row in rows], dtype=float)
     below = np.array([row["efficiency"] for row in rows])
     axes.bar(ranks, below, ranks / 3, color=BLUE, label="useful")
@@ -76,7 +77,7 @@ def _shares(axes: Any, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping
 
 
 def _loss(axes: Any, trials: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> None:
-    """Loss of every trial against its own time."""
+    """Draw the loss of every trial against its own time."""
     plain_axes(axes, "seconds", "loss")
     every: list[float] = []
     for index, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Figures of the scan: where the light fell, and where the views were taken.
+"""Figures of the scan: illumination and positions.
 
 N       views
 H, W    object pixels
@@ -26,7 +26,7 @@ from ptymesh.plot.style import (
     unit_for,
 )
 
-#: Displacements below this (pixels) are rounding, not refinement.
+#: Displacements below this (pixels) are rounding errors, not refinement.
 STILL = 1e-3
 
 
@@ -36,14 +36,28 @@ def coverage_figure(
     pixel_size_m: Pixel = None,
     title: str | None = None,
 ) -> Figure:
-    """Counts that fell on each object pixel (H, W), with the windows' centres (N, 2) y x in object pixels."""
+    """Return a figure of the counts on each object pixel, with the windows' centres.
+
+    Args:
+        illumination: (H, W) counts.
+        centres_px: (N, 2) y x, object pixels; None: not drawn.
+        pixel_size_m: (y, x); None: pixel units.
+        title: of the figure.
+    """
     figure = new_figure(6.0, 5.2, title)
     coverage_panel(figure.subplots(), illumination, centres_px, pixel_size_m)
     return figure
 
 
 def coverage_panel(axes: Axes, illumination: np.ndarray, centres_px: np.ndarray | None, pixel_size_m: Pixel) -> None:
-    """The same on given axes."""
+    """Draw the counts on each object pixel, with the windows' centres.
+
+    Args:
+        axes: to draw on.
+        illumination: (H, W) counts.
+        centres_px: (N, 2) y x, object pixels; None: not drawn.
+        pixel_size_m: (y, x); None: pixel units.
+    """
     image, side = blocks(illumination)
     image_panel(axes, image, "illumination", "gray", scaled(pixel_size_m, side), None, "counts per object pixel")
     if centres_px is not None:
@@ -60,7 +74,14 @@ def positions_figure(
     pixel_size_m: Pixel = None,
     title: str | None = None,
 ) -> Figure:
-    """The scan (N, 2) y x, and how its positions moved from the nominal ones (N, 2), whose origin may differ."""
+    """Return a figure of the scan, and of the displacements from the nominal positions without their mean.
+
+    Args:
+        positions_px: (N, 2) y x, pixels.
+        nominal_px: (N, 2) y x, pixels, whose origin may differ; None: displacements are not drawn.
+        pixel_size_m: (y, x); None: pixel units.
+        title: of the figure.
+    """
     figure = new_figure(6.4, 5.8, title)
     axes = figure.subplots()
     pixel = np.ones(2) if pixel_size_m is None else np.array(pixel_size_m)
@@ -79,7 +100,7 @@ def positions_figure(
         return figure
     start = place - moved * pixel / size
     distance = np.linalg.norm(moved, axis=1)
-    # Arrows are drawn larger where that makes most of them shorter than the distance between neighbours.
+    # Arrows are enlarged such that most of them remain shorter than the distance between neighbours.
     spacing = np.sqrt(max(np.prod(np.ptp(positions_px, axis=0)), 1.0) / len(place))
     gain = max(1.0, round_length(spacing / max(np.percentile(distance, 90), STILL)))
     arrows = moved * pixel / size * gain

@@ -1,4 +1,4 @@
-"""What all figures share: colours, image panels, scale bars, units.
+"""Common elements of figures: colours, image panels, scale bars, units.
 
 Figures are made through matplotlib's object interface: nothing is registered, no global setting is read or changed.
 """
@@ -21,16 +21,16 @@ from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 
 from ptymesh.plot.fonts import OwnFont
 
-#: Lines: Okabe & Ito's palette, told apart by every common colour vision.
+#: Colours of lines: Okabe & Ito's palette, distinguishable with every common colour vision.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
-#: What must not be overlooked.
+#: Colour of warnings.
 RED = "#c00000"
-#: Where there is nothing to show.
+#: Colour of pixels without a value.
 BLANK = "#d9d9d9"
-#: Images with a longer side are averaged in blocks before they are drawn: a panel has fewer pixels anyway.
+#: Images with a longer side are averaged in blocks before they are drawn, as a panel has fewer pixels.
 LARGEST_SIDE = 1200
 
-#: Dots per inch in a notebook.
+#: Dots per inch of figures in a notebook.
 NOTEBOOK_DPI = 80
 
 UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
@@ -39,7 +39,7 @@ Pixel = tuple[float, float] | None
 
 
 class Drawing(OwnFont):
-    """A figure that notebooks show by themselves, whether or not pyplot has been imported."""
+    """Figure that notebooks display without pyplot."""
 
     def _repr_png_(self) -> bytes:
         stream = io.BytesIO()
@@ -48,7 +48,12 @@ class Drawing(OwnFont):
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """A figure of that size in inches, laid out so that nothing overlaps."""
+    """Return an empty figure laid out so that nothing overlaps.
+
+    Args:
+        width, height: in inches.
+        title: of the figure.
+    """
     figure = Drawing(figsize=(width, height), layout="constrained", dpi=150)
     if title:
         figure.suptitle(title, fontsize=12)
@@ -66,7 +71,22 @@ def image_panel(
     bar: bool = True,
     norm: Normalize | None = None,
 ) -> AxesImage:
-    """Draw (H, W), or (H, W, 3) colours, with a scale bar, and a colour bar where there is a `label`; NaN is blank."""
+    """Draw an image with a scale bar and a colour bar; NaN is blank.
+
+    Args:
+        axes: to draw on.
+        image: (H, W), or (H, W, 3) RGB.
+        title: of the panel.
+        cmap: matplotlib's colour map; None for RGB.
+        pixel_size_m: (y, x); None: the scale bar is in pixels.
+        limits: values of the lowest and the highest colour.
+        label: of the colour bar; None: no colour bar.
+        bar: False for no scale bar.
+        norm: of the colours, instead of `limits`.
+
+    Returns:
+        Matplotlib's image.
+    """
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
     axes.set_facecolor(BLANK)
     norm = Normalize(*limits) if norm is None and limits is not None else norm
@@ -82,7 +102,13 @@ def image_panel(
 
 
 def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -> None:
-    """The key to the colours of an image, beside one or several axes."""
+    """Draw the colour bar of an image beside one or several axes.
+
+    Args:
+        drawn: the image.
+        axes: beside which it is drawn.
+        label: of the colour bar.
+    """
     first = axes if isinstance(axes, Axes) else axes[0]
     bar = first.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(label, fontsize=9)
@@ -90,7 +116,7 @@ def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -
 
 
 def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:
-    """A bar of a round length, about a quarter of the width."""
+    """Draw a scale bar of a round length, about a quarter of the width."""
     width = shape[1] if pixel_size_m is None else shape[1] * pixel_size_m[1]
     length = round_length(width / 4)
     pixels = length if pixel_size_m is None else length / pixel_size_m[1]
@@ -104,13 +130,13 @@ def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:
 
 
 def round_length(length: float) -> float:
-    """The largest of 1, 2, 5 times a power of ten that is not longer."""
+    """Return the largest of 1, 2, 5 times a power of ten that is not longer."""
     power = 10.0 ** math.floor(math.log10(length))
     return max(step * power for step in (1, 2, 5) if step * power <= length * (1 + 1e-9))
 
 
 def unit_for(length_m: float) -> tuple[float, str]:
-    """The unit (metres, name) in which a length reads well."""
+    """Return the unit (metres, name) in which a length is best read."""
     for size, name in UNITS:
         if length_m >= 0.9999 * size:
             return size, name
@@ -118,13 +144,13 @@ def unit_for(length_m: float) -> tuple[float, str]:
 
 
 def length_name(length_m: float) -> str:
-    """A length with its unit: '500 nm'."""
+    """Return a length with its unit: '500 nm'."""
     size, name = unit_for(length_m)
     return f"{length_m / size:.4g} {name}"
 
 
 def colour_of(waves: np.ndarray, brightest: float | None = None) -> np.ndarray:
-    """Complex (..., h, w) to RGB (..., h, w, 3): phase is hue, amplitude is brightness."""
+    """Return RGB (..., h, w, 3) of complex waves (..., h, w): phase is hue, amplitude is brightness."""
     amplitude = np.abs(waves)
     top = float(amplitude.max()) if brightest is None else brightest
     value = np.clip(amplitude / top, 0, 1) if top > 0 else amplitude
@@ -133,7 +159,7 @@ def colour_of(waves: np.ndarray, brightest: float | None = None) -> np.ndarray:
 
 
 def colour_wheel(axes: Axes) -> None:
-    """The key to `colour_of`: phase around, amplitude outwards."""
+    """Draw the key to `colour_of`: phase around, amplitude outwards."""
     y, x = np.mgrid[1:-1:101j, -1:1:101j]
     wave = x + 1j * y
     rgb = np.concatenate([colour_of(wave, 1.0), (np.abs(wave) <= 1)[..., None]], axis=-1)
@@ -146,7 +172,13 @@ def colour_wheel(axes: Axes) -> None:
 
 
 def plain_axes(axes: Axes, x: str, y: str, title: str | None = None) -> None:
-    """Labels, a light grid, small ticks."""
+    """Set labels, a light grid and small ticks.
+
+    Args:
+        axes: to change.
+        x, y: labels of the axes.
+        title: of the panel.
+    """
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(which="both", labelsize=8)
@@ -156,7 +188,7 @@ def plain_axes(axes: Axes, x: str, y: str, title: str | None = None) -> None:
 
 
 def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis whose ticks are plain numbers."""
+    """Make the y axis logarithmic, with ticks as plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -164,12 +196,12 @@ def logarithmic(axes: Axes) -> None:
 
 
 def legend(axes: Axes, **options: Any) -> None:
-    """A small legend with a light frame."""
+    """Draw a small legend with a light frame."""
     axes.legend(fontsize=8, framealpha=0.8, **options)
 
 
 def blocks(image: np.ndarray, largest: int = LARGEST_SIDE) -> tuple[np.ndarray, int]:
-    """Means over square blocks such that no side of (..., H, W) exceeds `largest`; also the block's side."""
+    """Return means over square blocks such that no side of (..., H, W) exceeds `largest`, and the block's side."""
     side = max(1, math.ceil(max(image.shape[-2:]) / largest))
     rows, columns = (n // side * side for n in image.shape[-2:])
     cut = image[..., :rows, :columns].reshape(*image.shape[:-2], rows // side, side, columns // side, side)
@@ -177,12 +209,12 @@ def blocks(image: np.ndarray, largest: int = LARGEST_SIDE) -> tuple[np.ndarray, 
 
 
 def scaled(pixel_size_m: Pixel, factor: float) -> Pixel:
-    """Pixel size after averaging in blocks."""
+    """Return the pixel size after averaging in blocks."""
     return None if pixel_size_m is None else (pixel_size_m[0] * factor, pixel_size_m[1] * factor)
 
 
 def bounds(values: np.ndarray, share: float = 0.5) -> tuple[float, float]:
-    """Percentiles `share` and 100 - `share` of the finite values, never equal."""
+    """Return the percentiles `share` and 100 - `share` of the finite values, never equal."""
     finite = values[np.isfinite(values)]
     if finite.size == 0:
         return 0.0, 1.0

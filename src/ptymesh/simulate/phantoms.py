@@ -1,7 +1,8 @@
-"""Test objects with structure at every scale, made from a seed at any size.
+"""Test objects with structure at every scale, of any size, generated from a seed.
 
 H, W    object pixels;  L  slices
-Maps are float64 in [0, 1] until `complex_object` gives them amplitude and phase.
+
+Maps are float64 in [0, 1] until `complex_object` turns them into amplitude and phase.
 
 Edges are one pixel soft, so that an object is about as sharp as its sampling allows and no sharper.
 """
@@ -16,15 +17,23 @@ from scipy import ndimage
 
 Range = tuple[float, float]
 
-#: Rows of an object that are computed together.
+#: Rows of an object that are computed together, to save memory.
 BAND = 256
 
 
 def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Range, phase_rad: Range) -> np.ndarray:
-    """Transmission of maps (..., H, W): amplitude falls with absorption, phase with thickness, over the whole ranges.
+    """Return the transmission of maps: amplitude falls with absorption, phase with thickness, over the whole ranges.
 
-    The most absorbing pixel has amplitude[0], the least amplitude[1]; the thickest has phase_rad[0], the thinnest
-    phase_rad[1] (refractive index below one, as for X-rays).
+    The most absorbing pixel has amplitude[0], the least absorbing amplitude[1]; the thickest has phase_rad[0], the
+    thinnest phase_rad[1] (refractive index below one, as for X-rays).
+
+    Args:
+        absorption, thickness: (..., H, W), of any scale.
+        amplitude: (low, high).
+        phase_rad: (low, high).
+
+    Returns:
+        (..., H, W) complex128.
     """
     absorption, thickness = np.broadcast_arrays(absorption, thickness)
     absorbed, thick = _range(absorption), _range(thickness)
@@ -39,11 +48,20 @@ def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Ran
 def chart(
     shape: tuple[int, int], seed: int, amplitude: Range, phase_rad: Range, field: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """X-ray test chart (1, H, W): Siemens stars, line gratings, grains of all sizes and a smooth phase.
+    """Return an X-ray test chart: Siemens stars, line gratings, grains of all sizes and a smooth phase.
 
     Stars and gratings are in amplitude and phase; the grains mostly absorb and the smooth part is in the phase alone,
-    so that crosstalk between the two images shows. `field` (y, x): the central part that the beam will reach, which
-    stars and gratings fill, one star to at most about 450 pixels; grains go on to the border.
+    so that crosstalk between the two images shows.
+
+    Args:
+        shape: (H, W).
+        seed: of the random numbers.
+        amplitude, phase_rad: (low, high) of the transmission.
+        field: (y, x) pixels of the central part that the beam will reach, which stars and gratings fill, one star to at
+            most about 450 pixels; grains extend to the border. None: all.
+
+    Returns:
+        (1, H, W) complex128.
     """
     field = shape if field is None else (min(field[0], shape[0]), min(field[1], shape[1]))
     cell = min(*field, 448)
@@ -63,15 +81,23 @@ def chart(
     for band in _bands(shape[0]):
         thickness[band] = metal[band] + 0.12 * grain[band] + 0.5 * thickness[band]
         metal[band] = 0.45 * metal[band] + 0.55 * grain[band]
-    del grain, inner  # these arrays are as large as the object
+    del grain, inner  # free memory: these arrays are as large as the object
     return complex_object(metal, thickness, amplitude, phase_rad)[None]
 
 
 def powder(shape: tuple[int, int], seed: int, amplitude: Range, phase_rad: Range) -> np.ndarray:
-    """Near-field test object (1, H, W): overlapping spheres of radii from one pixel to a tenth of the field.
+    """Return a near-field test object: overlapping spheres of radii from one pixel to a tenth of the field.
 
-    Projected thickness, so that phase and absorption are those of one material (as the phase of most thick samples is),
-    with a smooth phase beside it.
+    The map is a projected thickness, so that phase and absorption are those of one material (as in most thick samples),
+    plus a smooth phase.
+
+    Args:
+        shape: (H, W).
+        seed: of the random numbers.
+        amplitude, phase_rad: (low, high) of the transmission.
+
+    Returns:
+        (1, H, W) complex128.
     """
     rng = np.random.default_rng([seed, 4])
     thickness = np.zeros(shape)
@@ -80,7 +106,7 @@ def powder(shape: tuple[int, int], seed: int, amplitude: Range, phase_rad: Range
         patch, distance = _patch(thickness, y, x, radius + 2)
         if patch.size:
             height = np.sqrt(np.clip(1 - (distance / radius) ** 2, 0, None))
-            # large spheres are flattened, or the small ones would vanish in the range of the phase
+            # flatten large spheres, else the small ones would vanish in the range of the phase
             patch += height * radius**0.6
     thickness /= thickness.max()
     return complex_object(thickness, thickness + 0.2 * _smooth(shape, seed), amplitude, phase_rad)[None]
@@ -95,10 +121,25 @@ def atoms(
     spacing_m: float = 2.6e-10,
     sigma_m: float = 0.45e-10,
 ) -> np.ndarray:
-    """Electron test object (L, H, W): Gaussian atomic potentials, exp(i phase), at most `phase_rad` in each slice.
+    """Return an electron test object: Gaussian atomic potentials, exp(i phase), at most `phase_rad` in each slice.
 
     Each slice is a hexagonal crystal of its own orientation, with vacancies, a heavier grain of a second orientation
-    and an amorphous film with holes, so that slices can be told apart. (Weak-phase transmission: Kirkland, ch. 5.)
+    and an amorphous film with holes, so that slices can be told apart.
+
+    Args:
+        shape: (H, W).
+        slices: L.
+        pixel_m: (y, x) object pixel.
+        seed: of the random numbers.
+        phase_rad: largest phase of a slice.
+        spacing_m: lattice constant.
+        sigma_m: standard deviation of an atom's potential.
+
+    Returns:
+        (L, H, W) complex128.
+
+    Source:
+        Weak-phase transmission: Kirkland, ch. 5.
     """
     made = []
     for level in range(slices):
@@ -120,8 +161,18 @@ def atoms(
 
 
 def grains(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Discs of all sizes, number falling as radius^-3, each hiding those below it (dead leaves; Lee, Mumford & Huang
-    2001): (H, W) in [0, 1], zero over about half of the area."""
+    """Return discs of all sizes, their number falling as radius^-3, each hiding those below it (dead leaves).
+
+    Args:
+        shape: (H, W).
+        seed: of the random numbers.
+
+    Returns:
+        (H, W) float64 in [0, 1], zero over about half of the area.
+
+    Source:
+        Lee, Mumford & Huang 2001.
+    """
     rng = np.random.default_rng([seed, 3])
     image = np.zeros(shape)
     for y, x, radius in _scattered(shape, rng, max(5.0, min(shape) / 14), cover=0.6):
@@ -133,7 +184,7 @@ def grains(shape: tuple[int, int], seed: int) -> np.ndarray:
 def _scattered(
     shape: tuple[int, int], rng: np.random.Generator, largest: float, cover: float
 ) -> list[tuple[float, float, float]]:
-    """Centres and radii (y, x, r), large ones first, whose discs together have `cover` times the area."""
+    """Return centres and radii (y, x, r) in pixels, large ones first, of discs with `cover` times the area in total."""
     smallest = 1.2
     u = rng.random(
         max(8, int(cover * shape[0] * shape[1] / (2 * math.pi * smallest**2 * math.log(largest / smallest))))
@@ -144,7 +195,7 @@ def _scattered(
 
 
 def _patch(image: np.ndarray, y: float, x: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """View of the image within `reach` of (y, x), and each of its pixels' distance to (y, x)."""
+    """Return the view of the image within `reach` of (y, x), and the distance of each of its pixels to (y, x)."""
     top, left = max(0, math.floor(y - reach)), max(0, math.floor(x - reach))
     patch = image[top : math.ceil(y + reach) + 1, left : math.ceil(x + reach) + 1]
     rows, columns = np.arange(patch.shape[0]) + top - y, np.arange(patch.shape[1]) + left - x
@@ -152,13 +203,13 @@ def _patch(image: np.ndarray, y: float, x: float, reach: float) -> tuple[np.ndar
 
 
 def _draw_cell(image: np.ndarray, spokes: int, rng: np.random.Generator) -> None:
-    """A Siemens star with ring gaps in the middle of the cell, and gratings of falling pitch in its corners."""
+    """Draw a Siemens star with ring gaps in the middle of the cell, and gratings of falling pitch in its corners."""
     h, w = image.shape
     y, x = np.arange(h)[:, None] - (h - 1) / 2, np.arange(w)[None, :] - (w - 1) / 2
     r, angle = np.hypot(y, x), np.arctan2(y, x) + rng.uniform(0, 2 * math.pi / spokes)
     radius = 0.40 * min(h, w)
     wave = np.sin(spokes * angle)
-    # distance to the spoke's edge in pixels, and the contrast that is left where spokes are finer than a pixel
+    # distance to the spoke's edge in pixels, and the remaining contrast where spokes are finer than a pixel
     star = np.clip(0.5 + wave * r / spokes, 0, 1)
     gap = np.ones_like(r)
     for ring in (0.5, 0.25, 0.125):
@@ -177,7 +228,7 @@ def _draw_cell(image: np.ndarray, spokes: int, rng: np.random.Generator) -> None
 
 
 def _draw_gratings(image: np.ndarray, upright: bool) -> None:
-    """Bands of lines whose pitch halves from band to band, down to two pixels."""
+    """Draw bands of lines whose pitch halves from band to band, down to two pixels."""
     side = min(image.shape)
     edge = max(1, side // 12)
     u = np.arange(side, dtype=np.float64)
@@ -192,7 +243,7 @@ def _draw_gratings(image: np.ndarray, upright: bool) -> None:
 
 
 def _smooth(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Smooth random surface, (H, W) in [0, 1], with features of about a third of the field."""
+    """Return a smooth random surface (H, W) in [0, 1] with features of about a third of the field."""
     rng = np.random.default_rng([seed, 6])
     coarse = rng.standard_normal((7, 7))
     y, x = (np.linspace(1, 5, n) for n in shape)
@@ -206,7 +257,7 @@ def _smooth(shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def _blob(shape: tuple[int, int], rng: np.random.Generator, share: float) -> np.ndarray:
-    """Random connected-looking region that covers `share` of the field."""
+    """Return a random region (H, W) bool of few connected parts that covers `share` of the field."""
     field = ndimage.gaussian_filter(rng.standard_normal((24, 24)), 3, mode="wrap")
     y, x = (np.linspace(4, 19, n) for n in shape)
     surface = ndimage.map_coordinates(field, np.meshgrid(y, x, indexing="ij"), order=3)
@@ -214,7 +265,7 @@ def _blob(shape: tuple[int, int], rng: np.random.Generator, share: float) -> np.
 
 
 def _lattice(shape: tuple[int, int], pixel_m: tuple[float, float], spacing_m: float, angle: float) -> np.ndarray:
-    """Hexagonal lattice sites (n, 2) in pixels that cover the field."""
+    """Return the sites (n, 2) in pixels of a hexagonal lattice that covers the field."""
     reach = math.ceil(1.2 * math.hypot(*(n * d for n, d in zip(shape, pixel_m, strict=True))) / spacing_m)
     i, j = (index.ravel() for index in np.mgrid[-reach : reach + 1, -reach : reach + 1])
     x, y = spacing_m * (i + j / 2), spacing_m * j * math.sqrt(3) / 2
@@ -226,7 +277,7 @@ def _lattice(shape: tuple[int, int], pixel_m: tuple[float, float], spacing_m: fl
 def _add_atoms(
     image: np.ndarray, sites: np.ndarray, weights: np.ndarray, pixel_m: tuple[float, float], sigma_m: float
 ) -> None:
-    """Gaussians of `sigma_m` centred on sites (n, 2) in pixels, added in place."""
+    """Add Gaussians of `sigma_m` centred on sites (n, 2) in pixels, in place."""
     reach = math.ceil(4 * sigma_m / min(pixel_m))
     nearest = np.rint(sites).astype(int)
     grid = np.arange(-reach, reach + 1)
@@ -243,17 +294,17 @@ def _add_atoms(
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
-    """Smallest value, and how far the largest is above it."""
+    """Return the smallest value and the difference to the largest."""
     low = values.min()
     return low, values.max() - low
 
 
 def _stretched(values: np.ndarray, low: float, span: float) -> np.ndarray:
-    """Values of this range mapped onto [0, 1]; a constant becomes 0."""
+    """Return values mapped from the given range onto [0, 1]; a constant becomes 0."""
     return np.asarray((values - low) / (span or 1.0))
 
 
 def _bands(height: int) -> Iterator[slice]:
-    """Rows, a few at a time: what is computed on the way to a large object is small."""
+    """Yield the rows a few at a time, which keeps temporary arrays of a large object small."""
     for start in range(0, height, BAND):
         yield slice(start, start + BAND)

@@ -19,18 +19,24 @@ Scan = Literal["fermat", "raster", "jitter"]
 
 
 def scan(kind: Scan, views: int, step_px: float, *, density_ratio: float = 1.0, seed: int = 0) -> np.ndarray:
-    """Positions (N, 2) of a scan pattern.
+    """Return the positions of a scan pattern.
 
     Args:
-        kind: `fermat` (spiral clipped to a square; Huang et al., Opt. Express 22, 12634 (2014)), `raster` (rows, left
-            to right), or `jitter` (a raster whose points move at random by up to half a step, which breaks its period).
+        kind: `fermat` (spiral clipped to a square), `raster` (rows, left to right), or `jitter` (a raster whose points
+            move at random by up to half a step, which breaks its period).
         views: N.
         step_px: mean distance between neighbours.
         density_ratio: views per area at the right edge over those at the left edge; 1 is even. The area is unchanged.
         seed: of the jitter.
 
+    Returns:
+        (N, 2) float64, y x pixels, centred on zero.
+
     Raises:
         BadInput: no views, a step or ratio that is not positive.
+
+    Source:
+        Fermat spiral: Huang et al., Opt. Express 22, 12634 (2014).
     """
     for name, value in (("number of views", views), ("scan step in pixels", step_px), ("density ratio", density_ratio)):
         if not (math.isfinite(value) and value > 0):
@@ -48,7 +54,7 @@ def scan(kind: Scan, views: int, step_px: float, *, density_ratio: float = 1.0, 
 
 
 def _fermat(views: int) -> np.ndarray:
-    """The N points of the spiral nearest to the centre in the maximum norm: a square field, in spiral order."""
+    """Return the N points of the spiral nearest to the centre in the maximum norm: a square field, in spiral order."""
     index = np.arange(2 * views + 8)
     radius, angle = np.sqrt((index + 0.5) / np.pi), index * np.pi * (3 - math.sqrt(5))
     points = np.stack((radius * np.sin(angle), radius * np.cos(angle)), axis=1)
@@ -57,9 +63,9 @@ def _fermat(views: int) -> np.ndarray:
 
 
 def _crowded(x: np.ndarray, ratio: float) -> np.ndarray:
-    """x moved so that an even density becomes one that rises linearly from 1 to `ratio` over the same interval."""
+    """Return x moved so that an even density becomes one rising linearly from 1 to `ratio` on the same interval."""
     low, span = x.min(), np.ptp(x)
     u = (x - low) / (span or 1.0)
-    # inverse of the cumulative density (v + (ratio - 1) v^2 / 2) / (1 + (ratio - 1) / 2)
+    # inverse of the cumulative density u = (v + (ratio - 1) v^2 / 2) / (1 + (ratio - 1) / 2)
     v = (np.sqrt(1 + (ratio**2 - 1) * u) - 1) / (ratio - 1)
     return np.asarray(low + span * v)

@@ -4,8 +4,8 @@ N, M, L     views, probe modes, slices
 H, W; h, w  object and window pixels
 d           object pixel (m)
 
-Random numbers come from (seed, purpose) or (seed, purpose, view), and intensities are computed in chunks that start at
-multiples of CHUNK: a view's counts do not depend on how many others are asked for at a time.
+Random numbers are seeded by (seed, purpose) or (seed, purpose, view), and intensities are computed in chunks that start
+at multiples of CHUNK: the counts of a view do not depend on how many views are computed together.
 """
 
 from __future__ import annotations
@@ -43,28 +43,36 @@ MARGIN_PX = 3
 
 
 class Simulation(Options):
-    """What to simulate. Lengths in metres, angles in rad; None takes the kind's own default.
+    """Options of a simulation. Lengths in metres, angles in rad; None takes the default of the kind.
 
     Fields:
         kind: `xray` (far field, zone plate, test chart), `near` (X-ray near field, structured beam, powder) or
             `electron` (far field, aberrated lens, multislice crystal).
-        views, window: N; window side in pixels.
-        scan, overlap, density_ratio: see `scans.scan`; step = (1 - overlap) * width of the beam.
+        views: N.
+        window: side in pixels.
+        scan: pattern (`scans.scan`).
+        overlap: of neighbouring beams; step = (1 - overlap) * width of the beam.
+        density_ratio: views per area at the right edge over those at the left edge.
         object_px: instead of overlap: the scan covers an object of this side (to a whole number of blocks).
-        photons_per_view: incident photons or electrons.  noise: Poisson; without it patterns are float32 intensities.
+        photons_per_view: incident photons or electrons.
+        noise: Poisson; without it patterns are float32 intensities.
         position_error_px: true positions differ from the nominal ones by up to this, uniformly, on either axis.
-        modes, mode_powers: incoherent probe modes (partial coherence), and their fractions of the power.
+        modes: number of incoherent probe modes (partial coherence).
+        mode_powers: fractions of the power of each mode.
         background_counts: added to every pixel of every view; known to the reconstruction.
-        defect: what is wrong with the detector, and masked: a beamstop over the centre, a dead module, or hot pixels.
-        slices, slice_spacing_m: object slices.
-        tilt_rad: (y, x) by which the axis along which they are stacked leans against the beam.
+        defect: masked fault of the detector: a beamstop over the centre, a dead module, or hot pixels.
+        slices: number of object slices.
+        slice_spacing_m: distance between neighbouring slices.
+        tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam.
         amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
             not absorbed, and every slice has phase (0, 0.6).
-        energy_eV: of the photons or electrons.  pixel_m: object pixel.  detector_pixel_m: detector pixel.
+        energy_eV: of the photons or electrons.
+        pixel_m: object pixel.
+        detector_pixel_m: detector pixel.
         focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
-        probe_guess: what the data set offers as a probe: nothing, the design's (one mode, defocus 10 % off; smoothed
-            in the near field), or the true one.
-        seed: of everything random.
+        probe_guess: probe in the data set: none, the design's (one mode, defocus 10 % off; smoothed in the near field),
+            or the true one.
+        seed: of all random numbers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -98,7 +106,11 @@ class Simulation(Options):
 
 @dataclass(frozen=True)
 class _Defaults:
-    """What a kind takes where the options say nothing; `width` of the beam as a fraction of the window."""
+    """Values of a kind for options that are None.
+
+    Attributes:
+        width: of the beam as a fraction of the window; the others are named as in `Simulation`.
+    """
 
     energy_eV: float
     pixel_m: float
@@ -118,15 +130,18 @@ _DEFAULTS: dict[Kind, _Defaults] = {
 
 @dataclass(frozen=True)
 class Truth:
-    """All that is known about a simulated measurement, except the counts.
+    """True values of a simulated measurement: everything except the counts.
 
-    Fields:
-        options: as simulated.  geometry: of the window.
-        object: (L, H, W) complex128.  probe: (M, h, w) complex128, sum |P|^2 the photons per view.
-        positions, nominal: (N, 2) true and nominal, object pixels.
+    Attributes:
+        options: of the simulation.
+        geometry: of the window.
+        object: (L, H, W) complex128.
+        probe: (M, h, w) complex128; sum |P|^2 is the number of photons per view.
+        positions, nominal: (N, 2) float64, true and nominal positions in object pixels.
         origin: object pixel at which the scan's coordinates (centred on the scan) have their zero.
-        mask: (h, w) bool and background: (h, w), laid out as the patterns (far field: DC at the corner).
-        slice_spacing_m: 0 for one slice.
+        mask: (h, w) bool, True for good pixels, laid out as the patterns (far field: DC at the corner).
+        background: (h, w) float64 counts, laid out as the patterns.
+        slice_spacing_m: distance between neighbouring slices; 0 for one slice.
     """
 
     options: Simulation
@@ -142,7 +157,7 @@ class Truth:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the patterns: the smallest unsigned integer that cannot overflow, or float32 without noise."""
+        """Dtype of the patterns: the smallest unsigned integer that cannot overflow, or float32 without noise."""
         if not self.options.noise:
             return np.dtype(np.float32)
         photons = _photons(self.options)
@@ -151,7 +166,13 @@ class Truth:
         return np.dtype(np.uint16 if largest < 2**16 else np.uint32)
 
     def measurement(self, patterns: np.ndarray) -> Measurement:
-        """What a reconstruction is given: the patterns (N, h, w) and the nominal positions about the scan's centre."""
+        """Return the measurement that a reconstruction gets.
+
+        Its positions are the nominal ones relative to the scan's centre.
+
+        Args:
+            patterns: (N, h, w) counts.
+        """
         options = self.options
         return Measurement(
             patterns=ArraySource(patterns),
@@ -165,7 +186,7 @@ class Truth:
         )
 
     def guess(self) -> np.ndarray | None:
-        """Probe (1 or M, h, w) that the data set offers (see `Simulation.probe_guess`)."""
+        """Return the probe (1 or M, h, w) of the data set (`Simulation.probe_guess`); None if it has none."""
         if self.options.probe_guess == "none":
             return None
         if self.options.probe_guess == "true":
@@ -175,7 +196,13 @@ class Truth:
     def estimate(
         self, dtype: torch.dtype = torch.complex128, device: torch.device | str = "cpu", *, nominal: bool = False
     ) -> Estimate:
-        """The truth as an estimate, with the true (or the nominal) positions."""
+        """Return the truth as an estimate.
+
+        Args:
+            dtype: complex dtype of object and probe.
+            device: of the tensors.
+            nominal: True for the nominal instead of the true positions.
+        """
         positions = torch.from_numpy(self.nominal if nominal else self.positions).to(device)
         real = torch.zeros((), dtype=dtype).real.dtype
         return Estimate(
@@ -194,7 +221,12 @@ class Truth:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A measurement in memory and its truth."""
+    """Simulated measurement.
+
+    Attributes:
+        measurement: patterns in memory and nominal positions.
+        truth: true values.
+    """
 
     measurement: Measurement
     truth: Truth
@@ -202,6 +234,10 @@ class Simulated:
 
 def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
     """Simulate a whole measurement in memory: `simulate(views=64, window=32)` or `simulate(Simulation(...))`.
+
+    Args:
+        options: of the simulation.
+        changes: options that replace those.
 
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
@@ -211,7 +247,11 @@ def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
 
 
 def checked(options: Simulation | None = None, **changes: object) -> Simulation:
-    """The options with some of them changed. Raises BadInput, in one sentence, where a value cannot be used."""
+    """Return the options with some of them changed.
+
+    Raises:
+        BadInput: a value that cannot be used.
+    """
     if not isinstance(options, Simulation | None):
         raise BadInput(f"The options of a simulation are of type {type(options).__name__}; give a Simulation.")
     known = {} if options is None else options.model_dump()
@@ -219,7 +259,7 @@ def checked(options: Simulation | None = None, **changes: object) -> Simulation:
 
 
 def truth(options: Simulation) -> Truth:
-    """Object, probe, positions and detector of a simulation, without the counts.
+    """Return object, probe, positions and detector of a simulation, without the counts.
 
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
@@ -257,7 +297,7 @@ def truth(options: Simulation) -> Truth:
 
 
 def _fits(numbers: int) -> None:
-    """Raises BadInput where object, probe and the waves of a chunk, so many complex numbers, exceed the memory."""
+    """Raise BadInput if `numbers` complex numbers (object, probe and the waves of a chunk) exceed the free memory."""
     free, needed = free_bytes(torch.device("cpu")), 16 * numbers
     if needed > free:
         raise BadInput(
@@ -267,7 +307,13 @@ def _fits(numbers: int) -> None:
 
 
 def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
-    """Positions (N, 2) about the scan's centre, for a beam of this width and windows this far from the border."""
+    """Return positions (N, 2) about the scan's centre.
+
+    Args:
+        options: of the simulation.
+        width_px: width of the beam.
+        margin: distance of the windows from the object's border in pixels.
+    """
 
     def steps(step_px: float) -> np.ndarray:
         return scans.scan(options.scan, options.views, step_px, density_ratio=options.density_ratio, seed=options.seed)
@@ -293,7 +339,7 @@ def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
 
 
 def patterns(made: Truth) -> Iterator[np.ndarray]:
-    """Counts, up to CHUNK views (n, h, w) at a time in scan order, laid out as `Measurement` has them."""
+    """Yield the counts of up to CHUNK views (n, h, w) at a time, in scan order, laid out as in `Measurement`."""
     options, estimate = made.options, made.estimate()
     model = Model.for_geometry(
         made.geometry,
@@ -315,6 +361,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
 
 
 def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
+    """Return the counts (n, h, w) of views from `start` on, from their expected intensities."""
     options, dtype = made.options, made.dtype
     if not options.noise:
         counts = intensity.numpy().astype(dtype)
@@ -322,7 +369,7 @@ def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
         counts = np.empty(intensity.shape, dtype)
         for row, expected in enumerate(intensity.numpy()):
             counts[row] = np.random.default_rng([options.seed, 8, start + row]).poisson(expected)
-    # what masked pixels hold must not matter: dead ones read nothing, hot ones the largest number that the file holds
+    # masked pixels must not matter: dead ones read 0, hot ones the largest number of the dtype
     counts[:, ~made.mask] = np.iinfo(dtype).max if options.defect == "hot" and dtype.kind == "u" else 0
     return counts
 
@@ -332,6 +379,7 @@ def _photons(options: Simulation) -> float:
 
 
 def _geometry(options: Simulation) -> Geometry:
+    """Return the geometry of the window, for which the object pixel is as in the options."""
     default = _DEFAULTS[options.kind]
     energy = options.energy_eV or default.energy_eV
     pixel = options.pixel_m or default.pixel_m
@@ -343,7 +391,7 @@ def _geometry(options: Simulation) -> Geometry:
                 f"focus_distance_m; give those."
             )
         wavelength = photon_wavelength_m(energy)
-        # diffraction over this distance spreads a point by sqrt(window / 2) pixels, which the margin of the beam holds
+        # diffraction over this distance spreads a point by sqrt(window / 2) pixels, less than the margin of the beam
         effective_m = 0.5 * options.window * pixel**2 / wavelength
         if options.focus_distance_m is None:
             return near_field(shape, wavelength, effective_m, (pixel, pixel))
@@ -372,13 +420,16 @@ def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
 
 
 def _default_spacing_m(geometry: Geometry) -> float:
-    """A distance over which waves of a third of the largest angle part by a pixel and a half: slices are separable."""
+    """Return the distance over which waves of a third of the largest angle separate by a pixel and a half.
+
+    Slices so far apart can be told from each other.
+    """
     (pixel, _), wavelength = _optics(geometry)
     return 1.5 * pixel / (wavelength / (6 * pixel))
 
 
 def _probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tensor:
-    """First probe mode (h, w), sum |P|^2 = 1; `error` is that of a design known approximately."""
+    """Return the first probe mode (h, w), sum |P|^2 = 1; `error` is the relative error of the design's defocus."""
     pixel, wavelength = _optics(geometry)
     width_m = _DEFAULTS[options.kind].width * options.window * pixel[0]
     if options.kind == "near":
@@ -397,7 +448,7 @@ def _probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tenso
 
 
 def _structured_beam(options: Simulation, smoothed: bool) -> Tensor:
-    """A beam through a diffuser: smooth rim, speckle-like amplitude and phase; without its structure if `smoothed`."""
+    """Return a beam behind a diffuser: smooth rim, speckle-like amplitude and phase; without speckle if `smoothed`."""
     n = options.window
     axis = (torch.arange(n, dtype=torch.float64) - n // 2) / (_DEFAULTS["near"].width * n / 2)
     envelope = torch.exp(-((axis[:, None] ** 2 + axis[None, :] ** 2) ** 4))
@@ -416,7 +467,7 @@ def _structured_beam(options: Simulation, smoothed: bool) -> Tensor:
 def _object(
     options: Simulation, geometry: Geometry, shape: tuple[int, int], lit: tuple[int, int], slices: int
 ) -> np.ndarray:
-    """Phantom (L, H, W); `lit` is the central part that the beam reaches."""
+    """Return the phantom (L, H, W); `lit` is the central part that the beam reaches."""
     amplitude = options.amplitude or (0.6, 1.0)
     if options.kind == "electron" and options.amplitude is not None:
         raise BadInput(f"amplitude is {options.amplitude} for electrons, which atoms do not absorb; leave it out.")
@@ -435,7 +486,7 @@ def _object(
 
 
 def _mask(options: Simulation) -> np.ndarray:
-    """Good detector pixels (h, w), laid out as the patterns."""
+    """Return the good detector pixels (h, w) bool, laid out as the patterns."""
     n = options.window
     good = np.ones((n, n), bool)
     if options.defect == "beamstop":
