@@ -1,4 +1,4 @@
-"""Reconstruction algorithms, one per file. `ENGINES` knows them by their names in a recipe."""
+"""Reconstruction algorithms, one per file; `ENGINES` holds them by their names in a recipe."""
 
 from ptymesh.engines.base import Engine
 from ptymesh.engines.bh import BH

@@ -4,10 +4,10 @@ Kandel, Maddali, Allain, Hruszkewycz, Jacobsen & Nashed, Opt. Express 27, 18653 
 Du, Nashed, Kandel, Gursoy & Jacobsen, Sci. Adv. 6, eaay3700 (2020)
 
 L          loss of a batch (losses.py) over its divisor D, plus regularisers
-g_jm       slope_j . Psi_jm on the detector, back at the exit: D^H g;  dL/d conj(x) of everything is an adjoint of it
+g_jm       slope_j . Psi_jm on the detector; D^H g at the exit; every dL/d conj(x) is an adjoint of it
 slope, scale, unit      of each unknown: sweep.py
 
-The sweep is written out by hand and summed over ranks once per batch; what follows is the same on every rank.
+The sweep is written out by hand and summed over ranks once per batch; all later operations are the same on every rank.
 
 `parametrisation` of the object: complex numbers; exp(i phi), phase alone; or amplitude and phase.
 """
@@ -32,7 +32,12 @@ from ptymesh.problem import Batch, Problem
 
 
 class Regulariser(Schedule):
-    """A regulariser of the object: its name or a function (regularisers.py), and its weight against the loss."""
+    """A regulariser of the object, with its weight against the loss.
+
+    Attributes:
+        kind: a name, or a function (regularisers.py).
+        weight: factor of its mean density over the pixels under windows.
+    """
 
     kind: str | Density
     weight: float = Field(gt=0)
@@ -50,24 +55,32 @@ class Regulariser(Schedule):
 
     @property
     def density(self) -> Density:
-        """The function that `kind` names."""
+        """Function that `kind` names."""
         return REGULARISERS[self.kind] if isinstance(self.kind, str) else self.kind
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Value of the loss and, by unknown, its derivative."""
+    """A loss and its derivatives.
+
+    Attributes:
+        value: the loss, 0-d.
+        parts: derivative by unknown.
+    """
 
     value: Tensor
     parts: dict[str, Part]
 
 
 class Autodiff(Engine):
-    """What the gradient engines share.
+    """Common part of the gradient engines.
 
-    loss: `fidelity`, `nrmse` of powers, or a user's own, by name or as a function; power: of `nrmse`; averaged: weight
-    of the misfit of the pattern averaged over the batch (a second sweep); parametrisation of the object; regularisers
-    of the object.
+    Attributes:
+        loss: `fidelity`, `nrmse` of powers, or a user's own, by name or as a function.
+        power: p of `nrmse`.
+        averaged: weight of the misfit of the pattern averaged over the batch (a second sweep).
+        parametrisation: of the object.
+        regularisers: of the object.
     """
 
     moves_optics: ClassVar[bool] = True
@@ -78,8 +91,8 @@ class Autodiff(Engine):
     parametrisation: Literal["complex", "phase", "amplitude_phase"] = "complex"
     regularisers: list[Regulariser] = Field(default_factory=list)
 
-    #: Pixels that windows cover in this epoch, of this rank's part of the object; not in checkpoints, which other ranks
-    #: may read.
+    #: Pixels of this rank's part of the object under windows, in this epoch; not in checkpoints, which other ranks may
+    #: read.
     _covered: Tensor | None = PrivateAttr(None)
 
     @field_validator("loss")
@@ -104,11 +117,11 @@ class Autodiff(Engine):
 
     @property
     def from_vacuum(self) -> bool:
-        """Whether a complex object is counted from vacuum, as one is that decays."""
+        """True if a complex object is counted from vacuum (1), towards which it then decays."""
         return True
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """An object of phase alone gets amplitude 1; and which pixels windows cover, for the regularisers."""
+        """Set the amplitude of a phase-only object to 1, and find the pixels under windows for the regularisers."""
         if self.parametrisation == "phase":
             phase = phase_of(estimate.object)
             estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
@@ -117,9 +130,16 @@ class Autodiff(Engine):
     def gradient(
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
     ) -> Gradient:
-        """Loss and slopes of the unknowns `wanted` (object, amplitude, probe, opr, background, positions, weights,
-        slice_spacing, tilt, those of the model's operators), in one sweep and one message. `note`: for the running loss
-        of the epoch."""
+        """Return loss and slopes of unknowns, in one sweep and one message. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns.
+            batch: the views.
+            wanted: names of the unknowns: object, amplitude, probe, opr, background, positions, weights, slice_spacing,
+                tilt, and those of the model's operators.
+            note: True to record the loss for the running loss of the epoch.
+        """
         loss = self._loss(problem)
         if self.averaged:
             loss = losses.WithAverage(loss, self.averaged, *averages(problem, estimate, batch))
@@ -142,7 +162,9 @@ class Autodiff(Engine):
     def _penalty(
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
     ) -> tuple[Tensor, Tensor]:
-        """Mean density over the pixels under windows, each counted once, and its slope by the object there."""
+        """Return the mean density over the pixels under windows, each counted once, and its slope by the object
+        there.
+        """
         if self._covered is None:  # resumed within an epoch
             self._covered = covered(estimate)
         layout, under = problem.layout, self._covered
@@ -160,8 +182,10 @@ class Autodiff(Engine):
         return (total / pixels).to(problem.real), slope * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
-        """The unknowns as real tensors of the parts' shapes, in their units; the object as departure from vacuum, or
-        its own memory."""
+        """Return the unknowns as real tensors of the parts' shapes, in their units.
+
+        The object is given as difference from vacuum, or as its own memory; positions, spacing and tilt as changes, 0.
+        """
         found = {}
         for name, part in parts.items():
             if name == "object":
@@ -177,14 +201,21 @@ class Autodiff(Engine):
         return found
 
     def write(self, problem: Problem, estimate: Estimate, leaves: dict[str, Tensor], parts: dict[str, Part]) -> None:
-        """The estimate from `leaves`, in place."""
+        """Write unknowns to the estimate, in place.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns.
+            leaves: new values by unknown, as `leaves` returns them.
+            parts: slopes, scales and units of the same unknowns.
+        """
         obj = estimate.object
         if leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":
                 found = torch.view_as_complex(leaves["object"])
                 if self.from_vacuum:
                     obj.copy_(found + 1)
-                elif found.data_ptr() != obj.data_ptr():  # it has not been moved where it is
+                elif found.data_ptr() != obj.data_ptr():  # else the object was changed in place
                     obj.copy_(found)
             else:
                 phase = leaves["object"] if "object" in leaves else phase_of(obj)
@@ -196,7 +227,7 @@ class Autodiff(Engine):
             real(estimate.others[name]).copy_(leaves[name] * parts[name].unit)
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
-        # numbers of the host: the unknowns that wait for the device, once for all of them
+        # Spacing and tilt are numbers on the host: one transfer from the device for both.
         if gaps := [name for name in ("slice_spacing", "tilt") if name in leaves]:
             told = torch.cat([(leaves[name] * parts[name].unit).reshape(-1) for name in gaps]).tolist()
             if "slice_spacing" in gaps:
@@ -213,7 +244,7 @@ class Autodiff(Engine):
         return losses.OfFunction(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss)
 
     def _chain(self, obj: Tensor, slope: Tensor) -> dict[str, Tensor]:
-        """From the slope with respect to the complex object to those of its parametrisation."""
+        """Turn the slope by the complex object into slopes by its parametrisation."""
         if self.parametrisation == "complex":
             return {"object": real(slope)}
         turned = obj.conj() * slope  # O = a exp(i phi): dO = i O dphi + (O / a) da

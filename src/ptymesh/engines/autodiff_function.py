@@ -1,13 +1,13 @@
-"""The forward model as one torch function whose backward pass is written out by hand: for models of a user's own.
+"""The forward model as one torch function with a hand-written backward pass, for models of a user's own.
 
-    obj = problem.layout.seen(estimate.object)                      # what windows are cut from, to make leaves of
+    obj = problem.layout.seen(estimate.object)                      # array that windows are cut from, to make leaves of
     for chunk in problem.loader.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
     by_object = problem.layout.sum_field(obj.grad)                  # over ranks, of this one's part of the object
     by_probe = problem.world.sum(probe.grad)[0]
 
-Whatever the user computes from parameters to object and probe, and from intensities to a number, is torch's ordinary
+The user's computations from parameters to object and probe, and from intensities to a number, are torch's ordinary
 autograd; between them stands this function, which keeps what the adjoints need and no graph of its own. No collective
 happens inside: a rank without views in a batch calls nothing, and its sums are zero.
 """
@@ -28,7 +28,7 @@ from ptymesh.physics.model import Model, power
 from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
 from ptymesh.problem import Chunk
 
-#: Of sums: terms of users' losses may be of any size.
+#: Parts of each sum: two, as terms of users' losses may be of any size.
 PARTS = 2
 
 
@@ -43,10 +43,17 @@ def intensities(
     background: Tensor | None = None,
     opr: Tensor | None = None,
 ) -> Tensor:
-    """I_j = sum_m |D psi_jm|^2 + b of a chunk's views, (B, h, w), differentiable in every tensor that is given.
+    """Return I_j = sum_m |D psi_jm|^2 + b of a chunk's views, (B, h, w), differentiable in every tensor that is given.
 
-    obj (L, H, W) and probe (M, h, w) complex; fractions (B, 2), positions less anchors, and weights (B, 1 + K), by
-    default the chunk's; background (h, w), by default none; opr (K, h, w) with weights for it.
+    Args:
+        model: the forward model.
+        chunk: the views.
+        obj: (L, H, W) complex.
+        probe: (M, h, w) complex.
+        fractions: (B, 2), positions less anchors, in pixels; None for the chunk's.
+        weights: (B, 1 + K), of the probe and of the OPR modes; None for the chunk's, without OPR modes.
+        background: (h, w) intensity; None for zero.
+        opr: (K, h, w) complex, variable-probe modes, with weights for them; None without any.
     """
     found: Tensor = _Intensities.apply(
         model,
@@ -62,7 +69,7 @@ def intensities(
 
 
 class _Intensities(torch.autograd.Function):
-    """torch's gradient of a complex tensor is 2 dL/d conj."""
+    """Function with a hand-written backward pass; torch's gradient of a complex tensor is 2 dL/d conj."""
 
     @staticmethod
     def forward(
@@ -76,7 +83,19 @@ class _Intensities(torch.autograd.Function):
         background: Tensor,
         opr: Tensor,
     ) -> Tensor:
-        """I of the views."""
+        """Return I of the views.
+
+        Args:
+            ctx: torch's context.
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            weights: (B, 1 + K), of the probe and of the OPR modes.
+            background: (h, w) intensity, or 0-d.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
         chunk = replace(chunk, fractions=fractions.detach(), weights=weights.detach(), whole=False, sweep={})
         ctx.backend = kernel_backend(obj.device, obj.dtype)
         intermediates = ctx.backend.forward(model, chunk, obj.detach(), probe.detach(), opr.detach())
@@ -87,7 +106,7 @@ class _Intensities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        """Adjoints of slope . Psi, where they are wanted."""
+        """Return the adjoints of slope . Psi for those inputs that need a gradient."""
         (slope,), model, chunk, intermediates = slopes, ctx.model, ctx.chunk, ctx.intermediates
         obj, probe, fractions, background, opr, detected = ctx.saved_tensors
         _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
@@ -129,10 +148,10 @@ class _Intensities(torch.autograd.Function):
 
 
 def _bounds(obj: Tensor, probe: Tensor, opr: Tensor, weights: Tensor, waves: Tensor) -> Tensor:
-    """How large terms of each kind of sum (6,) can be, as of slopes of any size nothing is known beforehand."""
+    """Return how large terms of each kind of sum (6,) can be, for slopes of any size."""
     o, p, q, w = (2 * largest(t) for t in (obj, probe, opr, waves))
     a = largest(weights)
     beam = a * (len(probe) * p + len(opr) * q)
-    spread = math.sqrt(probe.shape[-2] * probe.shape[-1])  # of a transform
+    spread = math.sqrt(probe.shape[-2] * probe.shape[-1])  # largest growth of a value by a transform
     by_probe, light = spread * a * o * w, (a * o).square()
     return torch.stack((beam * w, beam.square(), by_probe, light, by_probe, light))

@@ -1,8 +1,8 @@
-"""What all engines share: options of a stage, constraints and gauges, and the contract of `step`.
+"""Common part of all engines: options of a stage, constraints and gauges, and the contract of `step`.
 
 An engine is a pydantic model, which makes a recipe's stage typed and its errors readable. The loop gives it a problem,
-an estimate and one batch after the other; whatever it must remember goes into `state`, and what it must remember of
-each view into `per_view`: tensors by name, which are kept between calls and in checkpoints.
+an estimate and one batch after the other. An engine stores what it needs later in `state`, and values of each view
+in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
 from ptymesh.unknowns import Unknown
 
-#: In the order in which they are applied: keys of `probe` and `object`. The first ones leave a frozen probe alone.
+#: Keys of `probe` and `object` in the order in which they are applied. Those in OF_MOVING_PROBE leave a frozen probe
+#: unchanged.
 ORDER = (
     ("probe", "support"),
     ("probe", "fourier_support"),
@@ -56,10 +57,12 @@ Order = Literal["random", "uniform", "compact"]
 class Positions(Schedule):
     """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2.
 
-    gain: of the step, or `auto`: it starts at 1, doubles while the moves of successive epochs agree (neighbours share
-    an object that moves along, which makes single steps too short), up to 16, and halves when they turn; limit_px: a
-    position moves at most so far per epoch and axis; drift: keep the mean displacement from nominal at zero; affine:
-    keep only the affine part of the displacements (scale, shear, rotation).
+    Attributes:
+        gain: factor of the step. `auto` starts at 1, doubles while the moves of successive epochs agree, up to 16, and
+            halves when they turn; neighbours share an object that moves with them, which makes single steps too short.
+        limit_px: largest move of a position per epoch and axis.
+        drift: True to keep the mean displacement from nominal at zero.
+        affine: True to keep only the affine part of the displacements (scale, shear, rotation).
     """
 
     gain: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -71,7 +74,8 @@ class Positions(Schedule):
 class Variable(Schedule):
     """Beams that differ from view to view: the view's intensity, or its shares of the OPR modes (Odstrcil 2016).
 
-    gain: of the steps, each normalised by what the view itself sees.
+    Attributes:
+        gain: factor of the steps, each normalised by the view's own curvature.
     """
 
     gain: float = Field(0.5, gt=0, le=1)
@@ -80,7 +84,7 @@ class Variable(Schedule):
 class ProbeConstraints(Options):
     """Probe: frozen for the first `frozen` epochs; variable intensity and OPR modes; gauges, supports, modes.
 
-    OPR modes are refined by default, where the estimate has any (`probe.opr_modes` of the recipe).
+    OPR modes are refined by default, if the estimate has any (`probe.opr_modes` of the recipe).
     """
 
     frozen: int = Field(0, ge=0, le=MOST)
@@ -106,22 +110,30 @@ class ObjectConstraints(Options):
 class Engine(Options):
     """One stage of a reconstruction.
 
-    Fields: epochs; batch, views per update over all ranks (None: all); order, how batches are made up: spread over the
-    scan with members that change (random) or stay (uniform), or clusters of neighbours (compact); fidelity; refinement
-    of positions; constraints and gauges of probe and object; models, numbers that make up probe or positions;
-    constraints of other packages; coarsen, the factor by which pixels are larger, using the inner part of the detector.
+    Attributes:
+        epochs: passes over all views.
+        batch: views per update over all ranks; None for all.
+        order: how batches are made up: spread over the scan with members that change (random) or stay (uniform), or
+            clusters of neighbours (compact).
+        fidelity: loss between intensities and counts.
+        coarsen: factor by which pixels are larger, using the inner part of the detector.
+        positions: refinement of positions.
+        probe: constraints and gauges of the probe.
+        object: constraints and gauges of the object.
+        models: numbers that make up probe or positions.
+        constraints: constraints of other packages.
     """
 
     name: ClassVar[str]
-    #: Of what `models` may stand here: of the probe where a batch's sums are those of a step of it; of positions where
-    #: its steps of positions are not part of a step of everything.
+    #: Unknowns whose `models` this engine accepts: the probe if a batch's sums are those of a probe step; positions if
+    #: their steps are not part of a joint step of all unknowns.
     models_of: ClassVar[tuple[str, ...]] = ("positions",)
-    #: What it remembers whose axes or value outside of the object are not those of a sum or velocity: copies of the
-    #: object (value outside 1), exit waves of views (axes N M h w), which follow the gauges.
+    #: Declarations of tensors in its memory that are no sums or velocities: copies of the object (1 outside of it), and
+    #: exit waves of views (axes N M h w), which follow the gauges.
     remembers: ClassVar[tuple[Unknown, ...]] = ()
-    #: Whether it works with operators in the model (`optics`); those whose own model of the exit wave has none do not.
+    #: True if it works with operators in the model (`optics`).
     with_optics: ClassVar[bool] = True
-    #: Whether it moves the unknowns that these operators declare.
+    #: True if it moves the unknowns that these operators declare.
     moves_optics: ClassVar[bool] = False
 
     epochs: Count = 50
@@ -156,24 +168,31 @@ class Engine(Options):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What the engine remembers, by name. Tensors of the object's shape grow with the object."""
+        """Memory of the engine, by name. Tensors of the object's shape grow with the object."""
         return self._state
 
     @property
     def per_view(self) -> dict[str, Tensor]:
-        """What the engine remembers of views, by name: one row per own view, in the order of `problem.layout.own`.
+        """Memory of the engine for views, by name: one row for each view of this rank, in the order of
+        `problem.layout.own`.
 
-        Exit waves, which follow the gauges, are declared in `remembers`. All is forgotten when a later stage starts,
-        whose estimate moves on without it.
+        Exit waves, which follow the gauges, are declared in `remembers`. All is dropped when a later stage starts,
+        which changes the estimate without it.
         """
         return self._per_view
 
     def outside(self, name: str) -> float:
-        """What an array of the object's shape that it remembers holds where the object grows."""
+        """Return the value outside of the object of an array of the object's shape in `state`, for when the object
+        grows.
+        """
         return next((one.outside for one in self.remembers if one.name == name), 0.0)
 
     def check(self, problem: Problem) -> None:
-        """Raises BadInput where these options have no meaning for this problem; called before any work."""
+        """Check that these options make sense for a problem, before any work.
+
+        Raises:
+            BadInput: an option has no meaning for this problem.
+        """
         if self.positions and problem.model.subpixel == "none":
             raise BadInput("Positions cannot be refined with positions.subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.probe.centre and problem.geometry.propagation != "far_field":
@@ -197,7 +216,13 @@ class Engine(Options):
                 )
 
     def apply_constraints(self, problem: Problem, estimate: Estimate, epoch: int) -> None:
-        """All constraints and gauges that are due after this epoch (1-based), those of other packages last."""
+        """Apply all constraints and gauges that are due after an epoch, those of other packages last. Collective.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns, changed in place.
+            epoch: of the stage, from 1.
+        """
         for group, key in ORDER:
             constraint: Constraint | None = getattr(getattr(self, group), key)
             held = epoch <= self.probe.frozen and key in OF_MOVING_PROBE
@@ -208,15 +233,23 @@ class Engine(Options):
                 constraint.apply(problem, estimate, self)
 
     def rate(self, epoch: int) -> float:
-        """Learning rate of this epoch (from 1), 0 where an engine has none that changes."""
+        """Return the learning rate of this epoch (from 1), 0 for an engine without one that changes."""
         return 0.0
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """What is computed once per epoch, before its first batch; kept in `state`, for an epoch may be interrupted."""
+        """Compute what is needed once per epoch, before its first batch, and store it in `state`: epochs may be
+        interrupted.
+        """
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """One update from one batch."""
+        """Update the estimate from one batch. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views; steps for unknowns that the loop moves go to `batch.asked`.
+        """
         raise NotImplementedError
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """What is done once per epoch, after its last batch and before constraints and gauges."""
+        """Do what is due once per epoch, after its last batch and before constraints and gauges."""

@@ -3,15 +3,15 @@
 Carlsson, Wendt, Cloetens & Nikitin, arXiv:2502.10755 (2025).
 
 z            preconditioned negative gradient (descent.py); its positions move by their Gauss-Newton steps
-v            the step before, where directions are conjugate
+v            the step before, if directions are conjugate
 H(a, c)      sum_j sum slope Re sum_m [2 conj(Psi_a) Psi_c + 2 conj(Psi) Psi_ac] + curvature I_a I_c, the exact second
-             derivative of the loss along a and c; I_a = 2 Re sum_m conj(Psi) Psi_a, slope = dL/dI, curvature its own
+             derivative of the loss along a and c; I_a = 2 Re sum_m conj(Psi) Psi_a, slope = dL/dI, curvature d2L/dI2
 
     gradient:   (O, P, p) += -L'(z)/H(z, z) z
     conjugate:  (O, P, p) += t z + r v at the stationary point of the second-order model,
                 [H(z,z) H(z,v); H(z,v) H(v,v)] (t, r) = -(L'(z), L'(v))
 
-Where L'(v) = 0, as after an exact step on the same views, the second is the paper's conjugate direction z + beta v with
+If L'(v) = 0, as after an exact step on the same views, the second is the paper's conjugate direction z + beta v with
 Daniel's beta = -H(z, v)/H(v, v), followed by -L'/H; solved together, it also bears batches and curved valleys. For the
 amplitude, H(d, d) has slope 1 - sqrt(y/I) and curvature sqrt(y) I^(-3/2) / 2.
 """
@@ -35,18 +35,22 @@ from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.model import power
 from ptymesh.problem import Batch, Chunk, Problem
 
-#: Least eigenvalue of a positive H that is scaled to a unit diagonal; below, two directions are as good as parallel.
+#: Least eigenvalue of H, scaled to a unit diagonal, that counts as positive; below, directions are nearly parallel.
 PARALLEL = 1e-3
-#: Longest step in units of a direction, z or the step before: beyond, a second-order model says little.
+#: Longest step in units of a direction, z or the step before, for which a second-order model is trusted.
 FAR = 8.0
 
 
 class BH(Descent):
     """Bilinear Hessian: gradient or conjugate directions with exact second-order steps, any fidelity and slices.
 
-    directions: gradient or conjugate; scale_positions: length of the positions' part of z, against the Gauss-Newton
-    step of each view, where the stage refines positions. Where the Hessian is not positive, or asks for very long
-    steps, a line search along z takes its place, and positions rest.
+    If the Hessian is not positive, or gives very long steps, a line search along z takes its place, and positions do
+    not move.
+
+    Attributes:
+        directions: gradient or conjugate.
+        scale_positions: length of the positions' part of z, in Gauss-Newton steps of each view, if positions are
+            refined.
     """
 
     name: ClassVar[str] = "bh"
@@ -57,11 +61,17 @@ class BH(Descent):
     scale_positions: float = Field(0.1, gt=0)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """Gradient, second-order model along z and v, step to its stationary point."""
+        """Go to the stationary point of the second-order model along z and v. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         _, z = self.downhill(problem, estimate, batch)
         v = self.recall("step", problem, estimate, z) if self.directions == "conjugate" else None
         if batch.refine:
-            asked = self._asked(problem, batch)
+            asked = self._position_steps(problem, batch)
             z = replace(z, positions=asked)
             v = v and replace(v, positions=self.per_view.get("position_step", torch.zeros_like(asked)))
         moves = [z] if v is None else [z, v]
@@ -71,20 +81,20 @@ class BH(Descent):
         else:
             step = reduce(Move.plus, [move.times(t) for move, t in zip(moves, lengths, strict=True)])
         apply(problem, estimate, step)
-        self._hand_over(problem, batch, step)
+        self._pass_positions(problem, batch, step)
         if self.directions == "conjugate":
             self.remember("step", problem, estimate, step)
 
-    def _asked(self, problem: Problem, batch: Batch) -> Tensor:
-        """Displacements of own views (n, 2) that the gradient asks for, within the limit; 0 outside of the batch."""
+    def _position_steps(self, problem: Problem, batch: Batch) -> Tensor:
+        """Return the gradient's displacements of this rank's views (n, 2), within the limit; 0 outside of the batch."""
         assert self.positions is not None
         asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
         if batch.asked.positions:
             asked[_own(problem, batch)[1]] = torch.cat([steps for _, steps in batch.asked.positions])
         return (self.scale_positions * asked).clamp(-self.positions.limit_px, self.positions.limit_px)
 
-    def _hand_over(self, problem: Problem, batch: Batch, step: Move) -> None:
-        """The loop moves positions (within its limits); what it was told is remembered."""
+    def _pass_positions(self, problem: Problem, batch: Batch, step: Move) -> None:
+        """Give the step of positions to the loop, which moves them within its limits, and remember it."""
         batch.asked.positions.clear()
         if step.positions is None:
             return
@@ -96,7 +106,14 @@ class BH(Descent):
     def model_along(
         self, problem: Problem, estimate: Estimate, batch: Batch, moves: list[Move]
     ) -> tuple[Tensor, Tensor]:
-        """L' (n,) and H (n, n) float64 along n moves."""
+        """Return L' (n,) and H (n, n) float64 of the batch along n moves. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns.
+            batch: the views.
+            moves: n directions.
+        """
         n = len(moves)
         slopes, hessian = problem.fields.reduction(n), problem.fields.reduction(n, n)
         objects = [problem.fields.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
@@ -113,7 +130,7 @@ class BH(Descent):
 
 
 def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Own views of the batch, and their rows among all own views."""
+    """Return this rank's views of the batch, and their rows among all views of this rank."""
     views = problem.loader.local_views.mine(batch.views)
     rows = problem.layout.local(views)
     return sent(views, problem.device), sent(rows, problem.device)
@@ -122,9 +139,15 @@ def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
 def second_order(
     problem: Problem, estimate: Estimate, chunk: Chunk, directions: list[Direction]
 ) -> tuple[Tensor, Tensor]:
-    """L' (B, n) and H (B, n, n) of each view of a chunk along n directions, float64.
+    """Return L' (B, n) and H (B, n, n) of each view of a chunk along n directions, float64.
 
     Re sum slope conj(Psi) Psi_ac is <D^H (slope Psi), psi_ac>: one inverse transform for all pairs.
+
+    Args:
+        problem: evaluator and model of the stage.
+        estimate: the unknowns.
+        chunk: the views.
+        directions: n changes of object, probe and positions.
     """
     model, kind = problem.model, problem.model.fidelity
     intermediates = problem.evaluator.forward(estimate, chunk)
@@ -147,16 +170,23 @@ def second_order(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Re sum_m conj(a_m) b_m, (B, h, w)."""
+    """Return Re sum_m conj(a_m) b_m, (B, h, w)."""
     return overlap(a, b).sum(1)
 
 
 def solved(slopes: Tensor, hessian: Tensor) -> Tensor | None:
-    """Step lengths -H^-1 L' along the n directions, on the host; along the first alone where these cannot be trusted.
+    """Return the step lengths -H^-1 L' along n directions, (n,) on the host.
 
-    None where that one cannot be trusted either. A step is trusted where H is positive and the step is not long.
+    A step is trusted if H is positive and the step is not long; if not, the last directions are left out until it is.
+
+    Args:
+        slopes: (n,) float64, L'.
+        hessian: (n, n) float64, H.
+
+    Returns:
+        Lengths, 0 for directions that are left out; None if even the first alone cannot be trusted.
     """
-    slopes, *rows = torch.cat((slopes[None], hessian)).cpu()  # one wait for a device, and the rest is the host's
+    slopes, *rows = torch.cat((slopes[None], hessian)).cpu()  # one transfer from the device; the rest runs on the host
     hessian = torch.stack(rows)
     if not bool(hessian.isfinite().all()):
         return None

@@ -6,7 +6,7 @@ Polak & Ribiere, Rev. Fr. Inform. Rech. Oper. 16, 35 (1969), with beta >= 0 (Gil
 s, z     negative gradient of the loss and the same preconditioned (descent.py);  ' marks those of the step before
 
     beta = max(0, <z, s - s'> / <z', s'>)
-    d    = z + beta d'                    d = z where that is not downhill, or the step before saw other views
+    d    = z + beta d'                    d = z if that is not downhill, or if the step before had other views
     (O, P) += t d                         t: least loss on a ladder of steps, refined by a parabola
 """
 
@@ -25,14 +25,20 @@ from ptymesh.problem import Batch, Problem
 class CG(Descent):
     """Preconditioned nonlinear conjugate gradient; all views in every step unless `batch` is given.
 
-    Directions are conjugate where the step before saw the same views; batches that change follow the gradient.
+    Directions are conjugate if the step before had the same views; batches that change follow the gradient.
     """
 
     name: ClassVar[str] = "cg"
     with_optics: ClassVar[bool] = False
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """One conjugate direction, one line search."""
+        """Take one step of a line search along one conjugate direction. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         s, z = self.downhill(problem, estimate, batch)
         d, downhill = z, dot(problem, estimate, z, s)
         before, d_before = (self.recall(name, problem, estimate, z) for name in ("slope", "direction"))
@@ -42,7 +48,7 @@ class CG(Descent):
                 d = z.plus(d_before.times(beta))
         t = self.search(problem, estimate, batch, d)
         apply(problem, estimate, d.times(t))
-        if float(t) == 0:  # no further this way: the next step starts again from the gradient
+        if float(t) == 0:  # no decrease along d: the next step starts from the gradient
             self.forget("slope", "direction")
             return
         self.remember("slope", problem, estimate, s)

@@ -1,4 +1,4 @@
-"""What CG and BH share: the preconditioned gradient of object and probe together, and a search along a line.
+"""Common part of CG and BH: the preconditioned joint gradient of object and probe, and a line search.
 
 g        derivative of the batch's loss with respect to the conjugates of O and P, summed over its views;  s = -g
 w        sum_j S_j^H sum_m |P_jm|^2;  u = sum_j |O_j|^2
@@ -6,9 +6,9 @@ alpha    step at which the exit waves psi + alpha D^H (-slope Psi) would fit bes
 
     z_O = alpha s_O / sqrt(w^2 + (delta max w)^2)        z_P = scale_probe alpha s_P / sqrt(u^2 + (delta max u)^2)
 
-Weights are those of the batch: in the Gauss-Newton sense, z is what every pixel alone would ask for, so that a step of
-about 1 is right for all fidelities and units. Along a direction d, exit waves are a polynomial A + t B + t^2 C (with
-one slice) whose power is computed once; the loss is then known at any t without another Fourier transform.
+Weights are those of the batch: z is the Gauss-Newton step of every pixel alone, so that a step of about 1 is right for
+all fidelities and units. Along a direction d, exit waves are a polynomial A + t B + t^2 C (with one slice) whose power
+is computed once; the loss is then known at any t without another Fourier transform.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ptymesh.physics.model import power
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
-#: Steps that a line search looks at, besides none.
+#: Steps that a line search evaluates, besides 0.
 LADDER = tuple(2.0**n for n in range(-5, 4))
 
 Weight = TypeVar("Weight", Tensor, BlockSparseField)
@@ -38,21 +38,26 @@ Weight = TypeVar("Weight", Tensor, BlockSparseField)
 
 @dataclass(frozen=True)
 class Move:
-    """A change of object and probe on the blocks that a batch touches, and of own views' positions (n, 2) if these
-    are part of it."""
+    """A change of object and probe on the blocks that a batch touches, and of positions if they are part of it.
+
+    Attributes:
+        object: touched blocks, complex.
+        probe: (M, h, w) complex.
+        positions: (n, 2) displacements of this rank's views, in pixels; None if they stay.
+    """
 
     object: BlockSparseField
     probe: Tensor
     positions: Tensor | None = None
 
     def times(self, factor: Tensor) -> Move:
-        """factor x self."""
+        """Return factor x self; factor is 0-d."""
         real = factor.to(self.probe.real.dtype)
         positions = None if self.positions is None else factor * self.positions
         return Move(self.object * real, self.probe * real, positions)
 
     def plus(self, other: Move) -> Move:
-        """self + other; both of the same parts."""
+        """Return self + other; positions are left out unless both have them."""
         positions = None
         if self.positions is not None and other.positions is not None:
             positions = self.positions + other.positions
@@ -62,8 +67,10 @@ class Move:
 class Descent(Engine):
     """Options of descent along joint directions, by default of all views in every step.
 
-    delta: regularises the preconditioner's weights, as a fraction of the largest; scale_probe: length of the probe's
-    part of a direction against the object's.
+    Attributes:
+        batch: views per update; None for all.
+        delta: regularises the preconditioner's weights, as a fraction of the largest.
+        scale_probe: length of the probe's part of a direction against the object's.
     """
 
     batch: PositiveInt | None = None
@@ -71,7 +78,15 @@ class Descent(Engine):
     scale_probe: float = Field(1.0, gt=0)
 
     def downhill(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Move, Move]:
-        """s and z of the batch, in one sweep. What moves positions and beams becomes steps of alpha."""
+        """Return s and z of the batch, in one sweep. Collective.
+
+        Steps of positions and beams, and the sums of OPR modes, are multiplied by alpha.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns.
+            batch: the views.
+        """
         kind, model = problem.model.fidelity, problem.model
         accumulator = problem.accumulator(estimate, batch)
         terms = problem.fields.reduction(3)
@@ -81,7 +96,7 @@ class Descent(Engine):
             S = power(detected)
             problem.evaluator.note(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
-            if kind == "poisson":  # dim pixels must not decide the direction; how far to go follows from the true loss
+            if kind == "poisson":  # dim pixels must not decide the direction; the length follows from the true loss
                 slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
             accumulator.add(chunk, intermediates, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
@@ -96,14 +111,31 @@ class Descent(Engine):
         return Move(s.object, s.probe), Move(z_object, z_probe)
 
     def recall(self, name: str, problem: Problem, estimate: Estimate, like: Move) -> Move | None:
-        """The remembered move on the blocks of `like`; None where there is none of this object."""
+        """Return a remembered move on the blocks of `like`.
+
+        Args:
+            name: of the move.
+            problem: the problem that is solved.
+            estimate: the unknowns.
+            like: move that gives the blocks.
+
+        Returns:
+            The move; None if there is none for an object of this shape.
+        """
         whole = self.state.get(f"object_{name}")
         if whole is None or whole.shape != estimate.object.shape:
             return None
         return Move(problem.fields.touched(whole, like.object), self.state[f"probe_{name}"])
 
     def remember(self, name: str, problem: Problem, estimate: Estimate, move: Move) -> None:
-        """Keeps the move for the next step."""
+        """Store a move for the next step.
+
+        Args:
+            name: of the move.
+            problem: the problem that is solved.
+            estimate: the unknowns.
+            move: what is stored.
+        """
         whole = self.state.get(f"object_{name}")
         if whole is None or whole.shape != estimate.object.shape:
             whole = self.state[f"object_{name}"] = torch.zeros_like(estimate.object)
@@ -111,14 +143,22 @@ class Descent(Engine):
         self.state[f"probe_{name}"] = move.probe
 
     def forget(self, *names: str) -> None:
-        """Drops remembered moves."""
+        """Drop remembered moves."""
         for name in names:
             self.state.pop(f"object_{name}", None)
             self.state.pop(f"probe_{name}", None)
 
     def search(self, problem: Problem, estimate: Estimate, batch: Batch, move: Move) -> Tensor:
-        """Step t >= 0 of the least loss along the move, 0-d float64 on the host (which waits for the losses): best of
-        the ladder, refined by a parabola."""
+        """Return the step t >= 0 of the least loss along a move, 0-d float64 on the host. Collective.
+
+        It is the best of the ladder, refined by a parabola.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns at t = 0.
+            batch: the views.
+            move: the direction.
+        """
         direction, kind = problem.fields.spread(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
         losses = problem.fields.reduction(len(steps))
@@ -133,25 +173,40 @@ class Descent(Engine):
 
 
 def dot(problem: Problem, estimate: Estimate, a: Move, b: Move) -> Tensor:
-    """<a, b> over object and probe, 0-d float64."""
+    """Return <a, b> over object and probe, 0-d float64. Collective.
+
+    Args:
+        problem: fields of the stage.
+        estimate: gives the object's place.
+        a: a move.
+        b: a move.
+    """
     return problem.fields.dot(a.object, b.object, estimate) + total_of(product(a.probe, b.probe))
 
 
 def apply(problem: Problem, estimate: Estimate, move: Move) -> None:
-    """Object and probe move."""
+    """Add a move to object and probe.
+
+    Args:
+        problem: fields of the stage.
+        estimate: the unknowns, changed in place.
+        move: the change.
+    """
     problem.fields.add(estimate.object, move.object)
     problem.fields.add(estimate.probe, move.probe)
 
 
 def floored(weight: Weight, delta: float) -> Weight:
-    """sqrt(w^2 + (delta max w)^2), kept above zero where nothing was seen."""
+    """Return sqrt(w^2 + (delta max w)^2), kept above zero for pixels without illumination."""
     top = weight.max()
     floor = (delta * top) ** 2 + torch.finfo(top.dtype).tiny
     return (weight * weight + floor).sqrt()
 
 
 def lowest(steps: Tensor, losses: Tensor) -> Tensor:
-    """Minimum of the parabola through the least of the losses (n,) and its neighbours; 0 where the first is least."""
+    """Return the minimum of the parabola through the least of the losses (n,) and its neighbours; the step itself at
+    an end.
+    """
     k = int(losses.argmin())
     if k == 0 or k == len(steps) - 1:
         return steps[k]
@@ -162,6 +217,6 @@ def lowest(steps: Tensor, losses: Tensor) -> Tensor:
 
 
 def _newton(first: Tensor, cubic: Tensor, bend: Tensor) -> Tensor:
-    """-L'/L'' along Psi' = (1 - alpha slope) Psi, with a bound on how far L'' falls below its Gauss-Newton part."""
+    """Return -L'/L'' along Psi' = (1 - alpha slope) Psi, with L'' at least an eighth of its Gauss-Newton part."""
     tiny = torch.finfo(first.dtype).tiny
     return first / torch.maximum(cubic + bend, bend / 8).clamp(min=tiny)

@@ -1,16 +1,16 @@
-"""An elementwise torch optimiser as an engine: what moves, at which rate, and what is remembered.
+"""Elementwise torch optimisers as engines: which unknowns move, at which rate, and what is remembered.
 
 x          an unknown in its unit;  g = scale x slope, its gradient in that unit (sweep.py)
-lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (of a tilt:
-           by which the wave moves from slice to slice), of what an operator of the model names as its size; of the
-           background, a fraction of its Gauss-Newton step ... Each of L slices moves by lr / sqrt(L) where an optimiser
-           makes all steps alike, so that together they disturb the wave as much as a single one
+lr         learning rate, in units of the unknown: of the object's amplitude, of the probe's rms, in pixels (for a tilt:
+           by which the wave moves from slice to slice), of the size that an operator of the model names; for the
+           background, a fraction of its Gauss-Newton step ... Each of L slices moves by lr / sqrt(L) if an optimiser
+           makes all steps of one length, so that together they disturb the wave as much as a single one
 
     x <- torch's update(x, g, memory)
 
-Because g is a Gauss-Newton step, SGD with lr = 1 is ePIE, and `eps`, where an optimiser has one, is a fraction of the
-gradient that a wholly wrong, fully lit pixel has: pixels that hardly any light reaches stay where they are.
-The optimiser's memory is kept in `state` as `unknown.name`, an unknown's own from the batch in which it first moves.
+Because g is a Gauss-Newton step, SGD with lr = 1 is ePIE, and `eps`, if an optimiser has one, is a fraction of the
+gradient of a wholly wrong, fully illuminated pixel: pixels with hardly any illumination stay as they are.
+The optimiser's memory is kept in `state` as `unknown.name`, for each unknown from the batch in which it first moves.
 """
 
 from __future__ import annotations
@@ -37,16 +37,23 @@ from ptymesh.problem import Batch, Problem
 
 
 class Unknown(Schedule):
-    """One unknown: its own learning rate (default: the engine's lr; the probe's 2.5 times lr where the engine is adam,
-    adamw, nadam, radam or adamax), and the epochs in which it moves."""
+    """One unknown: its own learning rate, and the epochs in which it moves.
+
+    Attributes:
+        lr: learning rate; None for the engine's (for the probe 2.5 times that with adam, adamw, nadam, radam or
+            adamax).
+    """
 
     lr: float | None = Field(None, gt=0)
 
 
 class Unknowns(Options):
-    """What moves. Amplitude (of parametrisation amplitude_phase) moves with the object unless it has an entry of its
-    own; positions need the stage's `positions`, whose steps then go through the optimiser; opr (modes) and weights (of
-    beam and modes) are left to the constraints of the probe unless they stand here."""
+    """The unknowns that move.
+
+    Amplitude (of parametrisation amplitude_phase) moves with the object unless it has an entry of its own; positions
+    need the stage's `positions`, whose steps then go through the optimiser; opr (modes) and weights (of beam and modes)
+    are left to the constraints of the probe unless they stand here.
+    """
 
     object: Annotated[Unknown | None, OnOff] = Unknown()
     amplitude: Unknown | None = None
@@ -64,7 +71,7 @@ class Unknowns(Options):
     @model_validator(mode="before")
     @classmethod
     def _declared(cls, values: Any) -> Any:
-        """Besides these fields, what the operators of `optics` declare."""
+        """Accept, besides these fields, unknowns that the operators of `optics` declare."""
         odd = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
         for name in odd:
             if name not in declared():
@@ -74,30 +81,36 @@ class Unknowns(Options):
         return values
 
     def moving(self) -> dict[str, Unknown]:
-        """Those that are on, by name."""
+        """Return the unknowns that are on, by name."""
         return {name: unknown for name, unknown in self if unknown}
 
 
 def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """torch's optimiser without its precautions for torch.compile, whose import alone takes longer than an epoch."""
+    """Return torch's optimiser without its support of torch.compile, whose import alone takes longer than an epoch."""
     own = {"add_param_group": unwrap(kind.add_param_group), "step": torch.no_grad()(unwrap(kind.step))}
     return type(kind.__name__, (kind,), own)
 
 
 @cache
 def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether this optimiser of torch's can go over an array once."""
+    """Return True if this optimiser of torch's has a fused implementation."""
     return "fused" in signature(kind).parameters
 
 
 class Elementwise(Autodiff):
-    """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch."""
+    """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch.
+
+    Attributes:
+        lr: learning rate.
+        unknowns: which unknowns move, when, and at which rate.
+        scheduler: learning rate by epoch; None keeps it.
+    """
 
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
-    #: Whether steps are about lr however small gradients are.
+    #: True if steps are about lr however small gradients are.
     alike: ClassVar[bool] = True
-    #: How many times lr an unknown's rate is where the recipe names none.
+    #: Factors of lr for unknowns whose rate the recipe does not give.
     larger: ClassVar[dict[str, float]] = {}
 
     lr: float = Field(0.03, gt=0)
@@ -107,13 +120,13 @@ class Elementwise(Autodiff):
     _pace: Pace | None = PrivateAttr(None)
 
     def _memory(self, name: str, leaf: Tensor) -> dict[str, Tensor]:
-        """What torch is to remember of this unknown; nothing where an earlier call saw it on other pixels."""
+        """Return torch's memory of this unknown; none if it was made for an array of another shape."""
         kept = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
         memory = {key: unpacked(tensor, leaf) for key, tensor in kept.items()}
         return memory if all(tensor.ndim == 0 or tensor.shape == leaf.shape for tensor in memory.values()) else {}
 
     def _hyperparameters(self) -> dict[str, Any]:
-        """Options that are the torch optimiser's own, besides lr."""
+        """Return the options of the torch optimiser, besides lr."""
         own = type(self).model_fields.keys() - Elementwise.model_fields.keys()
         return {name: getattr(self, name) for name in own}
 
@@ -140,7 +153,12 @@ class Elementwise(Autodiff):
         return self
 
     def check(self, problem: Problem) -> None:
-        """Raises BadInput for what moves between slices where there is a single one."""
+        """Check that the unknowns that move exist in a problem.
+
+        Raises:
+            BadInput: an unknown between slices with a single slice, one of an operator that is missing, or nothing
+                moves.
+        """
         super().check(problem)
         for name in ("slice_spacing", "tilt"):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
@@ -161,11 +179,17 @@ class Elementwise(Autodiff):
 
     @property
     def from_vacuum(self) -> bool:
-        """Where nothing decays it makes no difference, and three passes over the object are saved."""
+        """True with weight decay; otherwise it makes no difference, and three passes over the object are saved."""
         return getattr(self, "weight_decay", 0.0) > 0
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """One update of every unknown that moves in this epoch."""
+        """Update every unknown that moves in this epoch. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         wanted = self._moving(problem, batch)
         found = self.gradient(problem, estimate, batch, wanted)
         background = found.parts.pop("background", None)
@@ -173,7 +197,7 @@ class Elementwise(Autodiff):
         for name, part in found.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
-            # over an array once, where counters are on the host anyway; a GPU would round its last numbers otherwise
+            # A fused step is faster on a CPU; on a GPU it would round the last elements of an array otherwise.
             self._update(leaves, batch.epoch, fused=problem.device.type == "cpu")
         self.write(problem, estimate, leaves, found.parts)
         if background is not None:
@@ -183,19 +207,20 @@ class Elementwise(Autodiff):
             batch.asked.positions = [(own, leaves["positions"][own])]
 
     def rate(self, epoch: int) -> float:
-        """Learning rate of the first unknown that moves, where a scheduler changes it."""
+        """Return the learning rate of the first unknown that moves, or 0 if no scheduler changes it."""
         if self.scheduler is None:
             return 0.0
         (first, *_) = self.unknowns.moving()
-        return float(self._paced(epoch)[first]["lr"])
+        return float(self._options_at(epoch)[first]["lr"])
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """Keeps the epoch's loss for a scheduler that looks at it."""
+        """Store the epoch's loss for a scheduler that uses it."""
         if self.scheduler and self.scheduler.looks_at_losses:
             loss = torch.tensor([problem.evaluator.running()[0]], dtype=torch.float64)
             self.state["losses"] = torch.cat((self.state.get("losses", loss[:0]).cpu(), loss))
 
     def _moving(self, problem: Problem, batch: Batch) -> set[str]:
+        """Return the names of the unknowns that move in this batch."""
         moving = set()
         for name, unknown in self.unknowns.moving().items():
             if unknown.active(batch.epoch):
@@ -208,7 +233,7 @@ class Elementwise(Autodiff):
         return moving
 
     def _update(self, leaves: dict[str, Tensor], epoch: int, fused: bool) -> None:
-        """torch's step on `leaves`, in place, with its memory from and to `state`; fused if torch has such a one."""
+        """Apply torch's step to `leaves` in place, with its memory from and to `state`; fused if torch can."""
         groups = self._groups(epoch)
         if self.alike:
             for name in leaves.keys() & {"object", "amplitude"}:
@@ -221,32 +246,36 @@ class Elementwise(Autodiff):
             if memory:
                 optimiser.state[leaf] = memory
         optimiser.step()
-        torch.autograd.graph.increment_version(list(leaves.values()))  # torch does not count what it writes in one pass
+        torch.autograd.graph.increment_version(list(leaves.values()))  # torch's fused steps do not count as writes
         for name, leaf in leaves.items():
             for key, tensor in optimiser.state[leaf].items():
                 if tensor is not None:
                     self.state[f"{name}.{key}"] = packed(tensor, leaf)
 
     def _step_background(self, estimate: Estimate, part: Part, epoch: int) -> None:
-        """b <- max(0, b - lr x Gauss-Newton step). An optimiser that makes all steps alike, as Adam does, would let
-        pixels that need no background walk at random by lr, of which the model then has to make sense."""
+        """Set b <- max(0, b - lr x Gauss-Newton step).
+
+        An optimiser that makes all steps of one length, as Adam does, would let pixels that need no background walk at
+        random by lr, and the model would fit that.
+        """
         step = self._groups(epoch)["background"]["lr"] * part.scale * part.slope
         estimate.background.copy_((estimate.background - step.to(estimate.background.dtype)).clamp(min=0))
 
     def _groups(self, epoch: int) -> dict[str, dict[str, Any]]:
-        """Options by unknown in this epoch, which is running."""
-        if "losses" in self.state:  # an earlier call's are not this one's
+        """Return the options by unknown in this epoch, and drop losses of later epochs of an earlier call."""
+        if "losses" in self.state:  # an earlier call may have gone further
             self.state["losses"] = self.state["losses"][: epoch - 1]
-        return self._paced(epoch)
+        return self._options_at(epoch)
 
-    def _paced(self, epoch: int) -> dict[str, dict[str, Any]]:
-        """Options by unknown in an epoch, from the losses of those before it."""
+    def _options_at(self, epoch: int) -> dict[str, dict[str, Any]]:
+        """Return the options by unknown in an epoch, from the losses of those before it."""
         if self._pace is None:
             self._pace = self._new_pace()
         losses = self.state.get("losses")
         return self._pace.at(epoch, None if losses is None else losses[: epoch - 1])
 
     def _new_pace(self) -> Pace:
+        """Return the learning rates and the scheduler of all unknowns."""
         usual = {name: self.lr * self.larger.get(name, 1.0) for name, _ in self.unknowns}
         rates = {name: getattr(unknown, "lr", None) or usual[name] for name, unknown in self.unknowns}
         if not self.unknowns.amplitude:

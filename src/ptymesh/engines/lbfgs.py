@@ -4,9 +4,9 @@ Nocedal & Wright, Numerical Optimization, 2nd ed. (2006), algorithms 7.4 (two lo
 Chen, Wang & Zhou, "Large-scale L-BFGS using MapReduce", NIPS 27 (2014): the loops in coefficients
 
 x, g       unknowns, and gradient of the loss, both in the metric of the unknown's scale K (sweep.py): each x over
-           sqrt(K), slope times sqrt(K); K as found when the unknown first moved
+           sqrt(K), slope times sqrt(K); K as of the unknown's first move
 s_i, y_i   differences of x and g over one accepted step, both ends on the same batch;  rho_i = 1 / <s_i, y_i>
-m          such pairs that are remembered
+m          number of such pairs that are remembered
 
     q <- g;   from the newest:  a_i = rho_i <s_i, q>,  q <- q - a_i y_i
     q <- (<s, y> / <y, y>) q of the newest pair
@@ -38,15 +38,18 @@ Vector = dict[str, Tensor]
 #: Unknowns of the object's shape.
 OBJECT = ("object", "amplitude")
 
-#: Pairs whose <s, y> is below this fraction of ||s|| ||y|| say nothing about curvature.
+#: Least <s, y> of a pair, as a fraction of ||s|| ||y||, that tells curvature from rounding.
 CURVED = 1e-8
 
 
 class LBFGS(Autodiff):
     """Limited-memory BFGS with backtracking: of object, probe and the unknowns of the model's operators.
 
-    memory: pairs that are remembered; armijo: fraction of the expected decrease that a step must bring; tries: steps
-    that are tried before the memory is dropped and nothing moves.
+    Attributes:
+        batch: views per update; None for all.
+        memory: pairs that are remembered.
+        armijo: fraction of the expected decrease that a step must bring.
+        tries: steps that are tried before the memory is dropped and nothing moves.
     """
 
     name: ClassVar[str] = "lbfgs"
@@ -57,13 +60,19 @@ class LBFGS(Autodiff):
     tries: PositiveInt = 8
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """One step along the quasi-Newton direction, and the pair that it teaches."""
+        """Take one step along the quasi-Newton direction, and remember its pair. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         wanted = {"object", "amplitude", "probe", *(unknown.name for unknown in problem.model.unknowns)} - batch.frozen
         here = self.gradient(problem, estimate, batch, wanted)
         kept = batch.asked.positions, batch.asked.weights, batch.asked.gradients
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
-        self._forget_others(x)
+        self._drop_stale_pairs(x)
         d, slope = self._direction(problem, estimate, x, g)
         if slope >= 0:
             self._forget()
@@ -72,25 +81,25 @@ class LBFGS(Autodiff):
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
             there = self.gradient(problem, estimate, batch, wanted, note=False)
-            after, before = torch.stack((there.value, here.value)).cpu()  # the one wait of a try
+            after, before = torch.stack((there.value, here.value)).cpu()  # the only transfer from the device in a try
             if float(after - before) <= self.armijo * t * slope + _rounding(before):
                 g_there = _scaled(there, parts)
                 self._remember(problem, estimate, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})
                 break
-            t /= 2  # a power of two: steps of different numbers of ranks differ by nothing, or visibly
+            t /= 2  # a power of two: runs on different numbers of ranks take equal steps, or clearly different ones
         else:
             self.write(problem, estimate, x, parts)
             self._forget()
         batch.asked.positions, batch.asked.weights, batch.asked.gradients = kept
 
     def _fixed(self, parts: dict[str, Part]) -> dict[str, Part]:
-        """The parts in the scale that each had when it first moved; units are left to the scale."""
+        """Return the parts with the scale that each had when it first moved, and unit 1."""
         for name, part in parts.items():
             self.state.setdefault(f"scale.{name}", part.scale.clone())
         return {name: Part(part.slope, self.state[f"scale.{name}"]) for name, part in parts.items()}
 
     def _direction(self, problem: Problem, estimate: Estimate, x: Vector, g: Vector) -> tuple[Vector, float]:
-        """d and <g, d>; steepest descent where nothing is remembered."""
+        """Return d and <g, d>; steepest descent without remembered pairs."""
         pairs, m = self._remembered(x), self._pairs(x)
         basis = [*pairs, g]
         products = torch.zeros(2 * m + 1, 2 * m + 1, dtype=torch.float64)
@@ -107,6 +116,9 @@ class LBFGS(Autodiff):
     # --- memory: `unknown.s0`, `unknown.y0` the oldest pair; `products` (2, 2, m, m) <s_i, s_j>, <s_i, y_j> ... ---
 
     def _remember(self, problem: Problem, estimate: Estimate, x: Vector, s: Vector, y: Vector) -> None:
+        """Store the pair s, y with its inner products, and drop the oldest beyond `memory`; skip a pair without
+        curvature.
+        """
         count = self._pairs(x)
         known = self._remembered(x)
         vectors = [*known[:count], s, *known[count:], y]
@@ -129,7 +141,7 @@ class LBFGS(Autodiff):
                 self.state[f"{name}.{kind}{place}"] = packed(newest.contiguous(), newest)
 
     def _remembered(self, x: Vector) -> list[Vector]:
-        """s_0, s_1 ... y_0, y_1 ..."""
+        """Return s_0, s_1 ... y_0, y_1 ..."""
         count = self._pairs(x)
         return [{n: self._recall(f"{n}.{kind}{i}", x[n]) for n in x} for kind in "sy" for i in range(count)]
 
@@ -137,11 +149,12 @@ class LBFGS(Autodiff):
         return unpacked(self.state[key], like)
 
     def _pairs(self, x: Vector) -> int:
+        """Return the number of remembered pairs."""
         first = next(iter(x))
         return sum(key.startswith(f"{first}.s") for key in self.state)
 
-    def _forget_others(self, x: Vector) -> None:
-        """Pairs of other unknowns than these, on other pixels, or more than are to be remembered, are of no use."""
+    def _drop_stale_pairs(self, x: Vector) -> None:
+        """Drop the pairs if they are of other unknowns than these, on other pixels, or more than `memory`."""
         known = {key.partition(".")[0] for key in self.state if ".s" in key}
         kept = known == set(x) and "products" in self.state
         kept = kept and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
@@ -154,11 +167,14 @@ class LBFGS(Autodiff):
 
 
 def _scaled(gradient: Gradient, parts: dict[str, Part]) -> Vector:
+    """Return the gradient in the metric of the scales."""
     return {name: part.slope * parts[name].scale.sqrt() for name, part in gradient.parts.items()}
 
 
 def combination(products: Tensor) -> Tensor:
-    """H g as a combination (2m + 1,) of s_i, y_i and g, from their inner products (2m + 1, 2m + 1): the two loops."""
+    """Return H g as a combination (2m + 1,) of s_i, y_i and g, from their inner products (2m + 1, 2m + 1): the two
+    loops.
+    """
     m = len(products) // 2
     q, first = torch.zeros_like(products[0]), products.new_zeros(m)
     q[-1] = 1
@@ -173,7 +189,9 @@ def combination(products: Tensor) -> Tensor:
 
 
 def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector]]) -> Tensor:
-    """<a, b> over all unknowns, (n,) float64 on the host; the object's pixels lie with several ranks: one message."""
+    """Return <a, b> over all unknowns for n pairs, (n,) float64 on the host; one message for the object's pixels.
+    Collective.
+    """
     names = list(pairs[0][0])
     total = torch.zeros(len(pairs), dtype=torch.float64, device=problem.device)
     if of_object := [(a[n], b[n]) for n in names if n in OBJECT for a, b in pairs]:
@@ -184,5 +202,5 @@ def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector
 
 
 def _rounding(value: Tensor) -> float:
-    """What a loss of this size may be off by."""
+    """Return the possible rounding error of a loss of this size."""
     return 8 * torch.finfo(value.dtype).eps * abs(float(value))

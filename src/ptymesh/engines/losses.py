@@ -1,7 +1,7 @@
-"""Losses of the gradient engines, as a derivative and the few sums that make it a number without units.
+"""Losses of the gradient engines: a derivative, and the few sums that make it a number without units.
 
 S, I, y    coherent signal, modelled intensity S + b, counts; (B, h, w), sums over good pixels of the batch
-D          what the sum of derivatives is divided by, so that one learning rate means the same on every data set
+D          divisor of the sum of derivatives, so that one learning rate means the same on every data set
 c          typical second derivative of the summed loss along |Psi|, over 2
 
     amplitude, poisson    L = sum loss / sum y                  D = sum y                  c = 1, 2
@@ -42,7 +42,14 @@ register = LOSSES.register
 
 
 class Summary(NamedTuple):
-    """Value L, divisor D, curvature c and sum y of a batch, each a 0-d tensor; global, as the sums they come from."""
+    """Loss of a batch with its normalisation; global, as the sums that it comes from.
+
+    Attributes:
+        value: L, 0-d.
+        divisor: D, 0-d.
+        curvature: c, 0-d.
+        counts: sum y, 0-d.
+    """
 
     value: Tensor
     divisor: Tensor
@@ -51,25 +58,26 @@ class Summary(NamedTuple):
 
 
 class Loss(Protocol):
-    """A loss over pixels: slopes and sums of a chunk, and what the sums over the whole batch mean.
+    """A loss over pixels: slopes and sums of a chunk, and the summary of the sums over the whole batch.
 
-    terms: how many sums there are.
+    Attributes:
+        terms: number of sums.
     """
 
     terms: int
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """Derivative of the summed loss with respect to I, (B, h, w); 0 where there are no data."""
+        """Return the derivative of the summed loss with respect to I, (B, h, w); 0 where there are no data."""
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """What `summary` needs of each view, (B, n) float64."""
+        """Return the sums of each view that `summary` needs, (B, n) float64."""
 
     def summary(self, sums: Tensor) -> Summary:
-        """From the sums over all views, (n,)."""
+        """Return value, divisor, curvature and counts from the sums over all views, (n,)."""
 
 
 class OfFidelity:
-    """One of the three fidelities."""
+    """Loss that is one of the three fidelities."""
 
     terms = 3
 
@@ -77,23 +85,23 @@ class OfFidelity:
         self.kind = kind
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """Slope of the model's fidelity, dL/dI (`fidelity.slope`)."""
+        """Return the slope of the fidelity, dL/dI."""
         return fidelity.slope(self.kind, S, data)
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """Loss, sum y, sum y^2."""
+        """Return loss, sum y, sum y^2 of each view."""
         terms = (fidelity.value(self.kind, S, data), over_window(data.y), over_window(data.y.square()))
         return torch.stack(terms, dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
-        """See the table above."""
+        """Return L, D, c of the module's table."""
         loss, counts, squares = _above_zero(sums)
         if self.kind == "intensity":
             return Summary(loss / squares, squares, 4 * squares / counts, counts)
         return Summary(loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts)
 
     def summed_up(self, sums: Tensor) -> Tensor:
-        """The same in a tensor (4,)."""
+        """Return `summary` as a tensor (4,)."""
         return torch.stack(self.summary(sums))
 
 
@@ -106,21 +114,21 @@ class NRMSE:
         self.power = power
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """2 (I^p - y^p) p I^(p - 1)."""
+        """Return 2 (I^p - y^p) p I^(p - 1)."""
         data = data.lit(S)
         I, p = data.intensity(S).clamp(min=DARK), self.power
         slopes = 2 * p * (raised(I, p) - raised(data.y, p)) * raised(I, p - 1)
         return torch.where(data.good, slopes, slopes.new_zeros(()))
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """Q, n, sum y, sum y^p, sum y^2p."""
+        """Return Q, n, sum y, sum y^p, sum y^2p of each view."""
         powers = raised(data.y, self.power)
         misfit = torch.where(data.good, raised(data.intensity(S), self.power) - powers, powers.new_zeros(()))
         terms = (misfit.square(), data.good.to(S.dtype), data.y, powers, powers.square())
         return torch.stack([over_window(t) for t in terms], dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
-        """See the table above."""
+        """Return L, D, c of the module's table."""
         Q, n, counts, powers, squares = sums.clamp(min=torch.finfo(sums.dtype).tiny)
         mean = powers / n
         curvature = 4 * self.power**2 * squares / counts
@@ -128,7 +136,7 @@ class NRMSE:
 
 
 class OfFunction:
-    """A user's function of I and y, one value per pixel."""
+    """Loss that is a user's function of I and y, one value per pixel."""
 
     terms = 2
 
@@ -136,7 +144,7 @@ class OfFunction:
         self.function = function
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """By autograd."""
+        """Return the function's derivative by I, from autograd."""
         data = data.lit(S)
         I = data.intensity(S).clamp(min=DARK).requires_grad_()
         with torch.enable_grad():
@@ -144,18 +152,19 @@ class OfFunction:
         return torch.autograd.grad(total, I)[0]
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """Loss, sum y."""
+        """Return loss, sum y of each view."""
         with torch.no_grad():
             terms = self._terms(data.intensity(S).clamp(min=DARK), data)
         return torch.stack((over_window(terms), over_window(data.y)), dim=1)
 
     def summary(self, sums: Tensor) -> Summary:
-        """See the table above."""
+        """Return L, D, c of the module's table."""
         loss, counts = _above_zero(sums)
         return Summary(loss / counts, counts, torch.ones_like(counts), counts)
 
     def _terms(self, I: Tensor, data: Data) -> Tensor:
-        # pixels without data are compared with themselves' counts of 1, so that no function divides by their 0
+        # Pixels without data get I = y = 1, so that no function divides by their 0.
+        """Return the function's values, 0 where there are no data."""
         one = I.new_ones(())
         terms = self.function(torch.where(data.good, I, one), torch.where(data.good, data.y, one))
         return torch.where(data.good, terms, terms.new_zeros(()))
@@ -165,8 +174,11 @@ class WithAverage:
     """A loss, and the misfit of the pattern averaged over the batch.
 
     Args:
-        loss: with divisor sum y; weight: of the misfit against it.
-        I, y, n: sums of intensities and of counts over the batch's good views, and their numbers; (h, w), global.
+        loss: a loss with divisor sum y.
+        weight: of the misfit against the loss.
+        I: (h, w) sum of intensities over the batch's good views, global.
+        y: (h, w) sum of counts over these.
+        n: (h, w) number of these.
     """
 
     def __init__(self, loss: Loss, weight: float, I: Tensor, y: Tensor, n: Tensor) -> None:
@@ -176,19 +188,19 @@ class WithAverage:
         self.misfit = weight * over_window((I.sqrt() - y.sqrt()).square())
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
-        """The loss's, and d misfit / d I_j = weight (1 - sqrt(<y> / <I>)), the same in all views."""
+        """Return the loss's slope plus d misfit / d I_j = weight (1 - sqrt(<y> / <I>)), the same in all views."""
         return self.loss.slope(S, data) + torch.where(data.good, self.average_slope, 0.0)
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
-        """The loss's."""
+        """Return the loss's sums."""
         return self.loss.sums(S, data)
 
     def summary(self, sums: Tensor) -> Summary:
-        """The loss's, with the misfit in its value."""
+        """Return the loss's summary, with the misfit in its value."""
         summary = self.loss.summary(sums)
         return summary._replace(value=summary.value + self.misfit / summary.divisor)
 
 
 def _above_zero(sums: Tensor) -> Tensor:
-    """The loss may be negative, the sums of counts are kept above zero."""
+    """Return the sums with all but the first, the loss, kept above zero."""
     return torch.cat((sums[:1], sums[1:].clamp(min=torch.finfo(sums.dtype).tiny)))

@@ -2,7 +2,7 @@
 
 Odstrcil, Menzel & Guizar-Sicairos, Opt. Express 26, 3108 (2018).
 
-chi_j    change of the exit wave that view j's counts ask for
+chi_j    change of view j's exit wave towards its counts
 dO, dP   common directions of object and probe;  dO_j = S_j dO, dP_j = T_{f_j} dP
 kappa    sum_j S_j^H sum_m |P_jm|^2 over *all* views
 
@@ -37,10 +37,14 @@ from ptymesh.unknowns import DECLARED, Unknown
 
 
 class Momentum(Schedule):
-    """Acceleration of object and probe by their updates of whole epochs, while the Fourier error falls, and of each
-    while its updates agree (paper, sec. 3.4, where it is of the object in compact batches).
+    """Acceleration of object and probe by their updates of whole epochs, each while the Fourier error falls and its own
+    updates agree.
 
-    gain: of the velocity; memory: earlier epochs whose updates must all point along the present one.
+    In the paper (sec. 3.4) it is of the object in compact batches.
+
+    Attributes:
+        gain: of the velocity.
+        memory: number of earlier epochs whose updates must all point along the present one.
     """
 
     gain: float = Field(0.5, gt=0, le=1)
@@ -50,10 +54,17 @@ class Momentum(Schedule):
 class LSQML(Engine):
     """Least-squares maximum likelihood: one step length per view and unknown, from a 2 x 2 system.
 
-    delta: regularises kappa; damping: of the 2 x 2 systems; step: factor on all step lengths; trim: fraction of object
-    steps left out of their mean, half at either end; coupled: object and probe solved together or each alone;
-    step_modes: probe modes that the systems sum over; probe_direction: plain mean, or weighted by sum_j |O_j|^2.
     With compact batches the object is applied once per epoch, and the probe's step divided by the number of batches.
+
+    Attributes:
+        delta: regularises kappa, as a fraction of the largest.
+        damping: of the 2 x 2 systems, as a fraction of their mean diagonal.
+        step_factor: factor on all step lengths.
+        trim: fraction of object steps left out of their mean, half at either end.
+        coupled: True to solve for object and probe together, False for each alone.
+        step_modes: probe modes that the systems sum over.
+        probe_direction: plain mean, or weighted by sum_j |O_j|^2.
+        momentum: acceleration by updates of whole epochs; None without.
     """
 
     name: ClassVar[str] = "lsqml"
@@ -70,7 +81,7 @@ class LSQML(Engine):
     momentum: Annotated[Momentum | None, OnOff] = None
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """kappa of all views, and where the epoch starts."""
+        """Compute kappa of all views, and store the epoch's start for momentum. Collective."""
         self.state["kappa"] = problem.evaluator.illumination(estimate)[None].expand(estimate.object.shape).clone()
         self.state["kappa_max"] = problem.fields.max(self.state["kappa"])
         if self.order == "compact":
@@ -80,7 +91,13 @@ class LSQML(Engine):
             self.state["probe_start"] = estimate.probe.clone()
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """Directions from one sweep, step lengths from a second one over the same views."""
+        """Find directions in one sweep and step lengths in a second one over the same views, and move. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         self.state["epoch"] = torch.tensor(batch.epoch)
         sums, swept = self._sweep(problem, estimate, batch)
         found, d_probe = self._directions(problem, sums, len(batch.views))
@@ -96,6 +113,7 @@ class LSQML(Engine):
         problem.fields.add(estimate.probe, by_probe * d_probe)
 
     def _sweep(self, problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Gradients, list[CachedChunk]]:
+        """Return the sums of the batch's adjoints of chi, and its chunks for a second sweep."""
         accumulator, swept = problem.accumulator(estimate, batch, task="exit_wave_update", keep=True), []
         for chunk in accumulator.chunks():
             intermediates = problem.evaluator.forward(estimate, chunk)
@@ -104,6 +122,7 @@ class LSQML(Engine):
         return accumulator.total(), swept
 
     def _directions(self, problem: Problem, sums: Gradients, views: int) -> tuple[BlockSparseField, Tensor]:
+        """Return dO on touched blocks, and dP (M, h, w)."""
         kappa = problem.fields.touched(self.state["kappa"], sums.object)
         floor = self.delta * self.state["kappa_max"]
         d_object = sums.object / (kappa * kappa + floor**2).sqrt()
@@ -111,22 +130,22 @@ class LSQML(Engine):
             return d_object, sums.probe / views
         weight = sums.probe_weight
         floored = weight + self.delta * weight.max() + torch.finfo(weight.dtype).tiny
-        return d_object, sums.probe * floored.reciprocal()  # torch takes six times longer to divide complex numbers
+        return d_object, sums.probe * floored.reciprocal()  # six times faster than dividing complex numbers
 
     def _systems(
         self, problem: Problem, estimate: Estimate, direction: Tensor, d_probe: Tensor, swept: list[CachedChunk]
     ) -> list[Tensor]:
-        """A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's share, chunk by chunk, each (B, 5) float64."""
+        """Return A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's views, (B, 5) float64 for each chunk."""
         modes = None if self.step_modes == "all" else 1
         return [problem.evaluator.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
 
     def _steps(self, systems: Tensor) -> Tensor:
-        """Steps of object and probe, (2,), from (B, 5)."""
+        """Return the steps of object and probe, (2,), from systems (B, 5)."""
         a, b = self._solve(systems)
         return torch.stack((trimmed_mean(a, self.trim), means(b)))
 
     def _solve(self, systems: Tensor) -> tuple[Tensor, Tensor]:
-        """Steps a, b (B,) from (B, 5), real, not negative, shortened."""
+        """Return steps a, b (B,) from systems (B, 5): real, not negative, times `step_factor`."""
         a11, a22, a12, b1, b2 = systems.unbind(1)
         tiny = torch.finfo(systems.dtype).tiny
         a11 = a11 + self.damping * means(a11) + tiny
@@ -134,7 +153,7 @@ class LSQML(Engine):
         if self.coupled:
             determinant = (a11 * a22 - a12**2).clamp(min=tiny)
             a, b = (a22 * b1 - a12 * b2) / determinant, (a11 * b2 - a12 * b1) / determinant
-            # a direction that vanished (a frozen probe) leaves the other one alone
+            # If one direction is zero (a frozen probe), the other one is solved alone.
             a = torch.where(a22 > 1e-30 * a11, a, b1 / a11)
             b = torch.where(a22 > 1e-30 * a11, b, torch.zeros_like(b))
         else:
@@ -142,13 +161,15 @@ class LSQML(Engine):
         return self.step_factor * a.clamp(min=0), self.step_factor * b.clamp(min=0)
 
     def after_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """Momentum: v <- (1 - friction) v + U with the epoch's update U of the object; O <- O + gain W v, W the
-        illumination. The probe has a velocity of its own: P <- P + gain v.
+        """Apply pending object updates, and momentum. Collective.
 
-        Only while the Fourier error has fallen over the remembered epochs, and of each only while its own updates all
-        point along U; the friction is a tenth of the rate at which their correlation with U decays. Otherwise v is
-        halved. With random batches it is the probe that is carried on: its updates point along each other at 0.8, those
-        of the object, which each batch moves as far as its few views ask, against (-0.4 on the Siemens star).
+        v <- (1 - friction) v + U with the epoch's update U of the object; O <- O + gain W v, W the illumination. The
+        probe has a velocity of its own: P <- P + gain v.
+
+        That is done only while the Fourier error has fallen over the remembered epochs, and for each only while its own
+        updates all point along U; the friction is a tenth of the rate at which their correlation with U decays.
+        Otherwise v is halved. With random batches it is the probe that is accelerated: its updates correlate at 0.8,
+        those of the object, which each batch moves as far as its few views fit, at -0.4 (on the Siemens star).
         """
         if self.order == "compact":
             problem.fields.add(estimate.object, self.state["pending"])
@@ -178,7 +199,9 @@ def _velocity(
     on: bool,
     dot: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | None:
-    """Takes this epoch's update of an unknown into its velocity, and returns that where it is to be followed."""
+    """Add this epoch's update of an unknown to its velocity, and return the velocity if it is to be applied, else
+    None.
+    """
     earlier = [state[name] for age in range(1, memory + 1) if (name := f"{prefix}update{age}") in state]
     velocity = state.setdefault(f"{prefix}velocity", torch.zeros_like(update))
     friction = _friction(update, earlier, dot) if on and len(earlier) == memory else None
@@ -192,7 +215,9 @@ def _velocity(
 
 
 def _friction(update: Tensor, earlier: list[Tensor], dot: Callable[[Tensor, Tensor], Tensor]) -> float | None:
-    """A tenth of the decay rate of the correlation with earlier updates; None where one does not point along."""
+    """Return a tenth of the decay rate of the correlation with earlier updates; None if one of them does not point
+    along.
+    """
     norm = dot(update, update)
     correlations = [float(dot(update, u) / (norm * dot(u, u)).sqrt()) for u in earlier]
     if not all(correlation > 0 for correlation in correlations):
@@ -204,6 +229,6 @@ def _friction(update: Tensor, earlier: list[Tensor], dot: Callable[[Tensor, Tens
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """Mean of (B,) without the trim/2 lowest and the trim/2 highest fractions."""
+    """Return the mean of values (B,) without the trim/2 lowest and the trim/2 highest fractions."""
     cut = int(len(values) * trim / 2)
     return means(values.sort().values[cut : len(values) - cut])

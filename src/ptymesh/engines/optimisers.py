@@ -1,6 +1,7 @@
-"""The torch optimisers that are engines, each with its own hyperparameters as torch calls them; and those that are not.
+"""Torch optimisers that are engines, each with its own hyperparameters as torch calls them; and those that are refused.
 
-Learning rates are those that served the Siemens star and simulated scans best; `eps` is explained in elementwise.py.
+Learning rates are those that worked best on the Siemens star and on simulated scans; `eps` is explained in
+elementwise.py.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Eps = Annotated[float, Field(gt=0)]
 Betas = tuple[Beta, Beta]
-#: Gradients below this fraction of a fully lit pixel's do not move a pixel at the full rate.
+#: Fraction of a fully illuminated pixel's gradient below which a pixel does not move at the full rate.
 EPS = 1e-3
 
 
 class Moments(Elementwise):
-    """A mean of slopes over the root of a mean of their squares.
+    """Optimisers that divide a mean of slopes by the root of a mean of their squares.
 
-    Means reach over the last 3 and 5 batches, not over torch's 10 and 1,000, as the first slopes, of a probe that is
-    far off, say nothing of later ones. Steps are large at first and fall to nothing by the end of the stage, in the
-    middle of where large ones wander about. The probe, which every view sees, takes larger ones than the object.
-    What each is worth is in docs/reference/engines.md.
+    Means reach over the last 3 and 5 batches, not over torch's 10 and 1,000: the first slopes, of a probe that is far
+    off, tell nothing about later ones. Steps are large at first and fall to nothing by the end of the stage, which so
+    ends in the middle of the region in which large steps wander. The probe, which all views have in common, takes
+    larger steps than the object. Measured effects are in docs/reference/engines.md.
     """
 
     larger: ClassVar[dict[str, float]] = {"probe": 2.5}
@@ -59,7 +60,7 @@ class Adam(Moments):
 
 
 class AdamW(Moments):
-    """Adam whose decay is apart from the gradient (Loshchilov & Hutter, ICLR 2019)."""
+    """Adam with weight decay apart from the gradient (Loshchilov & Hutter, ICLR 2019)."""
 
     name: ClassVar[str] = "adamw"
     torch_class = eager(torch.optim.AdamW)
@@ -139,7 +140,7 @@ class RMSprop(Elementwise):
 
 
 class SGD(Elementwise):
-    """Gradient descent, with momentum where asked."""
+    """Gradient descent, with momentum if given."""
 
     name: ClassVar[str] = "sgd"
     torch_class = eager(torch.optim.SGD)

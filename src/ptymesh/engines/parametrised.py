@@ -1,15 +1,15 @@
 """Steps of the numbers that make up probe or positions (`models` of a stage), after each batch of any engine.
 
-s         steps that the batch asks of x: sums of its adjoints by the probe's pixels, or steps of its views' positions
+s         the batch's steps of x: sums of its adjoints by the probe's pixels, or steps of its views' positions
 J, theta  directions and numbers of a parametrisation (models/base.py);  T  independent combinations, (n, n)
 g         = -(J T)^T s over the batch
 
     z <- Adam's step by g (Kingma & Ba, ICLR 2015);  theta += T (change of z)
 
-The object soon agrees with wrong numbers, which makes the slopes by them small: Gauss-Newton steps would need thousands
+The object soon agrees with wrong numbers, which makes their slopes small: Gauss-Newton steps would need thousands
 of batches where Adam's, which do not depend on how large slopes are, need tens. T makes the directions orthogonal, of
-rms 1, at the start of the stage: defocus and spherical aberration do nearly the same, and along neither of them the
-minimum would be found.
+rms 1, at the start of the stage: defocus and spherical aberration do nearly the same, and along neither of them alone
+would the minimum be found.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
-#: Adam's memory of slopes and of their squares; what is divided by is not less than TINY.
+#: Adam's decay of means of slopes and of their squares; least divisor.
 DECAY, DECAY_SQUARES, TINY = 0.9, 0.99, 1e-300
-#: Combinations of directions that do less than this together (of squares) cannot be told from nothing, and stay.
+#: Least eigenvalue of the directions' normalised products; combinations below it are taken as zero, and stay.
 INDEPENDENT = 1e-9
 
 
 def due(engine: Engine, epoch: int) -> list[Parametrisation]:
-    """Those that move in this epoch (1-based)."""
+    """Return the parametrisations that move in this epoch (from 1)."""
     frozen = epoch <= engine.probe.frozen
     return [one for one in engine.models.values() if one.active(epoch) and not (frozen and one.of == "probe")]
 
@@ -47,14 +47,23 @@ def after_batch(
     probe: Tensor,
     start: Tensor,
 ) -> None:
-    """One step of each that is due. probe: as it was before the batch; start: (N, 2) positions at the epoch's start,
-    which move along."""
+    """Take one step of each parametrisation that is due. Collective.
+
+    Args:
+        engine: of the stage; its options and memory.
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        batch: the views, with their sums or steps of positions.
+        due: parametrisations that move.
+        probe: (M, h, w) complex, the probe before the batch.
+        start: (N, 2) positions at the epoch's start, which are moved along.
+    """
     for one in due:
         numbers = estimate.parameters.setdefault(one.name, {})
         before = torch.tensor([numbers.get(name, 0.0) for name in one.units()], dtype=torch.float64)
         after = before + _step(engine, problem, estimate, batch, one, probe)
         if one.of == "positions":
-            for x in (estimate.positions, start, estimate.nominal):  # the last one decides the middle
+            for x in (estimate.positions, start, estimate.nominal):  # nominal last, as the centre is computed from it
                 x.copy_(one.moved(problem.geometry, estimate, x, before, after))
         else:
             x = probe if one.alone else estimate.probe
@@ -63,13 +72,13 @@ def after_batch(
 
 
 def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, models: list[Parametrisation]) -> None:
-    """Let numbers say what the probe has become where the engine moves its pixels, too.
+    """Fit the numbers to the probe, if the engine moves its pixels, too.
 
     Args:
         engine: of the stage.
-        problem: that is solved.
-        estimate: whose `parameters` are set.
-        models: that have moved in this epoch.
+        problem: the problem that is solved.
+        estimate: the unknowns, whose `parameters` are set.
+        models: parametrisations that have moved in this epoch.
     """
     for one in models:
         key = _key_of(one)
@@ -83,14 +92,14 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, models: li
 
 
 def _key_of(one: Parametrisation) -> str:
-    """Return what its memory is called: by its terms, as an engine that is used again may move others."""
+    """Return the key of a parametrisation's memory, with its terms: an engine that is used again may move others."""
     return ".".join(("models", one.name, *one.units()))
 
 
 def _step(
     engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation, probe: Tensor
 ) -> Tensor:
-    """Change of the numbers, (n,) float64 on the host. probe: as it was before the batch."""
+    """Return the change of the numbers, (n,) float64 on the host; probe is that before the batch."""
     J = one.directions(problem.geometry, estimate)
     state, key = engine.state, _key_of(one)
     if f"{key}.combinations" not in state:
@@ -114,13 +123,13 @@ def _step(
 
 
 def _by_probe(batch: Batch, J: Tensor) -> Tensor:
-    """J^T s, (n,) on the host."""
+    """Return J^T s of the probe's pixels, (n,) on the host."""
     assert batch.asked.gradients is not None, "engines that move numbers of the probe sum its adjoints"
     return over_window(overlap(J, batch.asked.gradients.probe.to(J.dtype))).sum(1).cpu()
 
 
 def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
-    """J^T s over the views of all ranks, (n,) on the host. Collective."""
+    """Return J^T s over the views of all ranks, (n,) on the host. Collective."""
     reduction = problem.fields.reduction(len(J))
     for views, steps in batch.asked.positions:
         reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
@@ -128,24 +137,28 @@ def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
 
 
 def _independent(J: Tensor, size: float) -> Tensor:
-    """T (n, n): combinations of the directions that are orthogonal, each of norm `size`; 0 where there is none more."""
+    """Return T (n, n): combinations of the directions that are orthogonal, each of norm `size`; 0 for dependent
+    ones.
+    """
     pairs = torch.view_as_real(J) if J.is_complex() else J
     gram = torch.stack([torch.stack([total_of(a * b) for b in pairs]) for a in pairs]).cpu()
     norms = gram.diagonal().clamp(min=TINY).sqrt()
     strengths, turn = torch.linalg.eigh(gram / (norms[:, None] * norms))
     scaled = size * turn / (norms[:, None] * strengths.clamp(min=INDEPENDENT).sqrt())
-    # row by row, as a checkpoint gives it back: torch sums along the memory, and what eigh makes lies column by column
+    # Contiguous, as from a checkpoint: torch sums in the order of the memory, and eigh's result lies column by column.
     return torch.where(strengths > INDEPENDENT, scaled, 0.0).contiguous()
 
 
 def _size(one: Parametrisation, estimate: Estimate) -> float:
-    """Norm of a change of x by 1: of every pixel of the probe by a radian, of every position by a pixel."""
+    """Return the norm of a change of x by 1: of every pixel of the probe by a radian, or of every position by a
+    pixel.
+    """
     if one.of == "positions":
         return math.sqrt(len(estimate.positions))
     return float(total_of(torch.view_as_real(estimate.probe).square()).sqrt())
 
 
 def _pace(one: Parametrisation, epoch: int, epochs: int) -> float:
-    """From 1 to 0 along half a cosine, over the epochs in which it moves."""
+    """Return the factor of the learning rate: half a cosine from 1 to 0 over the epochs in which it moves."""
     last = min(one.stop or epochs, epochs)
     return 0.5 * (1 + math.cos(math.pi * (epoch - one.start) / max(1, last - one.start + 1)))

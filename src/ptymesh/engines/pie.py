@@ -12,7 +12,7 @@ blend(w, a) = (1 - a) w + a max w
     P += gamma_P     sum_j T_{-f_j}(conj(O_j) chi_jm)    / blend(u, beta)
 
 Numerators and weights are summed over the same views: a batch of one is the paper's step, and larger ones stay stable.
-3PIE moves slices one after the other, with what is left of chi; here all move at once, so each goes an L-th of the way:
+3PIE moves slices one after the other, each by what is left of chi; here all move at once, each by an L-th of its step:
 whole steps together go L times too far, and four slices diverge.
 """
 
@@ -31,7 +31,14 @@ from ptymesh.unknowns import DECLARED, Unknown
 
 
 class RPIE(Engine):
-    """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe)."""
+    """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe).
+
+    Attributes:
+        alpha: share of the largest weight in the object's divisor.
+        beta: share of the largest weight in the probe's divisor.
+        gamma_object: factor of the object's step.
+        gamma_probe: factor of the probe's step.
+    """
 
     name: ClassVar[str] = "rpie"
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
@@ -42,14 +49,25 @@ class RPIE(Engine):
     gamma_probe: float = Field(1.0, gt=0, le=2)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """O += gamma_O / L s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta)."""
+        """Apply O += gamma_O / L s_O / blend(w, alpha);  P += gamma_P s_P / blend(u, beta). Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
         problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
 
 
 class EPIE(Engine):
-    """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere."""
+    """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere.
+
+    Attributes:
+        gamma_object: factor of the object's step.
+        gamma_probe: factor of the probe's step.
+    """
 
     name: ClassVar[str] = "epie"
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
@@ -58,7 +76,13 @@ class EPIE(Engine):
     gamma_probe: float = Field(1.0, gt=0, le=2)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """O += gamma_O / L s_O / max w;  P += gamma_P s_P / max u."""
+        """Apply O += gamma_O / L s_O / max w;  P += gamma_P s_P / max u. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
         problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=gamma)
@@ -67,7 +91,12 @@ class EPIE(Engine):
 class MPIE(RPIE):
     """rPIE with momentum (mPIE): every T batches a velocity carries object and probe on.
 
-    v <- eta v + (O' - O_T), O <- O' + eta v, with O' after T batches and O_T where they started (eqs. 19 and 20).
+    v <- eta v + (O' - O_T), O <- O' + eta v, with O' after T batches and O_T before them (eqs. 19 and 20).
+
+    Attributes:
+        momentum_every: T.
+        eta_object: eta of the object.
+        eta_probe: eta of the probe.
     """
 
     name: ClassVar[str] = "mpie"
@@ -78,11 +107,17 @@ class MPIE(RPIE):
     eta_probe: float = Field(0.7, ge=0, lt=1)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """rPIE's step; after every T of them, the momentum's."""
+        """Take rPIE's step, and after every T of them the momentum's. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: the views.
+        """
         if "batches" not in self.state:
             self._remember(estimate)
         super().step(problem, estimate, batch)
-        self.state["batches"] = self.state["batches"].cpu() + 1  # counted on the host, after a checkpoint too
+        self.state["batches"] = self.state["batches"].cpu() + 1  # counted on the host, also after loading a checkpoint
         if int(self.state["batches"]) % self.momentum_every == 0:
             for name, unknown, eta in (
                 ("object", estimate.object, self.eta_object),
@@ -94,6 +129,7 @@ class MPIE(RPIE):
                 start.copy_(unknown)
 
     def _remember(self, estimate: Estimate) -> None:
+        """Store object and probe as the start of T batches, with velocity 0."""
         self.state["batches"] = torch.zeros((), dtype=torch.int64)
         for name, unknown in (("object", estimate.object), ("probe", estimate.probe)):
             self.state[f"{name}_velocity"] = torch.zeros_like(unknown)

@@ -1,4 +1,4 @@
-"""Upkeep of positions: refinement within an epoch, and what may change only between epochs.
+"""Positions: refinement within an epoch, and changes of anchors and ownership between epochs.
 
 N, B     all views, views of a batch
 p_j      = n_j + f_j, anchor and fraction; p0_j nominal
@@ -24,12 +24,19 @@ from ptymesh.problem import Batch, Problem
 HYSTERESIS = 1.0
 
 
-#: `auto` gain: factors when moves of successive epochs agree or turn, the cosine that is agreement, and its bounds.
+#: `auto` gain: factors if moves of successive epochs agree or turn, least cosine of agreement, and bounds of the gain.
 FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 2.0, 0.5, 0.3, 0.25, 16.0
 
 
 def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor) -> None:
-    """p_j += gain x step for the batch's own views, within limit_px of where the epoch started (N, 2)."""
+    """Move the positions of this rank's views in the batch by gain x step, within limit_px of the epoch's start.
+
+    Args:
+        engine: of the stage; its options and memory.
+        batch: the views, with their steps.
+        estimate: the unknowns, changed in place.
+        start: (N, 2) positions at the epoch's start, in pixels.
+    """
     options = engine.positions
     assert options is not None
     gain = engine.state.get("position_gain", 1.0) if options.gain == "auto" else options.gain
@@ -40,7 +47,14 @@ def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor)
 
 
 def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, start: Tensor) -> None:
-    """Every rank learns the positions of all views; then drift and affine model, over all views, and the gain."""
+    """Merge the positions of all ranks; then apply affine model, drift and gain, over all views. Collective.
+
+    Args:
+        engine: of the stage; its options and memory.
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        start: (N, 2) positions at the epoch's start, in pixels.
+    """
     options = engine.positions
     assert options is not None
     estimate.positions.copy_(problem.layout.merge(estimate.positions))
@@ -55,7 +69,7 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, start: Ten
 
 
 def _adapt(engine: Engine, move: Tensor) -> None:
-    """The gain for the next epoch, from the angle between this epoch's moves (N, 2) and the last one's."""
+    """Set the gain for the next epoch, from the angle between this epoch's moves (N, 2) and the last one's."""
     gain = engine.state.get("position_gain", torch.ones((), dtype=torch.float64, device=move.device))
     last = engine.state.get("position_move")
     if last is not None:
@@ -67,7 +81,7 @@ def _adapt(engine: Engine, move: Tensor) -> None:
 
 
 def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
-    """Least-squares fit of displacements (N, 2) by an affine function of nominal positions (N, 2)."""
+    """Fit displacements (N, 2) by an affine function of nominal positions (N, 2), in the least-squares sense."""
     centred = nominal - means(nominal)
     design = torch.cat((centred / centred.abs().max().clamp(min=1.0), torch.ones_like(centred[:, :1])), dim=1)
     solution = torch.linalg.lstsq(design.cpu(), displacement.cpu(), driver="gelsd").solution
@@ -80,11 +94,17 @@ def reanchor(
     estimate: Estimate,
     memories: Sequence[tuple[Engine, dict[str, Tensor]]] = (),
 ) -> None:
-    """New anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows where windows would leave it.
+    """Set new anchors n_j = floor(p_j + 1/2) where |f_j| > 1; the object grows if windows would leave it. Collective.
 
-    What follows along: exit waves that the engine keeps, with their windows; tensors of the object's shape that it
-    remembers, or that are in the `memories` of others, with what these declare outside of the object (`remembers`);
-    whatever is kept of views that go to another rank. Collective.
+    Other arrays follow: exit waves in the engine's memory, with their windows; tensors of the object's shape in the
+    memories, with the values that engines declare outside of the object (`remembers`); all rows of views that go to
+    another rank.
+
+    Args:
+        engine: of the stage.
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        memories: other engines with tensors that follow, too.
     """
     far = ((estimate.positions - estimate.anchors).abs() > HYSTERESIS).any(1)
     if bool(far.any()):
@@ -102,7 +122,15 @@ def settle(
     before: tuple[int, int],
     memories: Sequence[tuple[Engine, dict[str, Tensor]]] = (),
 ) -> None:
-    """Ranks hold the part of the object, and the views, that are theirs now; it has grown by `before` pixels."""
+    """Redistribute object and views over ranks after a change of anchors or of the object's size. Collective.
+
+    Args:
+        engine: of the stage.
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        before: rows and columns by which the object has grown before its first ones.
+        memories: other engines with tensors that follow, too.
+    """
     move = problem.layout.settle(estimate, before)
     if move is None:
         return
@@ -119,7 +147,9 @@ def settle(
 
 
 def _grown(estimate: Estimate) -> tuple[int, int]:
-    """Sides that hold all windows, in whole blocks; rows and columns that were added before the first ones."""
+    """Grow the object's extent in whole blocks to hold all windows, and return the rows and columns before the first
+    ones.
+    """
     before, after = [], []
     for axis, (side, window) in enumerate(zip(estimate.extent, estimate.window, strict=True)):
         low, high = int(estimate.anchors[:, axis].min()), int(estimate.anchors[:, axis].max())
@@ -137,4 +167,5 @@ def _grown(estimate: Estimate) -> tuple[int, int]:
 
 
 def _blocks(pixels: int) -> int:
+    """Round pixels up to whole blocks; 0 if negative."""
     return max(0, -(-pixels // BLOCK)) * BLOCK

@@ -6,14 +6,14 @@ AP    the limit of both without memory
 
 psi_jm   exit waves of all views, kept between steps by their view's owner
 Pi_A     to waves that explain the counts: psi + D^H (Psi' - Psi), any fidelity
-Pi_O     to waves P_jm . O_j of one object and one probe, the least-squares answer to psi, found in turns:
+Pi_O     to waves P_jm . O_j of one object and one probe, the least-squares fit to psi, found in turns:
 
     O += sum_j S_j^H sum_m conj(P_jm) (psi_jm - P_jm O_j) / (w + alpha max w),   w = sum_j S_j^H sum_m |P_jm|^2
     P += sum_j T_{-f_j}[conj(O_j) (psi_jm - P_jm O_j)]    / (u + alpha max u),   u = sum_j |O_j|^2
 
 which for whole pixels and alpha = 0 are O = sum P* psi / sum |P|^2 and P = sum O* psi / sum |O|^2. Every step starts
-from the projection that the step before has left in the estimate (and that constraints have worked on), moves the
-waves, and projects them:
+from the projection that the step before has left in the estimate (with constraints applied), moves the waves, and
+projects them:
 
     DM    psi <- psi + beta [Pi_A(2 P O - psi) - P O],                    (O, P) <- Pi_O psi
     RAAR  psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi,             (O, P) <- Pi_O (2 Pi_A psi - psi)
@@ -38,16 +38,18 @@ from ptymesh.physics.model import Intermediates
 from ptymesh.problem import Batch, Chunk, KeptWaves, Problem
 from ptymesh.unknowns import Unknown
 
-#: Exit waves of own views.
+#: Exit waves of this rank's views.
 WAVES = tuple(
     Unknown(name, ("N", "M", "h", "w"), "view", unit="sqrt(counts)", complex=True) for name in ("psi", "fitted")
 )
 
 
 class Projections(Engine):
-    """What DM, RAAR and AP share: all views in every step.
+    """Common part of DM, RAAR and AP: all views in every step.
 
-    turns: of object and probe in one Pi_O; alpha: regularises weights, as a fraction of the largest.
+    Attributes:
+        turns: number of turns of object and probe in one Pi_O.
+        alpha: regularises weights, as a fraction of the largest.
     """
 
     remembers: ClassVar[tuple[Unknown, ...]] = WAVES
@@ -65,7 +67,11 @@ class Projections(Engine):
         return value
 
     def check(self, problem: Problem) -> None:
-        """Raises BadInput for several slices, whose exit waves no single object and probe can answer for."""
+        """Check that these options make sense for a problem.
+
+        Raises:
+            BadInput: several slices, whose exit waves are no product of one object and one probe.
+        """
         super().check(problem)
         if problem.model.slice_kernel is not None:
             raise BadInput(
@@ -74,7 +80,13 @@ class Projections(Engine):
             )
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """The waves move; then object and probe follow them in turns."""
+        """Move the waves; then fit object and probe to them in turns. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: all views.
+        """
         if not self.per_view:
             self.begin(problem, estimate, batch)
         turns = [u for u in ("object", "probe") * self.turns if u == "object" or "probe" not in batch.frozen]
@@ -100,30 +112,46 @@ class Projections(Engine):
         batch.asked.positions.extend(position_steps)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """psi = P O of the estimate, (n, M, h, w) for this rank's n views."""
+        """Start with psi = P O of the estimate, (n, M, h, w) for this rank's n views.
+
+        Args:
+            problem: loader and evaluator of the stage.
+            estimate: the unknowns.
+            batch: all views.
+        """
         psi = problem.evaluator.new_waves(self.per_view, "psi", estimate.probe)
         for chunk in problem.loader.chunks(estimate, batch.views):
             psi[chunk.rows] = problem.evaluator.forward(estimate, chunk).exit
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
-        """New waves of the chunk's views, from the projection `intermediates.exit`; notes its loss and residual."""
+        """Set new waves of the chunk's views from the projection `intermediates.exit`, and record its loss and
+        residual.
+
+        Args:
+            problem: evaluator of the stage.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+        """
         raise NotImplementedError
 
     def wanted(self, chunk: Chunk) -> Tensor:
-        """Waves (B, M, h, w) that object and probe are to answer for."""
+        """Return the waves (B, M, h, w) that object and probe are fitted to."""
         return self.waves("psi")[chunk.rows]
 
     def waves(self, name: str) -> KeptWaves:
-        """Those that are kept, by their rows."""
+        """Return waves in the engine's memory, by their rows."""
         return KeptWaves(self.per_view, name)
 
 
 class DM(Projections):
-    """Difference map; beta: relaxation.
+    """Difference map.
 
-    beta = 1 is the paper's map, which goes furthest from where it started and settles least on noisy counts. On the
+    beta = 1 is the paper's map, which moves furthest from its start and settles least on noisy counts. On the
     Siemens star the residual of held-out views after 30 epochs, and after 20 more of AP, is 0.024 and 0.0140 with 1,
     0.018 and 0.0136 with 0.6.
+
+    Attributes:
+        beta: relaxation.
     """
 
     name: ClassVar[str] = "dm"
@@ -131,7 +159,13 @@ class DM(Projections):
     beta: float = Field(0.6, gt=0, le=1)
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
-        """psi <- psi + beta [Pi_A(2 P O - psi) - P O]."""
+        """Set psi <- psi + beta [Pi_A(2 P O - psi) - P O].
+
+        Args:
+            problem: evaluator of the stage.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+        """
         problem.evaluator.evaluate(chunk, intermediates.exit)
         psi = self.waves("psi")
         before = psi[chunk.rows]
@@ -142,19 +176,35 @@ class DM(Projections):
 
 
 class RAAR(Projections):
-    """Relaxed averaged alternating reflections; beta: from the mean of psi and Pi_A psi (1/2) to reflections (1)."""
+    """Relaxed averaged alternating reflections.
+
+    Attributes:
+        beta: from the mean of psi and Pi_A psi (1/2) to reflections (1).
+    """
 
     name: ClassVar[str] = "raar"
 
     beta: float = Field(0.75, ge=0.5, le=1)
 
     def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """psi = Pi_A psi = P O, from which the first step moves to P O itself."""
+        """Start with psi = Pi_A psi = P O, from which the first step moves to P O itself.
+
+        Args:
+            problem: loader and evaluator of the stage.
+            estimate: the unknowns.
+            batch: all views.
+        """
         super().begin(problem, estimate, batch)
         self.per_view.update({name.replace("psi", "fitted"): kept.clone() for name, kept in self.per_view.items()})
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
-        """psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi."""
+        """Set psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi.
+
+        Args:
+            problem: evaluator of the stage.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+        """
         problem.evaluator.evaluate(chunk, intermediates.exit)
         psi, nearest, beta = self.waves("psi"), self.waves("fitted"), self.beta
         moved = beta * (intermediates.exit + psi[chunk.rows]) + (1 - 2 * beta) * nearest[chunk.rows]
@@ -162,7 +212,7 @@ class RAAR(Projections):
         nearest[chunk.rows] = moved + problem.evaluator.fit(chunk, moved)
 
     def wanted(self, chunk: Chunk) -> Tensor:
-        """2 Pi_A psi - psi."""
+        """Return 2 Pi_A psi - psi, (B, M, h, w)."""
         return 2 * self.waves("fitted")[chunk.rows] - self.waves("psi")[chunk.rows]
 
 
@@ -172,11 +222,23 @@ class AP(Projections):
     name: ClassVar[str] = "ap"
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
-        """psi <- Pi_A(P O); (O, P) <- Pi_O psi."""
+        """Set psi <- Pi_A(P O); (O, P) <- Pi_O psi. Collective.
+
+        Args:
+            problem: loader, evaluator and fields of the stage.
+            estimate: the unknowns, changed in place.
+            batch: all views.
+        """
         problem.evaluator.new_waves(self.per_view, "psi", estimate.probe)
         super().step(problem, estimate, batch)
         self.per_view.clear()
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
-        """psi <- Pi_A(P O)."""
+        """Set psi <- Pi_A(P O).
+
+        Args:
+            problem: evaluator of the stage.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+        """
         self.waves("psi")[chunk.rows] = intermediates.exit + problem.evaluator.exit_wave_update(chunk, intermediates)

@@ -1,4 +1,4 @@
-"""Regularisers of the object: a density per pixel, whose mean over the pixels under windows joins the loss.
+"""Regularisers of the object: a density per pixel, whose mean over the pixels under windows is added to the loss.
 
 O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the last row and column
 
@@ -7,8 +7,8 @@ O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the l
     sparsity    |arg O|, few pixels that shift the phase
 
 Roots are rounded at ROUND, so that they have a derivative at zero. A user's own regulariser is a plain torch function
-from O to a density (L, H, W), registered by name or handed over in Python; a rank sees the part of the
-object that it holds and what is around it, so that a density may look at eight pixels on each side:
+from O to a density (L, H, W), registered by name or given in Python. It is called with the rank's part of the object
+and what is around it, so that a density may depend on eight pixels on each side:
 
     @regularisers.register("flat amplitude")
     def flat_amplitude(obj):
@@ -29,9 +29,9 @@ from ptymesh.registry import Registry
 
 Density = Callable[[Tensor], Tensor]
 
-#: A pixel's density may look at so many pixels on each side.
+#: Number of pixels on each side that a pixel's density may depend on.
 NEIGHBOURS = 8
-#: Pixels around those whose slope is wanted: densities of neighbours count, and have neighbours.
+#: Number of pixels needed on each side for slopes: those of the neighbours' densities, with their own neighbours.
 REACH = 2 * NEIGHBOURS
 #: Below this, |x| is a parabola.
 ROUND = 1e-3
@@ -41,7 +41,7 @@ register = REGULARISERS.register
 
 
 def differences(obj: Tensor) -> tuple[Tensor, Tensor]:
-    """d_y O and d_x O, each of O's shape."""
+    """Return d_y O and d_x O, each of O's shape."""
     down = torch.nn.functional.pad(obj[..., 1:, :] - obj[..., :-1, :], (0, 0, 0, 1))
     right = torch.nn.functional.pad(obj[..., 1:] - obj[..., :-1], (0, 1))
     return down, right
@@ -49,47 +49,56 @@ def differences(obj: Tensor) -> tuple[Tensor, Tensor]:
 
 @register("l1")
 def l1(obj: Tensor) -> Tensor:
-    """|O - 1|."""
+    """Return |O - 1|."""
     return _rounded(_squared(obj - 1))
 
 
 @register("l2")
 def l2(obj: Tensor) -> Tensor:
-    """|O - 1|^2."""
+    """Return |O - 1|^2."""
     return _squared(obj - 1)
 
 
 @register("tv")
 def tv(obj: Tensor) -> Tensor:
-    """sqrt(|d_y O|^2 + |d_x O|^2) (Rudin, Osher & Fatemi, Physica D 60, 259, 1992)."""
+    """Return sqrt(|d_y O|^2 + |d_x O|^2) (Rudin, Osher & Fatemi, Physica D 60, 259, 1992)."""
     return _rounded(smoothness(obj))
 
 
 @register("smoothness")
 def smoothness(obj: Tensor) -> Tensor:
-    """|d_y O|^2 + |d_x O|^2."""
+    """Return |d_y O|^2 + |d_x O|^2."""
     down, right = differences(obj)
     return _squared(down) + _squared(right)
 
 
 @register("sparsity")
 def sparsity(obj: Tensor) -> Tensor:
-    """|arg O|."""
+    """Return |arg O|."""
     return _rounded(phase(obj).square())
 
 
 def _squared(x: Tensor) -> Tensor:
+    """Return |x|^2."""
     return x.real.square() + x.imag.square()
 
 
 def _rounded(squared: Tensor) -> Tensor:
+    """Return the root of x, rounded at zero."""
     return torch.sqrt(squared + ROUND**2) - ROUND
 
 
 def gradient(terms: list[tuple[Density, float]], obj: Tensor, counted: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """sum of weight x density over the pixels `counted` (H, W) bool, divided by a number of pixels.
+    """Return a weighted sum of densities over some pixels, and its gradient after division by a number of pixels.
 
-    Returns the terms of the sum before the division, and the gradient dR/dx + i dR/dy after it, both (L, H, W).
+    Args:
+        terms: densities and their weights.
+        obj: (L, H, W) complex.
+        counted: (H, W) bool, pixels that count.
+        pixels: 0-d, number by which the sum is divided.
+
+    Returns:
+        The terms of the sum before the division, and the gradient dR/dx + i dR/dy after it, both (L, H, W).
     """
     leaf = obj.detach().requires_grad_()
     with torch.enable_grad():

@@ -1,10 +1,10 @@
-"""Learning rates by epoch: any torch scheduler by name, on an optimiser of its own that stands for the real one.
+"""Learning rates by epoch: any torch scheduler by name, on a stand-in optimiser without real unknowns.
 
     scheduler: {name: cosine}                              # over the epochs of the stage
     scheduler: {name: StepLR, step_size: 30, gamma: 0.5}   # torch's own name and options
 
-Stepped once per epoch. Where a scheduler stands follows from the epoch alone (and, for `plateau`, from the losses of
-the epochs before), so that a resumed run goes on as if it had never stopped.
+It is stepped once per epoch. Its state follows from the epoch alone (and, for `plateau`, from the losses of
+the epochs before), so that a resumed run continues as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -66,17 +66,21 @@ class Scheduler(Options):
 
     @property
     def kind(self) -> type[LRScheduler]:
-        """The class of torch's scheduler that the name stands for."""
+        """Class of torch's scheduler that the name stands for."""
         found: type[LRScheduler] = getattr(lr_scheduler, SHORT.get(self.name, self.name))
         return found
 
     @property
     def looks_at_losses(self) -> bool:
-        """Whether its steps need the loss of each epoch."""
+        """True if its steps need the loss of each epoch."""
         return issubclass(self.kind, ReduceLROnPlateau)
 
     def over(self, optimiser: Optimizer, epochs: int) -> LRScheduler:
-        """On this optimiser, for a stage of so many epochs. Raises ValueError where torch does not accept options."""
+        """Return torch's scheduler for an optimiser and a stage of so many epochs.
+
+        Raises:
+            ValueError: torch does not accept the options.
+        """
         defaults: dict[str, dict[str, Any]] = {
             "CosineAnnealingLR": {"T_max": epochs},
             "LinearLR": {"total_iters": epochs},
@@ -90,15 +94,19 @@ class Scheduler(Options):
             raise self.refusal(options, error) from error
 
     def refusal(self, options: dict[str, Any], error: Exception) -> ValueError:
-        """What says that torch does not accept these options."""
+        """Return the error that torch does not accept these options."""
         return ValueError(f"torch's {self.kind.__name__} does not accept {options}: {error}")
 
 
 class Pace:
-    """Options of each unknown's group, learning rate included, as the scheduler has them in an epoch.
+    """Options of each unknown's group of parameters by epoch, with the scheduler's learning rate.
 
     Args:
-        kind, options: the torch optimiser; rates: learning rate by unknown; epochs: of the stage.
+        kind: class of the torch optimiser.
+        rates: learning rate by unknown.
+        options: of the optimiser.
+        scheduler: of the learning rates; None keeps them.
+        epochs: of the stage.
     """
 
     def __init__(
@@ -113,7 +121,12 @@ class Pace:
         self._restart()
 
     def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, Any]]:
-        """Options by unknown in this epoch (from 1); losses of the epochs before it, where the scheduler wants them."""
+        """Return the options by unknown in an epoch.
+
+        Args:
+            epoch: of the stage, from 1.
+            losses: of the epochs before it, if the scheduler uses them.
+        """
         if self.steps > epoch - 1:
             self._restart()
         while self.stand_in_scheduler and self.steps < epoch - 1:
@@ -127,7 +140,11 @@ class Pace:
         return {name: {key: value for key, value in group.items() if key != "params"} for name, group in groups}
 
     def try_out(self) -> None:
-        """Raises ValueError where torch does not accept options, some of which it looks at in the first step only."""
+        """Make two steps, as torch checks some options in the first one only.
+
+        Raises:
+            ValueError: torch does not accept the options.
+        """
         try:
             self.at(min(2, self.epochs), torch.zeros(1))
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -135,8 +152,9 @@ class Pace:
             raise self.scheduler.refusal(self.scheduler.model_extra or {}, error) from error
 
     def _restart(self) -> None:
+        """Make a new stand-in optimiser and scheduler, at epoch 1."""
         groups = [{"params": [torch.zeros(())], "lr": rate} for rate in self.rates.values()]
         self.stand_in = self.kind(groups, **self.options)
         self.stand_in_scheduler = self.scheduler.over(self.stand_in, self.epochs) if self.scheduler else None
-        self.stand_in.step()  # without gradients: nothing moves, but torch wants it done before a scheduler's step
+        self.stand_in.step()  # without gradients, so nothing moves; torch requires it before a scheduler's step
         self.steps = 0

@@ -1,12 +1,12 @@
-"""Upkeep of beams that differ from view to view: intensities, and orthogonal probe relaxation (OPR).
+"""Beams that differ from view to view: intensities, and orthogonal probe relaxation (OPR).
 
 Odstrcil et al., Opt. Express 24, 8360 (2016).
 
 P_j0 = w_j0 P_0 + sum_k w_jk V_k      probe of view j;  V_k (K, h, w), weights w (N, 1 + K)
 
 Each view's weights take normalised gradient steps of their own; the modes V_k are updated like the probe, from sums
-over the batch. What the intensities of a batch ask for in common is the probe's, which takes it in the same batch;
-taken twice it swings. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal,
+over the batch. The mean step of the intensities in a batch is left out: the probe takes it in the same batch, and
+taken twice it oscillates. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal,
 strongest first, with the norm of P_0, and the mean of the w_j0 becomes 1.
 """
 
@@ -22,23 +22,33 @@ from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
-#: Weight of all views, whatever their shares, in the norm of the modes' update: keeps modes that nobody uses still.
+#: Weight of all views, whatever their shares, in the norm of the modes' update: keeps unused modes at rest.
 FLOOR = 1e-4
 
 
 def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
-    """Whether weights or modes are to be varied in this epoch (1-based)."""
+    """Return True if weights or modes are varied in this epoch.
+
+    Args:
+        given: constraints of the probe.
+        estimate: the unknowns.
+        epoch: of the stage, from 1.
+    """
     modes = len(estimate.opr) > 0 and given.opr is not None and given.opr.active(epoch)
     return epoch > given.frozen and (modes or (given.intensity is not None and given.intensity.active(epoch)))
 
 
 def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimate: Estimate) -> None:
-    """w_j += gain x step of the batch's own views, that of w_j0 less its mean; V_k += gain x sum / weight.
+    """Move the weights of this rank's views by gain x step, w_j0 less its mean; V_k += gain x sum / weight. Collective.
 
-    Collective.
+    Args:
+        given: constraints of the probe.
+        problem: the problem that is solved.
+        batch: the views, with their steps and sums.
+        estimate: the unknowns, changed in place.
     """
     epoch, sums = batch.epoch, batch.asked.gradients
-    common = 0.0 if len(batch.views) < 2 else _common(given, problem, batch)
+    common = 0.0 if len(batch.views) < 2 else _mean_intensity_step(given, problem, batch)
     for views, steps in batch.asked.weights:
         if given.intensity and given.intensity.active(epoch):
             moved = estimate.weights[views, 0] + given.intensity.gain * (steps[:, 0] - common)
@@ -51,8 +61,8 @@ def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimat
         estimate.opr += given.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
 
 
-def _common(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor | float:
-    """Mean step of w_j0 over the batch; 0 where intensities are not refined."""
+def _mean_intensity_step(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor | float:
+    """Return the mean step of w_j0 over the batch; 0 if intensities are not refined."""
     if not given.intensity or not given.intensity.active(batch.epoch):
         return 0.0
     rows = problem.loader.of_batch(batch, [steps[:, :1] for _, steps in batch.asked.weights], 1)
@@ -60,7 +70,7 @@ def _common(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor |
 
 
 def after_epoch(problem: Problem, estimate: Estimate) -> None:
-    """Every rank learns all weights; then the gauges, on rank 0's word."""
+    """Merge the weights of all ranks, and apply the gauges as rank 0 computes them. Collective."""
     weights = problem.layout.merge(estimate.weights)
     mean = (total_of(weights[:, 0]) / len(weights)).to(weights.dtype)
     weights[:, 0] /= mean
@@ -80,10 +90,17 @@ def after_epoch(problem: Problem, estimate: Estimate) -> None:
 
 
 def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The same sum_k w_jk V_k (real w) with orthogonal w, strongest V first, each of the norm of `like` (h, w).
+    """Return the same sum_k w_jk V_k (real w) with orthogonal w, strongest V first, each of the norm of `like`.
 
-    shares (N, K), modes (K, h, w). Signs are fixed by making each mode's largest share positive.
-    Raises Diverged where any of them is not finite.
+    Signs are fixed by making each mode's largest share positive.
+
+    Args:
+        shares: (N, K) real, w.
+        modes: (K, h, w) complex, V.
+        like: (h, w) complex.
+
+    Raises:
+        Diverged: shares or modes are not finite.
     """
     if not bool(shares.isfinite().all() & modes.isfinite().all()):
         raise Diverged("The variable probe diverged: its modes or their shares are not finite; try smaller steps.")

@@ -1,4 +1,4 @@
-"""Pieces of the forward model, each in a file of its own and found by being here.
+"""Pieces of the forward model, each in a file of its own, which registers what it defines.
 
 Parametrisations: a few numbers that make up the probe or the positions (`models` of a stage; entry points of other
 packages: group `ptymesh.models`). Operators between probe and detector, with unknowns of their own (`optics` of a
@@ -30,20 +30,29 @@ OPTICS: Registry[type[WaveOperator]] = Registry(
 
 @dataclass(frozen=True)
 class Declared:
-    """An unknown, and the operator that declares it."""
+    """An unknown, with the name of the operator that declares it."""
 
     unknown: Unknown
     operator: str
 
 
 def declared() -> dict[str, Declared]:
-    """The unknowns of all operators, by name."""
+    """Return the unknowns of all operators, by name."""
     kinds = {name: OPTICS.find(name) for name in OPTICS.names()}
     return {one.name: Declared(one, name) for name, kind in kinds.items() if kind for one in kind.unknowns}
 
 
 def named(given: Any, registry: Registry, key: str) -> Any:
-    """Groups of options, each under the name of its class; `true` with its defaults, `false` not at all."""
+    """Parse groups of options, each under the name of its class; `true` stands for its defaults, `false` leaves it out.
+
+    Args:
+        given: mapping of names to options; anything else is returned as it is.
+        registry: classes by name.
+        key: of the recipe, for messages.
+
+    Raises:
+        BadInput: a name is not in the registry, or its options are not valid.
+    """
     if not isinstance(given, dict):
         return given
     found = {}
@@ -56,7 +65,7 @@ def named(given: Any, registry: Registry, key: str) -> Any:
 
 
 def find_files() -> None:
-    """Registers what the files of this package define."""
+    """Register the parametrisations and operators that the files of this package define."""
     for module in iter_modules(__path__):
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:

@@ -1,11 +1,11 @@
-"""A probe whose far field has the phase of a lens's aberrations, in Krivanek's notation.
+"""Parametrisation of the probe by a lens's aberrations, in Krivanek's notation.
 
 a, phi    angle and azimuth of a far-field pixel
 chi       = (2 pi / lambda) sum_nm a^(n+1) (C_nma cos(m phi) + C_nmb sin(m phi)) / (n + 1)
 P         = F^H exp(-i chi) F P_0     (Kirkland, Advanced Computing in Electron Microscopy, ch. 2-3)
 
-Only differences of the coefficients act on the probe, so that its aperture, its modes and whatever else it holds stay
-as they are. Where the probe did not start from aberrations, the coefficients count from that start.
+Only differences of the coefficients act on the probe, so that its aperture, its modes and all else stay as they are.
+If the probe did not start from aberrations, the coefficients count from that start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.probes import aberration_phases
 from ptymesh.physics.propagate import fft, ifft
 
-#: Fits of the phase between two probes, each from where the one before has left it: phases come back within a turn.
+#: Number of fits of the phase between two probes, each to the phase that the one before has left, within a turn.
 PHASE_FITS = 10
 
 
@@ -56,15 +56,19 @@ class Aberrations(Parametrisation):
 
     @property
     def alone(self) -> bool:
-        """See the base."""
+        """True unless the engine refines the probe's pixels, too."""
         return not self.residue
 
     def units(self) -> dict[str, str]:
-        """See the base."""
+        """Return the names of the coefficients, in metres."""
         return dict.fromkeys(aberration_phases((8, 8), (1.0, 1.0), 1.0, self.terms), "m")
 
     def check(self, geometry: Geometry) -> None:
-        """See the base."""
+        """Check that the geometry has what aberrations need.
+
+        Raises:
+            BadInput: the wavelength or the object pixel is unknown.
+        """
         if geometry.object_pixel_m is None or geometry.wavelength_m is None:
             raise BadInput(
                 "models.aberrations needs the wavelength and the object pixel, which this data set does not have; give "
@@ -72,7 +76,7 @@ class Aberrations(Parametrisation):
             )
 
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
-        """-i F^H (chi_k - its mean over the light) F P."""
+        """Return J_k = -i F^H (chi_k - its mean over the light) F P, (n, M, h, w) complex128."""
         spectrum, chi = fft(estimate.probe.to(torch.complex128)), self._phases(geometry, estimate.probe)
         light = (spectrum.real.square() + spectrum.imag.square()).sum(0)
         mean = over_window(chi * light) / over_window(light)
@@ -80,7 +84,15 @@ class Aberrations(Parametrisation):
         return ifft(torch.complex(turned.imag, -turned.real))
 
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """F^H exp(-i sum_k (after - before)_k chi_k) F x."""
+        """Return F^H exp(-i sum_k (after - before)_k chi_k) F x.
+
+        Args:
+            geometry: of the measurement.
+            estimate: not used.
+            x: (M, h, w) complex, the probe with coefficients `before`.
+            before: (n,) float64 on the host, m.
+            after: (n,) float64 on the host, m.
+        """
         change = (after - before).to(x.device)[:, None, None]
         angle = -(change * self._phases(geometry, x)).sum(0)
         return ifft(times(fft(x.to(torch.complex128)), torch.polar(torch.ones_like(angle), angle))).to(x.dtype)
@@ -88,10 +100,16 @@ class Aberrations(Parametrisation):
     def read(self, geometry: Geometry, reference: Tensor, x: Tensor, change: Tensor) -> Tensor:
         """Return the change of the coefficients that explains the phase between the first modes' far fields.
 
-        Least squares over the light that both have, sum_k |P_0 P| (arg(P conj P_0) + chi)^2, a phase and a shift of the
-        whole probe being free; from the steps' own change on, so that no phase is off by a turn.
+        It is the least-squares fit over the light that both have, sum_k |P_0 P| (arg(P conj P_0) + chi)^2, with a phase
+        and a shift of the whole probe free; it starts from the steps' own change, so that no phase is off by a turn.
+
+        Args:
+            geometry: of the measurement.
+            reference: (1, h, w) complex, first mode at the start of the stage.
+            x: (M, h, w) complex, the probe now.
+            change: (n,) float64 on the host, change by the steps of the coefficients alone, m.
         """
-        # by numpy, on one thread: a single transform that torch's threads share rounds by how many they are
+        # By numpy, in one thread: torch splits a single transform between threads, and rounds by their number.
         before, now = (np.fft.fft2(wave[0].cpu().numpy().astype(np.complex128)) for wave in (reference, x))
         between = now * before.conj()
         share = np.abs(between) / np.abs(between).sum()
@@ -108,7 +126,7 @@ class Aberrations(Parametrisation):
         return torch.from_numpy((found / size)[: len(change)])
 
     def _free_phases(self, geometry: Geometry, like: Tensor) -> Tensor:
-        """Return phases of the probe that no pattern tells, (3, h, w) float64: two shifts and a constant."""
+        """Return phases of the probe that no pattern determines, (3, h, w) float64: two shifts and a constant."""
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         window = like.shape[-2], like.shape[-1]
         shifts = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, ["C01"])
@@ -116,7 +134,7 @@ class Aberrations(Parametrisation):
         return torch.stack(free).to(like.device)
 
     def _phases(self, geometry: Geometry, like: Tensor) -> Tensor:
-        """chi_k per metre, (n, h, w) float64."""
+        """Return chi_k per metre, (n, h, w) float64."""
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         window = like.shape[-2], like.shape[-1]
         found = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, self.terms)

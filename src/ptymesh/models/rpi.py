@@ -34,7 +34,7 @@ YX = (-2, -1)
 
 
 class RPI(WaveOperator):
-    """Each view has an object of its own, on fewer pixels than its window, in place of the scanned one."""
+    """An object for each view, on fewer pixels than its window, in place of the scanned one."""
 
     name: ClassVar[str] = "rpi"
     at: ClassVar[Place] = "exit"
@@ -46,11 +46,15 @@ class RPI(WaveOperator):
     )
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
-        """See the base."""
+        """Return the sides of the object of one view; window is (h, w)."""
         return dict(zip(SIDES, self._sides(window), strict=True))
 
     def check(self, geometry: Geometry) -> None:
-        """See the base."""
+        """Check the number of pixels.
+
+        Raises:
+            BadInput: the object has more pixels than the window along an axis.
+        """
         for name, side, most in zip("yx", self._sides(geometry.shape), geometry.shape, strict=True):
             if side > most:
                 raise BadInput(
@@ -59,24 +63,44 @@ class RPI(WaveOperator):
                 )
 
     def transforms(self, geometry: Geometry) -> tuple[tuple[int, int], ...]:
-        """See the base."""
+        """Return the sides of the object, which is Fourier transformed."""
         return (self._sides(geometry.shape),)
 
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """P u."""
+        """Return P u.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: `sample` (B, n, m) complex, the objects o_j.
+            tables: not used.
+        """
         return times(psi, finer(values["sample"], _sides_of(psi))[:, None])
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """conj(u) psi."""
+        """Return conj(u) psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: `sample` (B, n, m) complex, the objects o_j.
+            tables: not used.
+        """
         return times(psi, finer(values["sample"], _sides_of(psi))[:, None].conj())
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """U^H sum_m conj(psi_m) back_m, and how strongly each pixel is lit."""
+        """Return U^H sum_m conj(psi_m) back_m, and the illumination of each pixel of the objects, (B, n, m) each.
+
+        Args:
+            psi: (B, M, h, w) complex, where the operator begins.
+            values: `sample` (B, n, m) complex, the objects o_j.
+            tables: not used.
+            back: (B, M, h, w) complex, wave taken back to where it ends.
+        """
         sides = _sides_of(values["sample"])
         light = (psi.real.square() + psi.imag.square()).sum(1)
         return {"sample": (finer_adjoint(times(psi.conj(), back).sum(1), sides), lit(light, sides))}
 
     def _sides(self, window: tuple[int, int]) -> tuple[int, int]:
+        """Return n, m for a window (h, w)."""
         given = self.pixels
         if given is None:
             return max(1, window[0] // 2), max(1, window[1] // 2)
@@ -84,18 +108,18 @@ class RPI(WaveOperator):
 
 
 def finer(x: Tensor, window: tuple[int, int]) -> Tensor:
-    """U x: (B, n, m) -> (B, h, w)."""
+    """Return U x: (B, n, m) -> (B, h, w)."""
     sides = _sides_of(x)
     pads: list[int] = []
     for side, size in reversed(list(zip(sides, window, strict=True))):
-        before = size // 2 - side // 2  # the frequency 0 stands at size // 2 on both
+        before = size // 2 - side // 2  # frequency 0 is at size // 2, and at side // 2
         pads += [before, size - side - before]
     padded = torch.nn.functional.pad(_centred(fft, x), pads)
     return _centred(ifft, padded) * _gain(sides, window)
 
 
 def finer_adjoint(x: Tensor, sides: tuple[int, int]) -> Tensor:
-    """U^H x: (B, h, w) -> (B, n, m)."""
+    """Return U^H x: (B, h, w) -> (B, n, m)."""
     window = _sides_of(x)
     top, left = (size // 2 - side // 2 for side, size in zip(sides, window, strict=True))
     inner = _centred(fft, x)[..., top : top + sides[0], left : left + sides[1]]
@@ -103,7 +127,7 @@ def finer_adjoint(x: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 def lit(light: Tensor, sides: tuple[int, int]) -> Tensor:
-    """sum_p |U_pk|^2 light_p of each pixel k of the object: (B, h, w) -> (B, n, m).
+    """Return sum_p |U_pk|^2 light_p of each pixel k of the object: (B, h, w) -> (B, n, m).
 
     Along each axis |U_pk|^2 = n^-2 sum_|r|<n (n - |r|) exp(2 pi i r (p / h - k / n)): a triangle of frequencies, of
     which those that are n apart are one on the coarse pixels.
@@ -117,11 +141,12 @@ def lit(light: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 def _centred(transform: Any, x: Tensor) -> Tensor:
-    """A Fourier transform with both origins in the middle."""
+    """Apply a Fourier transform with both origins in the middle."""
     return fftshift(transform(ifftshift(x, dim=YX)), dim=YX)
 
 
 def _gain(sides: tuple[int, int], window: tuple[int, int]) -> float:
+    """Return sqrt(h w / (n m))."""
     return float((window[0] * window[1] / (sides[0] * sides[1])) ** 0.5)
 
 

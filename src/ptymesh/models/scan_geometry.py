@@ -1,10 +1,10 @@
-"""Rotation, scale and shear of all positions at once: of a scan whose axes or steps were told wrong.
+"""Rotation, scale and shear of all positions at once, for a scan whose axes or steps are not as stated.
 
 p       = c + A (p_0 - c), c the mean of the nominal positions, y before x
 A       = (1 + scale) [[cos r, -sin r], [sin r, cos r]] [[1 + aspect, shear], [shear, 1 - aspect]], r the rotation
 
 The refinement of single positions cannot do this: an object that was made with wrong positions agrees with them, so
-that each view asks for a hundredth of the step that all of them need together.
+that the step of each view is a hundredth of the step that all of them need together.
 """
 
 from __future__ import annotations
@@ -48,24 +48,32 @@ class ScanGeometry(Parametrisation):
         return terms
 
     def units(self) -> dict[str, str]:
-        """See the base."""
+        """Return the names of the numbers, with their units."""
         return {name: UNITS[name] for name in self.terms}
 
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
-        """To first order: (-x, y), (y, x), (y, -x) and (x, y) about the middle."""
+        """Return J, (n, N, 2) float64: (-x, y), (y, x), (y, -x) and (x, y) about the middle, pixels per unit."""
         y, x = (estimate.nominal - means(estimate.nominal)).unbind(1)
         known = {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
         return torch.stack([torch.stack(known[name], dim=1) for name in self.terms])
 
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """c + A(after) A(before)^-1 (x - c)."""
+        """Return c + A(after) A(before)^-1 (x - c).
+
+        Args:
+            geometry: not used.
+            estimate: its nominal positions give c.
+            x: (N, 2) float64, positions in pixels.
+            before: (n,) float64 on the host.
+            after: (n,) float64 on the host.
+        """
         (a, b), (c, d) = (self._matrix(after) @ torch.linalg.inv(self._matrix(before))).tolist()
         centre = means(estimate.nominal)
         y, x = (x - centre).unbind(1)
         return torch.stack((a * y + b * x, c * y + d * x), dim=1) + centre
 
     def _matrix(self, theta: Tensor) -> Tensor:
-        """A, (2, 2) float64."""
+        """Return A, (2, 2) float64."""
         return torch.from_numpy(matrix_of(dict(zip(self.terms, theta.tolist(), strict=True))))
 
 

@@ -1,13 +1,14 @@
-"""Every view has a defocus of its own: a sample that is not flat, or a stage that moves along the beam.
+"""A defocus for every view: a sample that is not flat, or a stage that moves along the beam.
 
-z_j     how far downstream of the probe's plane view j is (m): adds to C10, the negative defocus
+z_j     distance of view j downstream of the probe's plane (m): adds to C10, the negative defocus
 r       phase per metre of free space, 2 pi (k_z - 1 / lambda)
 
     G(z_j) P = F^H exp(i z_j r) F P,    dG P / dz_j = F^H [i r exp(i z_j r) F P]
 
 The angular spectrum of free space (physics/propagate.py) without a band limit: |z_j| is small against the depth at
-which the window's edge is reached. A mean of all z_j is the probe's own: where that is refined, z_j move against each
-other alone, for both would take the same step otherwise, and views that are left out would have another mean.
+which the window's edge is reached. A mean of all z_j is the same as a defocus of the probe: if the probe is refined,
+only differences of the z_j are, for both would take the same step otherwise, and views that are left out would have
+another mean.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from ptymesh.unknowns import Unknown
 
 
 class ViewDefocus(WaveOperator):
-    """A defocus z_j for every view, in metres, downstream positive as C10, refined where a stage has
-    `unknowns: {defocus: true}`."""
+    """A defocus z_j for every view, in metres, downstream positive as C10, refined if a stage has `unknowns:
+    {defocus: true}`.
+    """
 
     name: ClassVar[str] = "view_defocus"
     at: ClassVar[Place] = "probe"
@@ -38,7 +40,11 @@ class ViewDefocus(WaveOperator):
     )
 
     def check(self, geometry: Geometry) -> None:
-        """See the base."""
+        """Check that the geometry has what a defocus needs.
+
+        Raises:
+            BadInput: the wavelength or the object pixel is unknown.
+        """
         if geometry.object_pixel_m is None or geometry.wavelength_m is None:
             raise BadInput(
                 "optics.view_defocus needs the wavelength and the object pixel, which this data set does not have; "
@@ -46,32 +52,53 @@ class ViewDefocus(WaveOperator):
             )
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
-        """That turns the phase by a radian between the middle of the window's spectrum and half its band."""
+        """Return the defocus that turns the phase by a radian between the middle of the window's spectrum and half
+        its band, m.
+        """
         (y, x), wavelength = geometry.object_pixel_m or (0.0, 0.0), geometry.wavelength_m
         assert wavelength is not None, "checked"
         return {"defocus": 16 * max(y, x) ** 2 / (math.pi * wavelength)}
 
     def tables(self, geometry: Geometry) -> Tables:
-        """r, (h, w) rad/m."""
+        """Return r, (h, w) rad/m."""
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         return (phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m),)
 
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """F^H exp(i z r) F psi."""
+        """Return F^H exp(i z r) F psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: `defocus` (B,), z in metres.
+            tables: r (h, w).
+        """
         return ifft(times(fft(psi), self._factors(values["defocus"], tables[0])))
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """F^H exp(-i z r) F psi."""
+        """Return F^H exp(-i z r) F psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: `defocus` (B,), z in metres.
+            tables: r (h, w).
+        """
         return ifft(times(fft(psi), self._factors(-values["defocus"], tables[0])))
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """<F^H [i r exp(i z r) F psi], back> and the square of its norm, (B,)."""
+        """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
+
+        Args:
+            psi: (B, M, h, w) complex, where the operator begins.
+            values: `defocus` (B,), z in metres.
+            tables: r (h, w).
+            back: (B, M, h, w) complex, wave taken back to where it ends.
+        """
         turned = times(fft(psi), self._factors(values["defocus"], tables[0])) * tables[0]
         moved = ifft(torch.complex(-turned.imag, turned.real))
         return {"defocus": (inner(moved, back), inner(moved, moved))}
 
     @staticmethod
     def _factors(z: Tensor, rate: Tensor) -> Tensor:
-        """exp(i z r), (B, 1, h, w); the phase is taken within a turn, so that single precision holds it."""
+        """Return exp(i z r), (B, 1, h, w); the phase is reduced to one turn, so that single precision holds it."""
         phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
         return torch.polar(torch.ones_like(phase), phase)[:, None].to(rate.dtype.to_complex())

@@ -1,4 +1,4 @@
-"""Exit waves along directions of the unknowns: second-order expansions, and exact polynomials.
+"""Second-order expansions of exit waves along changes of the unknowns, and exact polynomials along one change.
 
 B, L, M     views of the chunk, slices, modes
 t_i         length of the step along direction i, which changes object, probe and positions by t_i (dO, dP, dp)_i
@@ -29,14 +29,20 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Jet:
-    """x, its x_i, and its x_ik for i <= k; what is missing is zero."""
+    """An array with its first and second derivatives along the directions, at t = 0.
+
+    Attributes:
+        value: x, of any shape.
+        first: x_i by i, same shape; a missing entry is zero.
+        second: x_ik by (i, k) with i <= k, same shape; a missing entry is zero.
+    """
 
     value: Tensor
     first: dict[int, Tensor]
     second: dict[tuple[int, int], Tensor]
 
     def __mul__(self, other: Jet) -> Jet:
-        """(x y)_i = x_i y + x y_i;  (x y)_ik = x_ik y + x_i y_k + x_k y_i + x y_ik."""
+        """Multiply two jets: (x y)_i = x_i y + x y_i;  (x y)_ik = x_ik y + x_i y_k + x_k y_i + x y_ik."""
         first: dict[int, Tensor] = {}
         second: dict[tuple[int, int], Tensor] = {}
         for x, y in ((self, other), (other, self)):
@@ -50,12 +56,17 @@ class Jet:
         return Jet(times(self.value, other.value), first, second)
 
     def through(self, operator: Callable[[Tensor], Tensor]) -> Jet:
-        """A linear operator applied to all of it."""
+        """Apply a linear operator to the value and all derivatives."""
         first = {i: operator(x_i) for i, x_i in self.first.items()}
         return Jet(operator(self.value), first, {ik: operator(x_ik) for ik, x_ik in self.second.items()})
 
     def moved(self, displacements: dict[int, Tensor]) -> Jet:
-        """exp(-sum_i t_i D_i) x: waves (B, M, h, w) shifted by t_i dp_i, displacements dp (B, 2) by direction."""
+        """Shift waves (B, M, h, w) along all directions: exp(-sum_i t_i D_i) x.
+
+        Args:
+            displacements: dp (B, 2) of the views in pixels (y, x), by direction; with none, the jet is returned as it
+                is.
+        """
         if not displacements:
             return self
         ky, kx = frequencies((self.value.shape[-2], self.value.shape[-1]), (1.0, 1.0), self.value.device)
@@ -84,13 +95,19 @@ def _pair(i: int, k: int) -> tuple[int, int]:
 
 
 def _twice(i: int, k: int) -> int:
-    """Terms like x_i y_k count once for the pair (i, k) and once for (k, i), which are one where i = k."""
+    """Return how often x_i y_k enters the pair (i, k): for (i, k) and for (k, i), which are the same if i = k."""
     return 2 if i == k else 1
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Changes of object (L, H, W), probe (M, h, w) and, where they move, of the chunk's positions (B, 2)."""
+    """A change of the unknowns, along which steps are taken.
+
+    Attributes:
+        object: (L, H, W) complex.
+        probe: (M, h, w) complex.
+        positions: (B, 2) displacements of the chunk's views in pixels (y, x); None if they stay.
+    """
 
     object: Tensor
     probe: Tensor
@@ -106,10 +123,19 @@ def exit_jet(
     fractions: Tensor,
     weights: Tensor,
 ) -> Jet:
-    """Exit waves (B, M, h, w) of a chunk to second order in the steps along the directions; obj is (L, H, W).
+    """Return the exit waves of a chunk, (B, M, h, w), to second order in the steps along the directions.
 
     In the near field with Fourier sub-pixel positions the image moves back with the probe; that is done at the exit,
-    so that Psi_i = D psi_i and Psi_ik = D psi_ik in all cases. OPR modes stay as they are.
+    so that Psi_i = D psi_i and Psi_ik = D psi_ik in all cases. OPR modes do not change.
+
+    Args:
+        model: the forward model.
+        obj: (L, H, W) complex, the object at t = 0.
+        intermediates: windows and waves of the chunk at t = 0.
+        directions: changes of object, probe and positions.
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+        weights: (B, 1 + K) weights of the probe and of the OPR modes.
     """
     each = dict(enumerate(directions))
     moves = {i: d.positions for i, d in each.items() if d.positions is not None}
@@ -137,12 +163,16 @@ def _windows(
     anchors: Tensor,
     fractions: Tensor,
 ) -> Jet:
-    """Windows (B, L, h, w) of O + sum_i t_i dO_i; those that move are interpolated, linearly in y and linearly in x."""
+    """Return the windows (B, L, h, w) of O + sum_i t_i dO_i.
+
+    Windows that move are interpolated, linearly in y and linearly in x.
+    """
     size = (intermediates.exit.shape[-2], intermediates.exit.shape[-1])
     first = {i: model.windows(d.object, anchors, fractions, size) for i, d in directions.items()}
     second: dict[tuple[int, int], Tensor] = {}
 
     def slid(of: Tensor, dp: Tensor) -> Tensor:
+        """Return the derivative of an object's windows along the displacements dp (B, 2)."""
         y, x = (views.cut_bilinear(of, anchors, fractions, size, order) for order in ((1, 0), (0, 1)))
         return dp[:, 0, None, None, None] * y + dp[:, 1, None, None, None] * x
 
@@ -158,9 +188,16 @@ def _windows(
 
 
 def exit_polynomial(model: Model, intermediates: Intermediates, probes: Tensor, windows: Tensor) -> list[Tensor]:
-    """c_0 ... c_{L+1} (B, M, h, w) of the exit wave sum_n t^n c_n when probes and windows change by t times these.
+    """Return the coefficients c_0 ... c_{L+1}, (B, M, h, w) each, of the exit wave sum_n t^n c_n.
 
-    probes (B, M, h, w), windows (B, L, h, w). With one slice P O + t (dP O + P dO) + t^2 dP dO.
+    Probes and windows change by t times the given changes; with one slice the wave is P O + t (dP O + P dO) + t^2 dP
+    dO.
+
+    Args:
+        model: the forward model, for the propagation between slices.
+        intermediates: windows and incoming waves at t = 0.
+        probes: (B, M, h, w) complex, change of the views' probes.
+        windows: (B, L, h, w) complex, change of the object's windows.
     """
     coefficients = [intermediates.incoming[0], probes]
     for index in range(len(intermediates.incoming)):
@@ -174,7 +211,7 @@ def exit_polynomial(model: Model, intermediates: Intermediates, probes: Tensor, 
 
 
 def power_polynomial(waves: Sequence[Tensor]) -> list[Tensor]:
-    """q_0 ... q_2n (B, h, w) of sum_m |sum_n t^n Psi_nm|^2, waves (B, M, h, w)."""
+    """Return the coefficients q_0 ... q_2n, (B, h, w) each, of sum_m |sum_n t^n Psi_nm|^2; waves are (B, M, h, w)."""
     powers = [torch.zeros_like(waves[0][:, 0].real) for _ in range(2 * len(waves) - 1)]
     for i, a in enumerate(waves):
         for k, b in enumerate(waves[i:], start=i):
@@ -184,7 +221,7 @@ def power_polynomial(waves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def evaluated(coefficients: Sequence[Tensor], t: float) -> Tensor:
-    """sum_n t^n q_n, by Horner's rule."""
+    """Evaluate the polynomial sum_n t^n q_n by Horner's rule."""
     total = coefficients[-1]
     for q in coefficients[-2::-1]:
         total = total * t + q

@@ -1,12 +1,11 @@
-"""The passes over a chunk of views that a reconstruction spends its time in, in plain torch.
+"""Passes over a chunk of views in which a reconstruction spends its time, in plain torch.
 
 B, L, M      views of the chunk, slices, modes
 psi, Psi     exit waves, waves on the detector;  chi  change of an exit wave
 dO, dP       directions of object and probe
 
-This is the reference: `ptymesh.kernels` has passes of the same signatures, fused for a kind of device, and the problem
-chooses. Whoever calls a pass must not count on what its intermediates hold beyond `windows`, `incoming`
-and `exit`.
+This is the reference. `ptymesh.kernels` has passes of the same signatures, fused for a kind of device; the problem
+chooses between them. Callers may use `windows`, `incoming` and `exit` of the intermediates, and nothing else of them.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from ptymesh.physics.propagate import derivatives, fft, ifft
 from ptymesh.physics.rounding import rounded
 from ptymesh.physics.sums import Adjoints, BlockOperations
 
-#: Change of an exit wave per pixel, relative to the wave, below which a view says nothing of its position: a near-field
-#: image of a constant object stays where it is when the beam moves.
+#: Change of an exit wave per pixel, relative to the wave, below which a view does not determine its position: the
+#: near-field image of a constant object stays where it is when the beam moves.
 INSENSITIVE = 1e-3
-#: Columns of what `at_detector` returns.
+#: Columns of the array that `at_detector` returns.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 Result = TypeVar("Result")
 #: Passes over the detector, by name.
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
-#: What a backend is asked whether it does: methods of `Backend`; "steps": whether `sweep` may be told of them.
+#: Operations that `Backend.supports` knows: methods of `Backend`; "steps" is `sweep` with `steps`.
 Wanted = Literal[
     "forward",
     "at_detector",
@@ -55,14 +54,23 @@ Wanted = Literal[
 
 @dataclass(frozen=True)
 class Chunk:
-    """Views of this rank that are swept together; `views` are global indices, `rows` those of this rank's storage.
+    """A batch's views of this rank that are processed together, with what the model needs of them.
 
-    anchors, fractions (B, 2); weights (B, 1 + K); counts (B, h, w) in the detector's dtype; mask (h, w) bool;
-    background (h, w). whole: no view of the scan has a fraction, so that nothing needs to be shifted. sweep: what
-    stays as it is while a batch is swept, by name, for a pass to fill. places: of the views (B,) in `counts`, where
-    that is an array (n, h, w) of more patterns than theirs. border: whether other ranks wait for the chunk's sums.
-    values: of the unknowns of the model's operators, by name (operators.py). object: (L, H, W) that anchors count in,
-    where that is not the estimate's.
+    Attributes:
+        views: (B,) int64, global indices of the views.
+        rows: (B,) int64, their indices in this rank's storage.
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+        weights: (B, 1 + K) weights of the probe and of the OPR modes.
+        counts: (B, h, w) patterns in the detector's dtype, or (n, h, w) with `places`.
+        mask: (h, w) bool, False where the detector's pixels are not used.
+        background: (h, w) intensity added on the detector, counts.
+        whole: True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
+        sweep: results of passes that hold while a batch is processed, by name (`once`).
+        places: (B,) indices of the views in `counts`, if that array has more patterns than this chunk.
+        border: True if other ranks wait for the sums of this chunk.
+        values: unknowns of the model's operators, by name (operators.py).
+        object: (L, H, W) object in which the anchors count, if that is not the estimate's.
     """
 
     views: Tensor
@@ -82,49 +90,79 @@ class Chunk:
 
     @property
     def patterns(self) -> Tensor:
-        """Counts of the views alone, (B, h, w)."""
+        """Counts of these views alone, (B, h, w), in the detector's dtype."""
         return self.counts if self.places is None else self.counts.index_select(0, self.places)
 
     @cached_property
     def data(self) -> Data:
-        """The counts as floats, and which of them are to be believed."""
+        """Counts as floats, with the pixels that hold data."""
         return Data.of(self.patterns, self.mask, self.background, self.background.dtype)
 
 
 class Backend(BlockOperations):
-    """The contract of a backend, and its reference for any model and device.
+    """The interface of a backend, and the reference implementation for any model and device.
 
     Ten operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
-    `adjoint`, `sweep`, `position_step`, `weight_step`, `systems` and `gap_products`. A subclass does some of them
-    otherwise, for the models and chunks that `supports` names, and hands all others to the class it inherits from.
+    `adjoint`, `sweep`, `position_step`, `weight_step`, `systems` and `gap_products`. A subclass implements some of them
+    anew, for the models and chunks that `supports` names, and leaves all others to its base class.
     """
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Whether this class itself does an operation for such a model and chunk, in a way of its own: this is the one
-        place that says so. The reference does all."""
+        """Return True if this class has its own implementation of an operation for such a model and chunk.
+
+        No other method decides this. The reference implements everything.
+
+        Args:
+            model: the forward model.
+            chunk: the views to be processed.
+            wanted: name of the operation; "steps" for a `sweep` with `steps`.
+        """
         return True
 
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
-        """Windows, incoming and exit waves: obj (L, H, W), probe (M, h, w), opr (K, h, w)."""
+        """Compute windows, incoming and exit waves of a chunk.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes; None without any.
+        """
         window = (probe.shape[-2], probe.shape[-1])
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
         return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr), chunk.values)
 
     def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
-        """What gives the intermediates back, without what a later pass can do without; None where they are to be made
-        again instead. halves: whether waves are kept as such."""
+        """Return a function that gives the intermediates back, holding only what later passes need.
+
+        Args:
+            intermediates: windows and waves of a chunk.
+            halves: True if waves may be stored in half precision.
+
+        Returns:
+            The function, or None if the intermediates are to be recomputed instead.
+        """
         return None
 
     def at_detector(
         self, model: Model, chunk: Chunk, detected: Tensor, task: Task, lit: BackgroundSums | None = None
     ) -> Tensor:
-        """What the task makes of Psi (B, M, h, w), in place: Psi' - Psi of "exit_wave_update", -dL/dI Psi of
-        "loss_gradient", and of "evaluate" Psi stays. Returns (B, 6) float64. lit: to which "loss_gradient" adds what
-        views ask of the background.
+        """Apply a task to the waves on the detector, in place.
 
-        Columns: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2.
+        Args:
+            model: the forward model, with its fidelity.
+            chunk: the views, with counts and background.
+            detected: (B, M, h, w) complex Psi, overwritten: with Psi' - Psi for "exit_wave_update", with -dL/dI Psi for
+                "loss_gradient"; unchanged for "evaluate".
+            task: one of these three.
+            lit: background sums to which "loss_gradient" adds the terms of these views.
+
+        Returns:
+            (B, 6) float64: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2 of each
+            view.
         """
         S = power(detected)
         if task == "exit_wave_update":
@@ -138,9 +176,17 @@ class Backend(BlockOperations):
     def there_and_back(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
-        """D^H of what `task` makes of D waves, and what it returns; waves (B, M, h, w) at the exit.
+        """Propagate exit waves to the detector, apply the task there, and propagate the result back by D^H.
 
-        Of "evaluate", what comes back means nothing.
+        Args:
+            model: the forward model.
+            chunk: the views.
+            waves: (B, M, h, w) complex, at the exit of the last slice.
+            task: see `at_detector`.
+            lit: background sums for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
         detected = model.detect(waves, chunk.fractions)
         found = self.at_detector(model, chunk, detected, task, lit)
@@ -154,11 +200,31 @@ class Backend(BlockOperations):
         task: Task,
         lit: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`there_and_back` of the intermediates's exit waves."""
+        """Apply `there_and_back` to the exit waves of the intermediates.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: from `forward`.
+            task: see `at_detector`.
+            lit: background sums for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
+        """
         return self.there_and_back(model, chunk, intermediates.exit, task, lit)
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
-        """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
+        """Add the adjoints S_j^H conj(phi) waves and T_{-f} conj(S O) waves, with their weights, to the sums of the
+        batch.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: from `forward`.
+            waves: (B, M, h, w) complex, at the exit of the last slice.
+            into: the sums; those of the object or the probe that are None are left out.
+        """
         to_windows, to_probes = model.forward_adjoint(intermediates, waves)
         if into.object is not None and into.object_weight is not None:
             illumination = torch.stack([power(wave) for wave in intermediates.incoming], dim=1)
@@ -172,10 +238,19 @@ class Backend(BlockOperations):
             self.gather(model, chunk, to_probes, power(intermediates.windows[:, :1]), into)
 
     def gather(self, model: Model, chunk: Chunk, to_probes: Tensor, lit: Tensor, into: Adjoints) -> None:
-        """Adds what waves (B, M, h, w) and |S O|^2, (B, h, w), are to probe, OPR modes and their weights."""
+        """Add the adjoints of a chunk to the sums of probe and OPR modes, and to their weights.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            to_probes: (B, M, h, w) complex, waves taken back to where the probes enter.
+            lit: (B, h, w) real, |S O|^2 of the first slice.
+            into: the sums of the batch.
+        """
         weights = chunk.weights
 
         def terms(waves: Tensor, weight: Tensor) -> Tensor:
+            """Return the terms of the probe's sum for waves (B, m, h, w) and one weight for each view, (B,)."""
             if into.shifted:
                 return model.unshifted_terms(waves, chunk.fractions, weight)
             return waves * weight[:, None, None, None]
@@ -198,40 +273,81 @@ class Backend(BlockOperations):
         keep: bool = False,
         steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """`detector`, and `adjoint` of what comes back; returns what `detector` does, of which without `keep` the waves
-        mean nothing. into: complete sums, of object and probe. With `steps`, `position_step` and `weight_step` may be
-        asked of these intermediates and the waves that are returned."""
+        """Compute `detector`, and add the `adjoint` of its waves to the sums.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: from `forward`.
+            task: see `at_detector`.
+            into: sums of both object and probe.
+            keep: True if the caller uses the waves that are returned.
+            steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
+
+        Returns:
+            Waves (B, M, h, w), undefined without `keep`; and the columns of `at_detector`, (B, 6) float64.
+        """
         waves, found = self.detector(model, chunk, intermediates, task, into.background)
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
 
     def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
-        """The waves of a `sweep` with `keep` once more, of a chunk of the same views or of any others, (B, M, h, w).
+        """Recompute the waves of a `sweep` with `keep`, (B, M, h, w).
 
-        To the last bit: memory for waves of a batch must not show in the result.
+        They are equal to the last bit, also if the views are chunked otherwise: how much memory there is for the waves
+        of a batch must not show in the result.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: from `forward`.
+            task: see `at_detector`.
         """
         return self.detector(model, chunk, intermediates, task)[0]
 
     def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
-        """Of the largest array of a chunk that `sweep` writes and reads again without `keep`, for each view; steps:
-        with what views ask of their positions and weights; whole: as of `Chunk`."""
+        """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
+
+        Args:
+            model: the forward model.
+            probe: (M, h, w) complex.
+            steps: True if position and weight steps of the views follow.
+            whole: True if all views lie on whole pixels.
+        """
         return probe.numel() * probe.element_size()
 
     def repeat(
         self, name: tuple[Any, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
     ) -> Result:
-        """What `work` makes of these tensors, by small steps in which nothing but they and what the name says matters:
-        a GPU launches it as one where it comes again with the same tensors, or with others that are `brought`. What it
-        returns lasts until the next call of that name, which begins with words for what it is.
+        """Call a function that consists of many small operations on tensors.
+
+        A GPU may record the operations and replay them as one launch if the same name comes with the same tensors
+        again.
+
+        Args:
+            name: what the work depends on besides the tensors; begins with words that identify it.
+            work: the function; its result may depend on the tensors and on `name` alone.
+            given: tensors that are the same objects in each call of this name.
+            brought: tensors that may be others in each call; passed after `given`.
+
+        Returns:
+            What `work` returns; valid until the next call with this name.
         """
         return work(*given, *brought)
 
     def forget(self) -> None:
-        """Lets go of what is kept to be faster: there is too little memory, or what it was kept for is over."""
+        """Free what is cached for speed: memory is short, or the cache is out of date."""
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
-        """out (parts, H, W) += sum_j w_j0^2 S_j^H light (h, w), at the integer anchors, rounded; shifts as of
-        `Adjoints`."""
+        """Add the illumination of the views, w_j0^2 S_j^H light at the integer anchors, to a sum.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            light: (h, w) real, power of the beam.
+            shifts: (6, 2) float64, rounding shifts by kind of sum, as in `Adjoints`.
+            out: (parts, H, W) float64, added to.
+        """
         many = light * chunk.weights[:, :1, None] ** 2
         views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
@@ -245,12 +361,21 @@ class Backend(BlockOperations):
         intermediates: Intermediates,
         chi: Tensor,
     ) -> Tensor:
-        """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64.
+        """Return <d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64, in pixels.
 
         Where a moved probe goes to a far field, the product is taken where the probe is, and the norm is
         ||O_1 d_a P_j|| behind the first slice, of the beam before it is shifted, times the share of the wave's power
-        that other slices let through: exact for views on whole pixels if no slice absorbs. To shift both derivatives
-        for each view, or to carry them through all slices, would double what a sweep costs.
+        that other slices transmit: exact for views on whole pixels if no slice absorbs. Shifting both derivatives
+        for each view, or carrying them through all slices, would double the cost of a sweep.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes; K may be 0.
+            intermediates: from `forward`.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
         power_of_exit = inner(intermediates.exit, intermediates.exit)
         if model.subpixel == "fourier" and model.kernel is None and not model.operators:
@@ -268,35 +393,64 @@ class Backend(BlockOperations):
         return torch.stack([step_along(along, norm, power_of_exit, chi) for along, norm in pairs], dim=1)
 
     def powers_of_moves(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
-        """||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2 of views' beams before they are shifted, (B, 2) float64."""
+        """Return ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2 of the views' beams before they are shifted, (B, 2) float64.
+
+        Args:
+            chunk: the views.
+            intermediates: from `forward`.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex.
+        """
         maps, size = once(chunk, "maps of moves", probe, lambda: maps_of_moves(probe, opr)), 1 + len(opr)
         shares = chunk.weights.to(torch.float64)
         shares = torch.stack([shares[:, k] * shares[:, i] for k in range(size) for i in range(k, size)], dim=1)
         return (self.lit(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
 
     def powers_of_parts(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
-        """||O_1 P||^2 of the probe and of each OPR mode before they are shifted, as if views had them in full,
-        (B, 1 + K) float64."""
+        """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, before they are shifted, (B, 1 + K)
+        float64.
+
+        Args:
+            chunk: the views.
+            intermediates: from `forward`.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex.
+        """
         maps = once(chunk, "maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None]))))
         return self.lit(chunk, intermediates, maps)
 
     def lit(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
-        """sum |O_1|^2 map over each view's window, of maps (n, h, w), (B, n) float64."""
+        """Return sum |O_1|^2 map over each view's window, (B, n) float64.
+
+        Args:
+            chunk: the views.
+            intermediates: from `forward`.
+            maps: (n, h, w) real.
+        """
         light = power(intermediates.windows[:, :1])
         return torch.stack([over_window(light * each) for each in maps], dim=1)
 
     @staticmethod
     def let_through(intermediates: Intermediates, power_of_exit: Tensor) -> Tensor:
-        """Share of the power behind the first slice that is left at the exit, (B,)."""
+        """Return the share of the power behind the first slice that is left at the exit, (B,)."""
         behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
         return let_through(inner(behind, behind), power_of_exit)
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K).
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe (k = 0) and its OPR modes, (B, 1 +
+        K).
 
         Where there are OPR modes and no operators, product and norms are taken where `position_step` takes them.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex.
+            intermediates: from `forward`.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
         ones = torch.ones_like(chunk.weights[:, :1])
         parts = [model.probes(modes, chunk.fractions, ones) for modes in (probe, *opr[:, None])]
@@ -315,9 +469,15 @@ class Backend(BlockOperations):
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
 
-        d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the modes that chi (B, m, h, w) has.
+        Args:
+            model: the forward model; changes are carried through all slices.
+            chunk: the views.
+            intermediates: from `forward`.
+            d_object: (L, H, W) complex, dO.
+            d_probe: (M, h, w) complex, dP.
+            chi: (B, m, h, w) complex; sums go over these m modes.
         """
         windows = model.windows(d_object, chunk.anchors, chunk.fractions, (chi.shape[-2], chi.shape[-1]))
         probes = model.probes(d_probe, chunk.fractions, chunk.weights)
@@ -331,16 +491,28 @@ class Backend(BlockOperations):
     def gap_products(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
     ) -> Tensor:
-        """<d_k psi, chi> and ||d_k psi||^2 of each view, (B, K, 2) float64, chi (B, M, h, w).
+        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps between slices, (B, K, 2)
+        float64.
 
-        rates (K, h, w): of the phase of the transfer function between slices by each of K unknowns.
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: from `forward`.
+            rates: (K, h, w) real, derivative of the phase of the transfer function between slices by each unknown.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
         changes = [model.gap_derivative(intermediates, rate) for rate in rates]
         return torch.stack([torch.stack((inner(d, chi), inner(d, d)), dim=1) for d in changes], dim=1)
 
 
 def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
-    """Loss, the four sums of the residual, and sum y^2 of each view, (B, 6) float64."""
+    """Return loss, the four sums of the residual, and sum y^2 of each view, (B, 6) float64.
+
+    Args:
+        model: the forward model, with its fidelity.
+        chunk: the views, with their data.
+        S: (B, h, w) real, coherent signal.
+    """
     residual = fidelity.residual_terms(S, chunk.data)
     loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)
     squares = over_window(chunk.data.y.square())
@@ -348,9 +520,17 @@ def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
 
 
 def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
-    """What |d_y|^2 and then |d_x|^2 of beams is made of, by products of a view's shares, (2 n, h, w): the probe's
-    power over modes (M, h, w), and of its first mode and OPR modes (K, h, w), each with itself and with each later one,
-    twice, the real part of their product."""
+    """Return maps whose sum, weighted by products of a view's weights, is |d_y|^2, then |d_x|^2 of its beam.
+
+    Args:
+        probe: (M, h, w) complex.
+        opr: (K, h, w) complex.
+
+    Returns:
+        (2 n, h, w) real. For each axis: the power of the probe's derivative over all modes; then, of the derivatives
+        of its first mode and the OPR modes, each one's power (but the first's) and twice its overlap with each later
+        one.
+    """
     modes = torch.cat((probe, opr)) if len(opr) else probe
     both = derivatives((modes.shape[-2], modes.shape[-1]), modes.dtype, modes.device)
     waves = ifft(times(fft(modes), both[:, None]))
@@ -363,7 +543,14 @@ def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
 
 
 def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:
-    """What is made of a probe, and of OPR modes beside it, once while a batch is swept."""
+    """Return what `made` computes from a probe, computed once while a batch is processed.
+
+    Args:
+        chunk: the views; its cache holds the result.
+        name: key of the result.
+        probe: (M, h, w) complex; another probe makes a cached result stale.
+        made: computes the result.
+    """
     kept = chunk.sweep.get(name)
     if kept is None or kept[0] is not probe:
         kept = chunk.sweep[name] = (probe, made())
@@ -372,11 +559,18 @@ def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> 
 
 
 def let_through(behind: Tensor, exit_norm: Tensor) -> Tensor:
-    """Share of the power behind the first slice that is left at the exit, (B,)."""
+    """Return the share exit_norm / behind of the power behind the first slice that is left at the exit, (B,)."""
     return exit_norm / behind.clamp(min=torch.finfo(behind.dtype).tiny)
 
 
 def step_along(along: Tensor, norm: Tensor, exit_norm: Tensor, like: Tensor) -> Tensor:
-    """<d, chi> / ||d||^2, (B,), with ||d|| kept above what says anything about an exit wave of this norm."""
+    """Return <d, chi> / ||d||^2 of each view, (B,), with ||d|| at least INSENSITIVE times the norm of the exit wave.
+
+    Args:
+        along: (B,) real, <d, chi>.
+        norm: (B,) real, ||d||^2.
+        exit_norm: (B,) real, squared norm of the exit wave.
+        like: tensor of the waves' precision.
+    """
     floor = INSENSITIVE**2 * exit_norm + torch.finfo(like.real.dtype).tiny
     return along / torch.maximum(norm, floor)

@@ -1,18 +1,18 @@
-"""What views ask of the background that they share: sums over a batch whose bits do not depend on their order.
+"""Sums over a batch for the background that all views share; their bits do not depend on the order of the views.
 
 b, S, I, y   background (h, w), coherent signal, I = S + b, counts; (B, h, w)
 slope        dL/dI of a view, which is its dL/db
 darkness     I^(-1/2)
 
-A background is also told of pixels where the model has no light, for b needs none: S counts as FAINT of the view's mean
-count at least, less b. So neither grows beyond what is known before the first term:
+Pixels where the model has no light count for the background, too, for b needs none: S is raised there to FAINT of the
+view's mean count, less b. So slope and darkness have bounds that are known before the first term:
 
-    |slope| <= 1 + (n / FAINT)^(1/2)   amplitude, of n pixels in a window, as no pixel has more than all counts
+    |slope| <= 1 + (n / FAINT)^(1/2)   amplitude, n pixels in a window, as no pixel has more than all counts
             <= 1 + n / FAINT           poisson
     darkness <= DARK^(-1/2)
 
-Of intensities, slopes count as far as 2^BEYOND times the brightest pixel. Terms are rounded to steps for these
-bounds (rounding.py), in two parts in either precision.
+For the intensity fidelity, slopes are cut off at 2^BEYOND times the brightest pixel. Terms are rounded to steps for
+these bounds (rounding.py), in two parts in either precision.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import DARK, Data, Fidelity
 from ptymesh.physics.rounding import rounded, shifts_for
 
-#: The model's intensity that a background is told of, at least: this share of the view's mean count; and beside a
-#: background the model's share of that.
+#: Least intensity, as a share of the view's mean count, from which the background's terms are computed; and least
+#: signal beside a background, as a share of that.
 FAINT, FAINTEST = 1e-3, 1e-6
 #: Powers of two by which a model may be brighter than the brightest count.
 BEYOND = 30
-#: Slope and darkness, and the parts of each sum.
+#: Number of quantities (slope and darkness), and of parts of each sum.
 TOLD, PARTS = 2, 2
 
 
@@ -41,8 +41,12 @@ TOLD, PARTS = 2, 2
 class BackgroundSums:
     """Sums over a batch on this rank, to which chunks add rounded terms.
 
-    kind: the fidelity. sums: (PARTS TOLD, h, w) float64, part by part slope and darkness. shifts: (TOLD, PARTS) and
-    limits: (TOLD,), powers of two at which terms are cut off; both on the host. kept: what a pass keeps until `finish`.
+    Attributes:
+        kind: the fidelity.
+        sums: (PARTS TOLD, h, w) float64, part by part slope and darkness.
+        shifts: (TOLD, PARTS) float64 on the host, rounding shifts.
+        limits: (TOLD,) float64 on the host, powers of two at which terms are cut off.
+        kept: buffers that a backend holds until `finish`.
     """
 
     kind: Fidelity
@@ -53,7 +57,14 @@ class BackgroundSums:
 
     @classmethod
     def begun(cls, background: Tensor, kind: Fidelity, brightest: float, views: int) -> BackgroundSums:
-        """Without any term: for a background (h, w) of so many views, and the largest count of a pixel."""
+        """Return empty sums for a batch.
+
+        Args:
+            background: (h, w) intensity, counts.
+            kind: the fidelity.
+            brightest: largest count of a pixel.
+            views: number of views in the batch, over all ranks.
+        """
         spread = background.numel() / FAINT
         slope = {"amplitude": 1 + spread**0.5, "poisson": 1 + spread, "intensity": 2.0 ** (1 + BEYOND) * brightest}
         bounds = torch.tensor([slope[kind], DARK**-0.5], dtype=torch.float64)
@@ -61,7 +72,7 @@ class BackgroundSums:
         return cls(kind, sums, *shifts_for(bounds, views))
 
     def add(self, S: Tensor, data: Data) -> None:
-        """Adds what views with these signals ask for."""
+        """Add the terms of views with signals S (B, h, w)."""
         S = told(S, data)
         for place, terms in enumerate((fidelity.slope(self.kind, S, data), darkness(S, data))):
             limit = float(self.limits[place])
@@ -70,17 +81,19 @@ class BackgroundSums:
 
     @staticmethod
     def total(sums: Tensor) -> Tensor:
-        """Slope and darkness (TOLD, h, w) float64, from the sums of all ranks."""
+        """Return slope and darkness (TOLD, h, w) float64, from the sums (PARTS TOLD, h, w) of all ranks."""
         return sums[:TOLD] + sums[TOLD:]
 
 
 def told(S: Tensor, data: Data) -> Tensor:
-    """The signals that a background is told of, (B, h, w)."""
+    """Return the signals S (B, h, w), raised where the model has no light, from which the background's terms are
+    computed.
+    """
     faint = FAINT * over_window(data.y).to(S.dtype)[:, None, None] / S[0].numel() if len(S) else S[:, :1, :1]
     b = torch.zeros_like(faint) if data.background is None else data.background
     return torch.maximum(S, torch.maximum(faint - b, (FAINTEST * faint).clamp(min=DARK)))
 
 
 def darkness(S: Tensor, data: Data) -> Tensor:
-    """I^(-1/2) of signals that are told, 0 where there are no data."""
+    """Return I^(-1/2) of the raised signals S (B, h, w), 0 where there are no data."""
     return torch.where(data.good, data.intensity(S).rsqrt(), 0.0)

@@ -1,10 +1,10 @@
-"""Arithmetic on the blocks of an object that a batch touches: written down first, done in one go when it is needed.
+"""Arithmetic on the blocks of an object that a batch touches, written down as an expression and evaluated at once.
 
 L, H, W     slices, object pixels;  b = BLOCK, side of a block
 n           blocks
 
-An expression is a tree of fields, numbers and a few operations. Where its values go decides how it is worked out:
-block by block while a block is in the cache (`ptymesh.kernels`), or with torch's operations over all blocks.
+An expression is a tree of fields, numbers and a few operations. It is evaluated block by block while a block is in the
+cache (`ptymesh.kernels`), or with torch's operations over all blocks.
 """
 
 from __future__ import annotations
@@ -22,20 +22,36 @@ Name = Literal["add", "multiply", "divide", "sqrt"]
 
 
 def blocked(field: Tensor) -> Tensor:
-    """View (L, H/b, W/b, b, b) of a field (L, H, W)."""
+    """Return a view (L, H/b, W/b, b, b) of a field (L, H, W)."""
     slices, height, width = field.shape
     return field.view(slices, height // BLOCK, BLOCK, width // BLOCK, BLOCK).permute(0, 1, 3, 2, 4)
 
 
 def cut_blocks(field: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Values (L, n, b, b) of a field (L, H, W) on blocks (n,), copied. On a CPU numpy is several times faster at it."""
+    """Return a copy of a field's values on some blocks, (L, n, b, b).
+
+    On a CPU numpy is several times faster at it than torch.
+
+    Args:
+        field: (L, H, W).
+        rows: (n,) int64, block coordinates along y.
+        columns: (n,) int64, block coordinates along x.
+    """
     if field.device.type == "cpu":
         return torch.from_numpy(blocked(field).numpy()[:, rows.numpy(), columns.numpy()])
     return blocked(field)[:, rows, columns]
 
 
 def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add: bool = False) -> None:
-    """The field (L, H, W) has these values (L, n, b, b) on the blocks, or they are added to its own; no block twice."""
+    """Write values to blocks of a field, or add them.
+
+    Args:
+        field: (L, H, W), changed in place.
+        rows: (n,) int64, block coordinates along y; no block twice.
+        columns: (n,) int64, block coordinates along x.
+        values: (L, n, b, b).
+        add: True to add.
+    """
     given: tuple[Any, ...] = (blocked(field), rows, columns, values)
     whole, y, x, new = (tensor.numpy() for tensor in given) if field.device.type == "cpu" else given
     if add:
@@ -45,25 +61,28 @@ def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add
 
 
 class Leaf:
-    """Values of a field on n blocks: gathered, (L, n, b, b), or still where they are, in an array (L, H, W).
+    """Values of a field on n blocks: gathered, (L, n, b, b), or not yet, in an array (L, H, W).
 
-    rows, columns (n,): block coordinates in the array.
+    Attributes:
+        rows: (n,) int64, block coordinates in the array along y.
+        columns: (n,) int64, along x.
+        largest: function that finds the largest value.
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, *, whole: Tensor | None = None, values: Tensor | None = None):
         assert (whole is None) != (values is None)
         self.rows, self.columns, self._whole, self._values = rows, columns, whole, values
-        #: How its largest value is found.
+        #: Finds the largest value.
         self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
 
     @property
     def whole(self) -> Tensor | None:
-        """(L, H, W); None of gathered values."""
+        """Array (L, H, W) that holds the values; None if they are gathered."""
         return self._whole
 
     @property
     def values(self) -> Tensor:
-        """(L, n, b, b)."""
+        """Values (L, n, b, b), gathered at the first use."""
         if self._values is None:
             assert self.whole is not None
             self._values = cut_blocks(self.whole, self.rows, self.columns)
@@ -71,19 +90,19 @@ class Leaf:
 
     @property
     def is_complex(self) -> bool:
-        """Whether the values of this expression are complex."""
+        """True if the values are complex."""
         kept = self._whole if self._values is None else self._values
         assert kept is not None
         return kept.is_complex()
 
     def leave(self) -> None:
-        """Keeps values of its own: the array is about to be used for something else."""
+        """Copy the values: the array is about to be overwritten."""
         assert self.values is not None
         self._whole = None
 
 
 def top_of(values: Tensor) -> Tensor:
-    """The largest of values (L, n, b, b) in each slice, (L, 1, 1, 1); not below zero, which it is of no values."""
+    """Return the largest of values (L, n, b, b) in each slice, (L, 1, 1, 1); at least 0, and 0 without values."""
     if values.numel():
         return values.amax((1, 2, 3), keepdim=True).clamp(min=0)
     return values.new_zeros((len(values), 1, 1, 1))
@@ -91,7 +110,13 @@ def top_of(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on expressions; the second operand may be a number, or one number (L, 1, 1, 1) for each slice."""
+    """An operation on expressions.
+
+    Attributes:
+        name: which one.
+        first: first operand.
+        second: second operand: an expression, a number, or one number (L, 1, 1, 1) for each slice; None for "sqrt".
+    """
 
     name: Name
     first: Expression
@@ -99,7 +124,7 @@ class Operation:
 
     @property
     def is_complex(self) -> bool:
-        """Whether the values of this expression are complex."""
+        """True if the values are complex."""
         second = self.second
         by_second = isinstance(second, Leaf | Operation) and second.is_complex
         return self.first.is_complex or by_second or (isinstance(second, Tensor) and second.is_complex())
@@ -107,15 +132,20 @@ class Operation:
 
 Expression = Leaf | Operation
 
-#: What weights that are divided by are raised by, for where nothing was seen.
+#: Added to weights before a division, for pixels without illumination.
 TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """times change / ((1 - blend) weight + blend top), which most engines write.
+    """The regularised quotient times change / ((1 - blend) weight + blend top), which most engines write.
 
-    top: of the weight, for each slice (L, 1, 1, 1), or one number for all.
+    Attributes:
+        change: numerator.
+        weight: weight of each pixel, real.
+        top: largest weight of each slice, (L, 1, 1, 1), or one number for all.
+        blend: share of `top` in the divisor.
+        times: factor.
     """
 
     change: Expression
@@ -126,20 +156,20 @@ class Quotient:
 
     @property
     def divisor(self) -> tuple[float, Tensor | float]:
-        """What the weight is multiplied by, and what is added: rounded once, be the top a number or a tensor."""
+        """Factor and summand that turn the weight into the divisor; rounded once, be `top` a number or a tensor."""
         if isinstance(self.top, Tensor):
             return 1 - self.blend, (self.top.to(torch.float64) * self.blend + TINY).to(self.top.dtype)
         return 1 - self.blend, self.top * self.blend + TINY
 
     def spelled_out(self) -> Operation:
-        """The same quotient as operations on leaves and numbers."""
+        """Return the same quotient as operations on leaves and numbers."""
         factor, summand = self.divisor
         divisor = Operation("add", Operation("multiply", self.weight, factor), summand)
         return Operation("divide", Operation("multiply", self.change, self.times), divisor)
 
 
 def evaluate(expression: Expression | Quotient) -> Tensor:
-    """Values (L, n, b, b)."""
+    """Return the values of an expression, (L, n, b, b)."""
     if isinstance(expression, Quotient):
         expression = expression.spelled_out()
     if isinstance(expression, Leaf):

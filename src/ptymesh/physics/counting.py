@@ -1,13 +1,13 @@
-"""What counting alone leaves of a misfit, pixel by pixel.
+"""Expected misfit of Poisson counts, pixel by pixel.
 
 y       counts, Poisson of mean I
 
     f(I) = E (sqrt y - sqrt I)^2        misfit of the true intensity: 1/4 for bright pixels, 2 I for dark ones
-    v(I) = Var sqrt y                   least misfit of any intensity, E sqrt y squared: 1/4 and I
+    v(I) = Var sqrt y                   least misfit of any intensity, at (E sqrt y)^2: 1/4 and I
     w(I) = Var (sqrt y - sqrt I)^2      1/8 for bright pixels
 
-Where intensities are not known but counts are, g(y) has the mean f(I) over the counts of a pixel to 10 % for any
-I and to 2 % over most patterns (no unbiased one exists, as f has a root in it), and h(y) the mean v(I) to 0.1 %.
+Where only counts are known, g(y) has the mean f(I) over the counts of a pixel, to 10 % for any I and to 2 % over most
+patterns (no unbiased one exists, as f has a root in it), and h(y) the mean v(I) to 0.1 %.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 FEW_MISFIT = (0.0, 1.757, -2.450, 4.475, -2.753, 0.712, 0.648)
 #: h of 0 to 6 counts, by least squares of sum_y p(y; I) h(y) / v(I) - 1 over the same I.
 FEW_SPREAD = (0.0, 1.0, 0.003, 0.493, 0.157, 0.306, 0.269)
-#: Intensity above which f, v and w are taken from their series, counts of which their sums below it consist, and points
-#: on the axis of sqrt I between which they are interpolated.
+#: Intensity above which f, v and w are taken from their series; number of counts over which they are summed below it;
+#: and number of points on the axis of sqrt I between which they are interpolated.
 BRIGHT, MOST, POINTS = 60.0, 160, 400
 
 
@@ -37,13 +37,14 @@ def expected_spread(y: Tensor) -> Tensor:
 
 
 def _of_counts(y: Tensor, few: tuple[float, ...], slope: float) -> Tensor:
+    """Look small counts up in a table, and use 1/4 + slope / y for all others."""
     table = torch.tensor(few, dtype=y.dtype, device=y.device)
     dim = table[y.clamp(0, len(few) - 1).to(torch.int64)]
     return torch.where(y < len(few), dim, 0.25 + slope / y.clamp(min=1))
 
 
 def misfit_of(I: Tensor) -> tuple[Tensor, Tensor]:
-    """Return f(I) and w(I) of intensities (...) in counts, float64."""
+    """Return f(I) and w(I) of intensities (...) in counts, float64, interpolated from tables."""
     I = I.to(torch.float64)
     place = I.clamp(0, BRIGHT).sqrt() * ((POINTS - 1) / BRIGHT**0.5)
     left = place.floor().clamp(max=POINTS - 2)
@@ -63,7 +64,7 @@ W_SLOPE = 13 / 64
 
 @cache
 def _tables() -> tuple[Tensor, Tensor]:
-    """f and w at POINTS values of sqrt I from 0 to sqrt BRIGHT."""
+    """Return f and w at POINTS values of sqrt I from 0 to sqrt BRIGHT."""
     I = torch.linspace(0, BRIGHT**0.5, POINTS, dtype=torch.float64)[:, None] ** 2
     k = torch.arange(MOST, dtype=torch.float64)
     p = torch.exp(torch.xlogy(k, I) - I - torch.lgamma(k + 1))

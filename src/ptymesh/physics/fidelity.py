@@ -1,4 +1,4 @@
-"""How well intensities explain counts: value, derivative, step and revised wave.
+"""Fidelities: how well intensities explain counts, with value, derivative, curvature and revised wave.
 
 S       sum_m |Psi_m|^2, coherent signal (B, h, w)
 b       background (h, w) or None
@@ -23,7 +23,7 @@ from ptymesh.physics.elementwise import over_window
 
 Fidelity = Literal["amplitude", "poisson", "intensity"]
 
-#: Intensities (counts) below this are treated as this, so that I = 0 with y > 0 stays finite.
+#: Least intensity (counts) that is divided by, so that I = 0 with y > 0 stays finite.
 DARK = 1e-20
 #: Power S, as a fraction of the view's mean count, below which there is no light: transforms in single precision leave
 #: up to 1e-12 of the mean, so that the phase at this limit is known to a tenth.
@@ -35,9 +35,12 @@ NEWTON_STEPS = 5
 
 @dataclass(frozen=True)
 class Data:
-    """Counts of a chunk of views as float, and which of them are to be believed.
+    """Counts of a chunk of views as floats, with the pixels that hold data.
 
-    y: (B, h, w), zero where `good` is False; good: (B, h, w) bool; background: (h, w) or None.
+    Attributes:
+        y: (B, h, w) counts, zero where `good` is False.
+        good: (B, h, w) bool, True where the pixel holds data.
+        background: (h, w) intensity, counts; None for zero.
     """
 
     y: Tensor
@@ -46,24 +49,37 @@ class Data:
 
     @classmethod
     def of(cls, counts: Tensor, mask: Tensor, background: Tensor | None, dtype: torch.dtype) -> Data:
-        """From counts in the detector's dtype: cast, mask, and drop pixels below zero."""
+        """Convert counts to floats, and leave masked pixels and pixels below zero out.
+
+        Args:
+            counts: (B, h, w) in the detector's dtype.
+            mask: (h, w) bool, True for pixels that are used.
+            background: (h, w) intensity, or None.
+            dtype: real dtype of the result.
+        """
         y = counts.to(dtype)
         good = mask & (y >= 0)
         return cls(torch.where(good, y, y.new_zeros(())), good, background)
 
     def intensity(self, S: Tensor) -> Tensor:
-        """I = S + b."""
+        """Return I = S + b."""
         return S if self.background is None else S + self.background
 
     def lit(self, S: Tensor) -> Data:
-        """Only the pixels where the model has light, S (B, h, w): at least UNLIT of the view's mean count."""
+        """Return the data of illuminated pixels alone, where S (B, h, w) is at least UNLIT of the view's mean count."""
         least = (UNLIT / self.y[0].numel()) * _of_view(self.y) if len(self.y) else S[:, :1, :1]
         good = self.good & (least <= S)
         return Data(torch.where(good, self.y, self.y.new_zeros(())), good, self.background)
 
 
 def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """Loss of each view, (B,) float64. Constants that depend on the data alone are left out (Poisson)."""
+    """Return the loss of each view, (B,) float64; constants that depend on the data alone are left out (Poisson).
+
+    Args:
+        kind: the fidelity.
+        S: (B, h, w) real, coherent signal.
+        data: counts and background.
+    """
     I = data.intensity(S)
     if kind == "amplitude":
         terms = (I.sqrt() - data.y.sqrt()) ** 2
@@ -75,7 +91,14 @@ def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """dL/dI, (B, h, w): the derivative with respect to conj(Psi_m) is slope . Psi_m, to b it is the sum of slope."""
+    """Return dL/dI, (B, h, w): the derivative with respect to conj(Psi_m) is slope . Psi_m, to b it is the sum of
+    slope.
+
+    Args:
+        kind: the fidelity.
+        S: (B, h, w) real, coherent signal.
+        data: counts and background.
+    """
     data = data.lit(S)
     I = data.intensity(S)
     if kind == "amplitude":
@@ -88,7 +111,13 @@ def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """d^2L/dI^2, (B, h, w)."""
+    """Return d^2L/dI^2, (B, h, w).
+
+    Args:
+        kind: the fidelity.
+        S: (B, h, w) real, coherent signal.
+        data: counts and background.
+    """
     data = data.lit(S)
     I = data.intensity(S).clamp(min=DARK)
     if kind == "amplitude":
@@ -101,7 +130,13 @@ def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """Factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity."""
+    """Return the real factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity.
+
+    Args:
+        kind: the fidelity.
+        S: (B, h, w) real, coherent signal.
+        data: counts and background.
+    """
     data = data.lit(S)
     if kind == "amplitude":
         factor = _modulus_projection(S, data)
@@ -113,12 +148,16 @@ def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def _modulus_projection(S: Tensor, data: Data) -> Tensor:
+    """Return sqrt(max(y - b, 0) / S)."""
     signal = data.y if data.background is None else (data.y - data.background).clamp(min=0)
     return torch.sqrt(signal / S.clamp(min=DARK))
 
 
 def _poisson_step(S: Tensor, data: Data) -> Tensor:
-    """1 - alpha xi, xi = 1 - y/I; alpha per view by Newton's method (Odstrcil et al., Opt. Express 26, 3108, 2018)."""
+    """Return 1 - alpha xi, xi = 1 - y/I, with alpha of each view by Newton's method.
+
+    Source: Odstrcil et al., Opt. Express 26, 3108, 2018.
+    """
     ratio = (data.y / data.intensity(S).clamp(min=DARK)).clamp(max=BRIGHTEST_RATIO)
     xi = torch.where(data.good, 1 - ratio, ratio.new_zeros(()))
     alpha = torch.full((len(S), 1, 1), 0.5, dtype=S.dtype, device=S.device)
@@ -134,7 +173,7 @@ def _poisson_step(S: Tensor, data: Data) -> Tensor:
 
 
 def _intensity_step(S: Tensor, data: Data) -> Tensor:
-    """1 - alpha eta, eta = 2 (I - y), alpha the Newton step of the view's loss at 0."""
+    """Return 1 - alpha eta, eta = 2 (I - y), with alpha the Newton step of the view's loss at 0."""
     difference = torch.where(data.good, data.intensity(S) - data.y, S.new_zeros(()))
     eta = 2 * difference
     first = _of_view(2 * S * eta**2)
@@ -144,7 +183,7 @@ def _intensity_step(S: Tensor, data: Data) -> Tensor:
 
 
 def residual_terms(S: Tensor, data: Data) -> Tensor:
-    """Per view (B, 4) float64: sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y."""
+    """Return sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y of each view, (B, 4) float64."""
     root = data.y.sqrt()
     difference = data.intensity(S).sqrt() - root
     terms = (difference**2, data.y, difference.abs(), root)
@@ -152,9 +191,10 @@ def residual_terms(S: Tensor, data: Data) -> Tensor:
 
 
 def _per_view(terms: Tensor, good: Tensor) -> Tensor:
+    """Return the sum over each window's good pixels, (B,) float64."""
     return over_window(torch.where(good, terms, terms.new_zeros(())))
 
 
 def _of_view(terms: Tensor) -> Tensor:
-    """(B, 1, 1) in the terms' precision."""
+    """Return the sum over each window, (B, 1, 1) in the terms' precision."""
     return over_window(terms).to(terms.dtype)[:, None, None]

@@ -1,4 +1,7 @@
-"""Kinds of sums over views: places of their steps (rounding.py). Compilers of kernels read this without torch."""
+"""Indices of the kinds of sums over views, by which rounding steps are kept (rounding.py).
+
+Compilers of kernels read this module without torch.
+"""
 
 OBJECT, OBJECT_WEIGHT, PROBE, PROBE_WEIGHT, OPR, OPR_WEIGHT = range(6)
 SUMS = 6

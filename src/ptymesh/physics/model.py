@@ -7,11 +7,11 @@ V_k         variable-probe (OPR) modes (Odstrcil et al., Opt. Express 24, 8360, 
 phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
-Pieces with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind the
-last one; P_j and psi are what comes out of them.
+Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
+the last one; P_j and psi are then the waves behind them.
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
-which takes back on the detector the shift that the probe was given. H: angular spectrum over the slice spacing
+which undoes on the detector the shift of the probe. H: angular spectrum over the slice spacing
 (Maiden, Humphry & Rodenburg 2012), times exp(i z (K_y tan t_y + K_x tan t_x)) for slices stacked along a tilted axis.
 """
 
@@ -48,15 +48,20 @@ Subpixel = Literal["fourier", "bilinear", "none"]
 
 
 def reach_of(subpixel: Subpixel) -> int:
-    """Pixels that views may reach beyond their windows: only where pixels are interpolated."""
+    """Return by how many pixels views may reach beyond their windows: 0 unless pixels are interpolated."""
     return REACH if subpixel == "bilinear" else 0
 
 
 @dataclass(frozen=True)
 class Intermediates:
-    """What a chunk of views sees: windows (B, L, h, w), incoming waves, one (B, M, h, w) per slice, and exit waves.
+    """Windows and waves of a chunk of views on their way through the object.
 
-    probes: shifted ones before the model's operators, where it has any; values: of these operators' unknowns.
+    Attributes:
+        windows: (B, L, h, w) complex, of the object.
+        incoming: waves that enter each slice, (B, M, h, w) complex each.
+        exit: (B, M, h, w) complex, waves behind the last slice and its operators.
+        probes: (B, M, h, w) complex, shifted probes before the model's operators; None without operators.
+        values: unknowns of these operators, by name.
     """
 
     windows: Tensor
@@ -68,16 +73,18 @@ class Intermediates:
 
 @dataclass(frozen=True)
 class Model:
-    """How an object and a probe become intensities.
+    """The forward model: how an object and a probe become intensities.
 
-    Fields:
+    Attributes:
         subpixel: how fractions of positions act.
-        fidelity: which loss the step of `exit_wave_update` belongs to.
+        fidelity: loss to which the step of `exit_wave_update` belongs.
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
-        slice_rate: phase of that function per metre (h, w); slice_spacing_m: the metres.
-        tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w); tilt_rad: the tilt (y, x).
-        operators: pieces with unknowns of their own, in their order.
+        slice_rate: (h, w), phase of that function per metre.
+        slice_spacing_m: distance between slices.
+        tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w).
+        tilt_rad: tilt (y, x) of the axis along which slices are stacked.
+        operators: operators with unknowns of their own, in their order.
     """
 
     subpixel: Subpixel = "fourier"
@@ -104,9 +111,21 @@ class Model:
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
     ) -> Model:
-        """Model of this geometry; kernels are computed in double precision and cast to `dtype`.
+        """Return the model of a geometry; kernels are computed in double precision and cast to `dtype`.
 
-        Raises BadInput where a kernel needs a wavelength or pixel size that the geometry does not know.
+        Args:
+            geometry: window, pixel sizes, wavelength and distances.
+            subpixel: how fractions of positions act.
+            fidelity: loss of the exit-wave update.
+            slices: number of slices.
+            slice_spacing_m: distance between slices.
+            tilt_rad: tilt (y, x) of the axis along which slices are stacked.
+            optics: operators between probe and detector, in their order.
+            dtype: complex dtype of the waves.
+            device: where kernels and tables are kept.
+
+        Raises:
+            BadInput: a kernel needs a wavelength or pixel size that the geometry does not have.
         """
         kernel = None
         if geometry.propagation != "far_field":
@@ -119,7 +138,18 @@ class Model:
     def spaced(
         self, geometry: Geometry, spacing_m: float, tilt_rad: Pair, dtype: torch.dtype, device: torch.device | str
     ) -> Model:
-        """The same model with slices `spacing_m` apart along an axis tilted by `tilt_rad` (y, x)."""
+        """Return the same model with another distance and tilt of the slices.
+
+        Args:
+            geometry: window, pixel sizes and wavelength.
+            spacing_m: distance between slices.
+            tilt_rad: tilt (y, x) of the axis along which slices are stacked.
+            dtype: complex dtype of the waves.
+            device: where kernels are kept.
+
+        Raises:
+            BadInput: the geometry has no wavelength or pixel size.
+        """
         shape, optics = geometry.shape, _optics(geometry)
         kernel = angular_spectrum_kernel(shape, *optics, spacing_m, tilt_rad).to(device, dtype)
         rate = phase_rate(shape, *optics, tilt_rad).to(device, kernel.real.dtype)
@@ -135,36 +165,43 @@ class Model:
 
     @property
     def unknowns(self) -> tuple[Unknown, ...]:
-        """What the operators add to what is solved for."""
+        """Unknowns that the operators add to those that are solved for."""
         return tuple(unknown for placed in self.operators for unknown in placed.operator.unknowns)
 
     @property
     def replaced(self) -> frozenset[str]:
-        """Unknowns whose part the operators' own take, so that no engine moves them."""
+        """Names of the unknowns that operators' unknowns replace, so that no engine moves them."""
         return frozenset[str]().union(*(placed.operator.replaces for placed in self.operators))
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
-        """How long the axes are that only unknowns of the operators have."""
+        """Return the lengths of axes that only unknowns of the operators have, by name; window is (h, w)."""
         return {name: n for placed in self.operators for name, n in placed.operator.axes(window).items()}
 
     @property
     def sizes(self) -> dict[str, float]:
-        """How large a change of each of these matters, in its unit."""
+        """Size of a change that matters, by name of the operators' unknowns, in their units."""
         return {name: size for placed in self.operators for name, size in placed.sizes.items()}
 
     @property
     def reach(self) -> int:
-        """Pixels that a view may reach beyond its window at the anchor, on each side."""
+        """Pixels by which a view may reach beyond its window at the anchor, on each side."""
         return reach_of(self.subpixel)
 
     # --- forward ---
 
     def probes(self, probe: Tensor, fractions: Tensor, weights: Tensor, opr: Tensor | None = None) -> Tensor:
-        """P_jm: probe (M, h, w), fractions (B, 2), weights (B, 1 + K), opr (K, h, w) -> (B, M, h, w)."""
+        """Return the probe of each view, P_jm, (B, M, h, w).
+
+        Args:
+            probe: (M, h, w) complex.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            weights: (B, 1 + K), of the probe and of the OPR modes.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
         fourier = self.subpixel == "fourier"
         modes = (fft(probe) if fourier else probe) * weights[:, :1, None, None]
         if opr is not None and len(opr):
-            # one after the other: a matrix product rounds a view's sum differently when the view is alone
+            # Added one by one: a matrix product rounds a view's sum differently when the view is alone.
             first = modes[:, 0]
             for share, mode in zip(weights[:, 1:].unbind(1), fft(opr) if fourier else opr, strict=True):
                 first = first + share[:, None, None] * mode
@@ -172,13 +209,26 @@ class Model:
         return ifft(times(modes, views.ramps(fractions, _window(probe))[:, None])) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
-        """O_jl: object (L, H, W) -> (B, L, h, w)."""
+        """Return the windows O_jl, (B, L, h, w).
+
+        Args:
+            obj: (L, H, W) complex.
+            anchors: (B, 2) int64, corners of the windows in object pixels.
+            fractions: (B, 2) sub-pixel parts of the positions; used by `bilinear` alone.
+            window: (h, w).
+        """
         if self.subpixel == "bilinear":
             return views.cut_bilinear(obj, anchors, fractions, window)
         return views.cut(obj, anchors, window)
 
     def forward(self, windows: Tensor, probes: Tensor, values: Values = NOTHING) -> Intermediates:
-        """Waves through all slices; values: of the operators' unknowns."""
+        """Propagate the probes through operators and all slices.
+
+        Args:
+            windows: (B, L, h, w) complex.
+            probes: (B, M, h, w) complex.
+            values: unknowns of the operators, by name.
+        """
         incoming = [through(self.operators, "probe", probes, values)]
         for window in windows.unbind(1)[:-1]:
             incoming.append(self.to_next(times(incoming[-1], window[:, None])))
@@ -188,7 +238,7 @@ class Model:
         return Intermediates(windows, tuple(incoming), through(self.operators, "exit", behind, values), probes, values)
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
-        """Psi = D psi, (B, M, h, w)."""
+        """Propagate exit waves (B, M, h, w) to the detector: Psi = D psi; fractions are (B, 2)."""
         if self.kernel is None:
             return fft(exit_waves)
         return apply_kernel(exit_waves, self._near_field(fractions))
@@ -204,7 +254,18 @@ class Model:
         opr: Tensor | None = None,
         values: Values = NOTHING,
     ) -> Tensor:
-        """I_j, (B, h, w), of object (L, H, W), probe (M, h, w); anchors and fractions (B, 2), weights (B, 1 + K)."""
+        """Return the modelled intensities I_j, (B, h, w).
+
+        Args:
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            anchors: (B, 2) int64, corners of the windows in object pixels.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            weights: (B, 1 + K), of the probe and of the OPR modes; None for 1 and no OPR modes.
+            background: (h, w) intensity; None for zero.
+            opr: (K, h, w) complex, variable-probe modes.
+            values: unknowns of the operators, by name.
+        """
         if weights is None:
             weights = fractions.new_ones((len(fractions), 1))
         windows = self.windows(obj, anchors, fractions, _window(probe))
@@ -215,13 +276,17 @@ class Model:
     # --- adjoint ---
 
     def detect_adjoint(self, detected: Tensor, fractions: Tensor) -> Tensor:
-        """D^H Psi, (B, M, h, w)."""
+        """Propagate waves on the detector (B, M, h, w) back to the exit by D^H; fractions are (B, 2)."""
         if self.kernel is None:
             return ifft(detected)
         return apply_kernel_adjoint(detected, self._near_field(fractions))
 
     def forward_adjoint(self, intermediates: Intermediates, chi: Tensor) -> tuple[Tensor, Tensor]:
-        """From chi on the exit waves to windows, sum_m conj(phi_lm) chi_lm (B, L, h, w), and probes (B, M, h, w)."""
+        """Propagate chi (B, M, h, w) at the exit back through all slices and operators.
+
+        Returns:
+            sum_m conj(phi_lm) chi_lm at each slice's window, (B, L, h, w); and the wave at the probes, (B, M, h, w).
+        """
         to_windows: list[Tensor] = []
         if self.operators:
             chi = back_through(self.operators, "exit", chi, intermediates.values)
@@ -235,9 +300,9 @@ class Model:
         return torch.stack(to_windows[::-1], dim=1), chi
 
     def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of the operators' unknowns by name, Re <d psi / d theta, chi> and ||d psi / d theta||^2 of each view.
+        """Return Re <d psi / d theta, chi> and ||d psi / d theta||^2 of each view, by name of the operators' unknowns.
 
-        chi (B, M, h, w) at the exit. The second is taken where the operator ends, which the object changes little.
+        The second is taken where the operator ends, which the object changes little. chi is (B, M, h, w) at the exit.
         """
         values = intermediates.values
         behind = times(intermediates.incoming[-1], intermediates.windows[:, -1, None])
@@ -251,7 +316,14 @@ class Model:
         return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
     def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
-        """<dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first."""
+        """Return <dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first.
+
+        Args:
+            to_probes: (B, M, h, w) complex, waves taken back to the probes.
+            probe: (M, h, w) complex.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
         ones = fractions.new_ones((len(fractions), 1))
         parts = [over_few(over_window(overlap(self.probes(probe, fractions, ones), to_probes)))]
         for mode in opr if opr is not None else ():
@@ -259,9 +331,14 @@ class Model:
         return torch.stack(parts, dim=1).to(fractions.dtype)
 
     def unshifted_terms(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
-        """Terms (B, M, h, w) whose sum over views `unshifted` makes sum_j w_j T_{-f_j} waves_j; weights (B,).
+        """Return the terms (B, M, h, w) whose sum over views `unshifted` turns into sum_j w_j T_{-f_j} waves_j.
 
         With w_j0 and all modes that is the adjoint of `probes` in the probe, with w_jk and the first mode in V_k.
+
+        Args:
+            waves: (B, M, h, w) complex, at the probes.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            weights: (B,), w_j.
         """
         weighted = waves * weights[:, None, None, None]
         if self.subpixel != "fourier":
@@ -269,12 +346,20 @@ class Model:
         return times(fft(weighted), views.ramps(fractions, _window(waves)).conj()[:, None])
 
     def unshifted(self, total: Tensor) -> Tensor:
-        """The sum of `unshifted_terms` (M, h, w) as a probe."""
+        """Return the sum of `unshifted_terms` (M, h, w) as a probe."""
         return ifft(total) if self.subpixel == "fourier" and len(total) else total
 
     def placed(self, windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-        """What `views.add_back` adds for the adjoint of `windows`, (B, L, h', w'), and the object pixels (B, 2) under
-        its corners."""
+        """Return what `views.add_back` adds for the adjoint of `windows`.
+
+        Args:
+            windows: (B, L, h, w) complex.
+            anchors: (B, 2) int64, corners of the windows in object pixels.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+
+        Returns:
+            Windows (B, L, h', w'), and the object pixels (B, 2) under their corners.
+        """
         if self.subpixel == "bilinear":
             return views.spread_bilinear(windows, anchors, fractions)
         return windows, anchors
@@ -282,11 +367,21 @@ class Model:
     def position_derivative(
         self, obj: Tensor, anchors: Tensor, fractions: Tensor, intermediates: Intermediates, axis: int
     ) -> Tensor:
-        """d psi / d p_a at the exit of the last slice, (B, M, h, w).
+        """Return d psi / d p_a at the exit of the last slice, (B, M, h, w), per pixel.
 
         `fourier`: -S_j O . d_a P_j; `bilinear`: P_j . d(S_j O)/d f_a. In the near field with `fourier` the image
-        moves back with the probe, which adds D^H dD/df psi = d_a psi; the two together are what the detector sees.
-        Raises BadInput for `none`, whose intensities do not depend on fractions.
+        moves back with the probe, which adds D^H dD/df psi = d_a psi, so that the sum acts on the detector as the move
+        does.
+
+        Args:
+            obj: (L, H, W) complex.
+            anchors: (B, 2) int64, corners of the windows in object pixels.
+            fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+            intermediates: windows and waves of the chunk.
+            axis: 0 for y, 1 for x.
+
+        Raises:
+            BadInput: `subpixel` is `none`, so that intensities do not depend on fractions.
         """
         if self.subpixel == "none":
             raise BadInput("Positions cannot be refined with subpixel 'none'; use 'fourier' or 'bilinear'.")
@@ -299,7 +394,13 @@ class Model:
         return derivative if self.kernel is None else derivative + views.derivative(intermediates.exit, axis)
 
     def exit_change(self, intermediates: Intermediates, probes: Tensor | None, windows: Tensor | None) -> Tensor:
-        """First-order change (B, M, h, w) of exit waves for changes of probes (B, M, h, w) and windows (B, L, h, w)."""
+        """Return the first-order change (B, M, h, w) of the exit waves for changes of probes and windows.
+
+        Args:
+            intermediates: windows and waves of the chunk.
+            probes: (B, M, h, w) complex, change of the views' probes; None for zero.
+            windows: (B, L, h, w) complex, change of the windows; None for zero.
+        """
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
         if self.operators and probes is not None:
             d_incoming = through(self.operators, "probe", probes, intermediates.values)
@@ -309,40 +410,51 @@ class Model:
             if windows is not None:
                 d_exit = d_exit + times(incoming, windows[:, index, None])
             d_incoming = d_exit if index == last else self.to_next(d_exit)
-        return self._behind(d_incoming, intermediates)
+        return self._through_exit_operators(d_incoming, intermediates)
 
     def gap_rates(self, name: str) -> Tensor:
-        """How fast the phase of the transfer function between slices changes: "slice_spacing", by the fraction by which
-        their distance does, (1, h, w); "tilt", per radian along y and x, (2, h, w)."""
+        """Return the derivative of the phase of the transfer function between slices by an unknown of the gaps, (n, h,
+        w).
+
+        Args:
+            name: "slice_spacing", relative change of the distance, n = 1; or "tilt", rad along y and x, n = 2.
+        """
         assert self.slice_rate is not None and self.tilt_rates is not None, "several slices need a slice kernel"
         if name == "slice_spacing":
             return self.slice_rate[None] * self.slice_spacing_m
         return torch.stack([rate.expand_as(self.slice_rate) for rate in self.tilt_rates])
 
     def gap_derivative(self, intermediates: Intermediates, rate: Tensor) -> Tensor:
-        """d psi / d x at the exit of the last slice, (B, M, h, w), of an unknown x by which that phase changes at this
-        rate (h, w): each gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band)."""
+        """Return d psi / d x at the exit of the last slice, (B, M, h, w), for an unknown x of the gaps between slices.
+
+        Each gap adds F^H [i rate F phi] to the wave phi that comes out of it (inside its band).
+
+        Args:
+            intermediates: windows and waves of the chunk.
+            rate: (h, w) real, derivative of the transfer function's phase by x.
+        """
         changed = torch.zeros_like(intermediates.incoming[0])
         for index, incoming in enumerate(intermediates.incoming[1:]):
             carried = self.to_next(times(changed, intermediates.windows[:, index, None]))
             changed = carried + apply_kernel(incoming, 1j * rate)
-        return self._behind(times(changed, intermediates.windows[:, -1, None]), intermediates)
+        return self._through_exit_operators(times(changed, intermediates.windows[:, -1, None]), intermediates)
 
-    def _behind(self, change: Tensor, intermediates: Intermediates) -> Tensor:
-        """What a change of the wave behind the last slice is at the exit."""
+    def _through_exit_operators(self, change: Tensor, intermediates: Intermediates) -> Tensor:
+        """Carry a change of the wave behind the last slice through the operators at the exit."""
         return through(self.operators, "exit", change, intermediates.values) if self.operators else change
 
     def to_next(self, waves: Tensor) -> Tensor:
-        """Waves that leave a slice, (..., h, w), where they enter the next one."""
+        """Propagate waves (..., h, w) from behind a slice to the next one."""
         assert self.slice_kernel is not None, "several slices need a slice kernel"
         return apply_kernel(waves, self.slice_kernel)
 
     def to_next_adjoint(self, waves: Tensor) -> Tensor:
-        """The adjoint of `to_next`."""
+        """Propagate waves (..., h, w) from a slice back to the one before: the adjoint of `to_next`."""
         assert self.slice_kernel is not None, "several slices need a slice kernel"
         return apply_kernel_adjoint(waves, self.slice_kernel)
 
     def _near_field(self, fractions: Tensor) -> Tensor:
+        """Return the near-field transfer function, with the ramps that undo the probes' shifts in `fourier` mode."""
         assert self.kernel is not None
         if self.subpixel != "fourier":
             return self.kernel
@@ -350,13 +462,13 @@ class Model:
 
 
 def power(waves: Tensor) -> Tensor:
-    """S = sum_m |Psi_m|^2: (B, M, h, w) -> (B, h, w)."""
+    """Return S = sum_m |Psi_m|^2: (B, M, h, w) -> (B, h, w)."""
     return (waves.real.square() + waves.imag.square()).sum(1)
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """Re <a_j, b_j> of each view: two stacks of waves (B, ..., h, w) -> (B,) float64."""
-    # not by a matrix product, which rounds a view's sum differently when the view is alone
+    """Return Re <a_j, b_j> of each view: two stacks of waves (B, ..., h, w) -> (B,) float64."""
+    # No matrix product, which rounds a view's sum differently when the view is alone.
     a, b = (torch.view_as_real(t.resolve_conj()).flatten(-2) for t in (a, b))
     return over_few(over_window(a * b).flatten(1))
 
@@ -366,6 +478,7 @@ def _window(waves: Tensor) -> tuple[int, int]:
 
 
 def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
+    """Return the object pixel (y, x) and the wavelength in metres, or raise BadInput if one is unknown."""
     if geometry.object_pixel_m is None or geometry.wavelength_m is None:
         raise BadInput(
             "Propagation through slices or to a near-field detector needs the wavelength and the pixel size, "

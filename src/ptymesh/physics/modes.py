@@ -11,18 +11,20 @@ from ptymesh.types import Probe
 
 
 def orthogonalise(probe: Probe) -> Probe:
-    """The same mixed state in mutually orthogonal modes, strongest first (Thibault & Menzel, Nature 494, 68, 2013).
+    """Return the same mixed state in mutually orthogonal modes, strongest first: (M, h, w) -> (M, h, w).
 
-    (M, h, w) -> (M, h, w): Q = U^H P with the left singular vectors U of the modes.
+    Q = U^H P with the left singular vectors U of the modes.
+
+    Source: Thibault & Menzel, Nature 494, 68, 2013.
     """
     return mixed(probe, orthogonalising(probe))
 
 
 def orthogonalising(probe: Probe) -> torch.Tensor:
-    """U^H, (M, M) complex128, by which `orthogonalise` mixes the modes.
+    """Return U^H, (M, M) complex128, by which `orthogonalise` mixes the modes.
 
     In each column of U the largest entry is made real and positive, so that the result does not depend on the
-    decomposition's arbitrary phases. Modes that are not finite are left as they are, for those to see who end the run.
+    decomposition's arbitrary phases. For modes that are not finite it is the identity; the run ends on them elsewhere.
     """
     flat = probe.reshape(len(probe), -1).to(torch.complex128)
     if not bool(torch.view_as_real(flat).isfinite().all()):
@@ -33,8 +35,11 @@ def orthogonalising(probe: Probe) -> torch.Tensor:
 
 
 def _left(probe: Probe) -> torch.Tensor:
-    """U of a device's modes, from their inner products P P^H = U S^2 U^H: a decomposition of (M, h w) would take a GPU
-    long. Modes below 1e-8 of the strongest mix, which are rounding in single precision."""
+    """Return U of modes on a GPU, from their inner products P P^H = U S^2 U^H.
+
+    A GPU takes long for a decomposition of (M, h w). Modes below 1e-8 of the strongest, which are rounding in single
+    precision, mix.
+    """
     planes, rows = probe.to(torch.complex128), []
     for plane in planes:
         product = torch.view_as_real(times(plane, planes.conj()).resolve_conj())
@@ -44,9 +49,9 @@ def _left(probe: Probe) -> torch.Tensor:
 
 
 def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
-    """sum_n R_mn P_n: waves (..., n, h, w), R (M, n) -> (..., M, h, w); by the precision of R.
+    """Return sum_n R_mn P_n: waves (..., n, h, w), R (M, n) -> (..., M, h, w), computed in the precision of R.
 
-    One by one: products of matrices round by threads.
+    Products are added one by one: products of matrices round by the number of threads.
     """
     planes = waves.to(mixing.dtype).unbind(-3)
     found = [reduce(torch.add, map(times, row, planes)) for row in mixing]
@@ -54,5 +59,5 @@ def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
 
 
 def powers(probe: Probe) -> torch.Tensor:
-    """sum |P_m|^2 of each mode, (M,)."""
+    """Return sum |P_m|^2 of each mode, (M,)."""
     return over_window(probe.abs().square()).to(probe.real.dtype)

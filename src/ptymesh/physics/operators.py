@@ -1,10 +1,10 @@
-"""Pieces of the forward model between probe and detector, with unknowns of their own.
+"""Operators of the forward model between probe and detector, with unknowns of their own.
 
 B, M       views of a chunk, modes;  h, w  window pixels
-psi        waves (B, M, h, w) that come to the piece;  theta  its unknowns
-G(theta)   the piece, linear in psi
+psi        waves (B, M, h, w) that enter the operator;  theta  its unknowns
+G(theta)   the operator, linear in psi
 
-A piece says what G does, what its adjoint does, and how G psi follows theta, view by view and without ranks. Everything
+An operator defines G, its adjoint, and how G psi follows theta, view by view and without ranks. Everything
 else (sums over views and ranks, steps, checkpoints, results) follows from the declaration of its unknowns.
 """
 
@@ -26,70 +26,107 @@ from ptymesh.unknowns import Unknown
 Values = Mapping[str, Tensor]
 Tables = tuple[Tensor, ...]
 Place = Literal["probe", "exit"]
-#: Of a model without operators.
+#: Values of a model without operators.
 NOTHING: Values = MappingProxyType({})
 
 
 class WaveOperator(Options):
-    """One piece, with its options as they stand under `optics` of a recipe. Found by being in `ptymesh.models`.
+    """An operator of the forward model, with its options as they stand under `optics` of a recipe.
 
-    `values` holds theta by name: of an unknown of scope `view` the rows of the chunk's views, (B, ...); of a shared one
-    the whole array.
+    Operators are registered in `ptymesh.models`. `values` holds theta by name: for an unknown of scope `view` the rows
+    of the chunk's views, (B, ...); for a shared one the whole array.
     """
 
     #: Its key under `optics`.
     name: ClassVar[str]
-    #: Where it stands: after the probe has been shifted to a view, or behind the last slice.
+    #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
     at: ClassVar[Place] = "probe"
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
-    #: Unknowns that stay as they start where this is in the model, as its own take their part.
+    #: Unknowns that keep their start if this operator is in the model, as its own unknowns replace them.
     replaces: ClassVar[frozenset[str]] = frozenset()
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
-        """How long axes are that no other unknown has, by name; window: (h, w)."""
+        """Return the lengths of axes that no other unknown has, by name; window is (h, w)."""
         return {}
 
     def check(self, geometry: Geometry) -> None:
-        """Raises BadInput where the measurement's geometry does not say what this needs."""
+        """Check that the measurement's geometry has what this operator needs.
+
+        Raises:
+            BadInput: something that it needs is missing.
+        """
 
     def starts(self, sizes: dict[str, int], device: Any, real: torch.dtype) -> dict[str, Tensor]:
-        """The unknowns where a reconstruction begins, where axes are so long: each as it is declared."""
+        """Return the unknowns at the start of a reconstruction, each at the value that it declares.
+
+        Args:
+            sizes: lengths of the axes, by name.
+            device: where the arrays are kept.
+            real: real dtype of the model.
+        """
         known = sizes | self.axes((sizes["h"], sizes["w"]))
         kinds = {u.name: real.to_complex() if u.complex else real for u in self.unknowns}
         return {u.name: torch.full(u.shape(known), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns}
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
-        """How large a change of each unknown matters, in its unit (1 unless named): learning rates count in these."""
+        """Return the size of a change that matters, by unknown and in its unit (1 if not named); learning rates count
+        in it.
+        """
         return {}
 
     def transforms(self, geometry: Geometry) -> tuple[tuple[int, int], ...]:
-        """Sides of the arrays that are Fourier transformed, besides those of the window."""
+        """Return the shapes of the arrays that are Fourier transformed, besides that of the window."""
         return ()
 
     def tables(self, geometry: Geometry) -> Tables:
-        """Arrays that stay as they are, in float64 or complex128; they are brought to the model's precision."""
+        """Return constant arrays in float64 or complex128; they are cast to the model's precision."""
         return ()
 
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """G(theta) psi."""
+        """Return G(theta) psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
         raise NotImplementedError
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """G(theta)^H psi."""
+        """Return G(theta)^H psi.
+
+        Args:
+            psi: (B, M, h, w) complex, where G ends.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
         raise NotImplementedError
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of each unknown and view, Re <dG psi / d theta, back> and ||dG psi / d theta||^2, (B, ...) each.
+        """Return Re <dG psi / d theta, back> and ||dG psi / d theta||^2 of each view, by unknown.
 
-        The dots are the unknown's own axes, without N; of a complex one the first is complex, by its real and its
-        imaginary part. `back` (B, M, h, w) is what comes back to where G ends.
+        Args:
+            psi: (B, M, h, w) complex, where G begins.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+            back: (B, M, h, w) complex, wave taken back to where G ends.
+
+        Returns:
+            Two arrays (B, ...) for each unknown; the dots are its own axes without N. For a complex unknown the first
+            array is complex: slope by its real part plus i times slope by its imaginary part.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A piece with its tables for one geometry, precision and device."""
+    """An operator with its tables for one geometry, precision and device.
+
+    Attributes:
+        operator: the operator.
+        tables: its constant arrays, in the model's precision.
+        sizes: size of a change that matters, by unknown.
+    """
 
     operator: WaveOperator
     tables: Tables
@@ -97,7 +134,17 @@ class Placed:
 
     @classmethod
     def of(cls, operator: WaveOperator, geometry: Geometry, dtype: torch.dtype, device: Any) -> Placed:
-        """Raises BadInput where the geometry does not say what the piece needs."""
+        """Prepare an operator for a geometry, precision and device.
+
+        Args:
+            operator: the operator.
+            geometry: window, pixel sizes, wavelength and distances.
+            dtype: complex dtype of the waves.
+            device: where tables are kept.
+
+        Raises:
+            BadInput: the geometry does not have what the operator needs.
+        """
         operator.check(geometry)
         if torch.device(device).type != "cpu":
             for sides in operator.transforms(geometry):
@@ -109,7 +156,14 @@ class Placed:
 
 
 def through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
-    """psi behind all pieces that stand there."""
+    """Apply all operators at a place, in their order.
+
+    Args:
+        placed: the model's operators.
+        at: "probe" or "exit".
+        psi: (B, M, h, w) complex.
+        values: unknowns of the operators, by name.
+    """
     for piece in placed:
         if piece.operator.at == at:
             psi = piece.operator.forward(psi, values, piece.tables)
@@ -117,7 +171,14 @@ def through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) 
 
 
 def back_through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
-    """The adjoint of `through`."""
+    """Apply the adjoint of `through`.
+
+    Args:
+        placed: the model's operators.
+        at: "probe" or "exit".
+        psi: (B, M, h, w) complex, behind the last operator there.
+        values: unknowns of the operators, by name.
+    """
     for piece in reversed(placed):
         if piece.operator.at == at:
             psi = piece.operator.adjoint(psi, values, piece.tables)
@@ -127,7 +188,15 @@ def back_through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Val
 def slopes(
     placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values, back: Tensor
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """What `WaveOperator.slopes` says of the unknowns of all pieces there; back: behind the last of them."""
+    """Yield the name and the `WaveOperator.slopes` of each unknown of the operators at a place.
+
+    Args:
+        placed: the model's operators.
+        at: "probe" or "exit".
+        psi: (B, M, h, w) complex, before the first operator there.
+        values: unknowns of the operators, by name.
+        back: (B, M, h, w) complex, wave taken back to behind the last operator there.
+    """
     here = [piece for piece in placed if piece.operator.at == at]
     before = [psi]
     for piece in here[:-1]:

@@ -36,10 +36,9 @@ def aberrated(
     semiangle_rad: float,
     aberrations_m: Aberrations | None = None,
 ) -> Tensor:
-    """Probe (h, w) of a round lens with a hard aperture and aberrations, of unit power.
+    """Return the probe (h, w) of a round lens with a hard aperture and aberrations, of unit power.
 
-    chi = (2 pi / lambda) sum_nm C_nm a^(n+1) cos(m (phi - phi_nm)) / (n + 1)   (Krivanek notation; Kirkland, Advanced
-    Computing in Electron Microscopy, ch. 2-3).
+    chi = (2 pi / lambda) sum_nm C_nm a^(n+1) cos(m (phi - phi_nm)) / (n + 1)   (Krivanek notation).
 
     Args:
         shape: window (h, w).
@@ -50,6 +49,8 @@ def aberrated(
 
     Raises:
         BadInput: an aperture or aberration that this window cannot sample, or an unknown aberration.
+
+    Source: Kirkland, Advanced Computing in Electron Microscopy, ch. 2-3.
     """
     angle_y, angle_x = _angles(shape, pixel_m, wavelength_m)
     _check_pupil("semi-angle", (semiangle_rad, semiangle_rad), shape, pixel_m, wavelength_m)
@@ -67,13 +68,23 @@ def zone_plate(
     central_stop_m: float = 0.0,
     defocus_m: float = 0.0,
 ) -> Tensor:
-    """First-order focus (h, w) of a Fresnel zone plate, of unit power, an order-sorting aperture being assumed.
+    """Return the first-order focus (h, w) of a Fresnel zone plate, of unit power, assuming an order-sorting aperture.
 
-    Half-angle lambda / (2 outer zone), focal length diameter * outer zone / lambda, the stop a disc in the pupil
-    (Attwood & Sakdinawat, X-Rays and Extreme Ultraviolet Radiation, ch. 10). Lengths in metres.
+    Half-angle lambda / (2 outer zone), focal length diameter * outer zone / lambda, the stop a disc in the pupil.
+
+    Args:
+        shape: window (h, w).
+        pixel_m: object pixel (y, x).
+        wavelength_m: wavelength.
+        outer_zone_m: width of the outermost zone.
+        diameter_m: diameter of the plate.
+        central_stop_m: diameter of the central stop.
+        defocus_m: defocus; positive puts the sample upstream of the focus.
 
     Raises:
         BadInput: a stop as large as the plate, or a probe that this window cannot sample.
+
+    Source: Attwood & Sakdinawat, X-Rays and Extreme Ultraviolet Radiation, ch. 10.
     """
     _positive("outer zone width", outer_zone_m)
     _positive("zone plate's diameter", diameter_m)
@@ -100,10 +111,17 @@ def kb_mirror(
     focal_length_m: Pair,
     defocus_m: float | Pair = 0.0,
 ) -> Tensor:
-    """Focus (h, w) of a Kirkpatrick-Baez mirror pair, of unit power: a sinc on each axis.
+    """Return the focus (h, w) of a Kirkpatrick-Baez mirror pair, of unit power: a sinc on each axis.
 
-    The pupil is a rectangle of half-angles aperture / (2 focal length). A pair of defoci (y, x) gives the astigmatism
-    of mirrors whose foci do not coincide. Lengths in metres, (y, x).
+    The pupil is a rectangle of half-angles aperture / (2 focal length).
+
+    Args:
+        shape: window (h, w).
+        pixel_m: object pixel (y, x).
+        wavelength_m: wavelength.
+        aperture_m: apertures of the mirrors (y, x).
+        focal_length_m: focal lengths (y, x).
+        defocus_m: defocus; a pair (y, x) gives the astigmatism of mirrors whose foci do not coincide.
 
     Raises:
         BadInput: a probe that this window cannot sample.
@@ -123,12 +141,21 @@ def kb_mirror(
 def pinhole(
     shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, diameter_m: float, distance_m: float = 0.0
 ) -> Tensor:
-    """Plane wave behind a round hole (h, w), propagated `distance_m` to the sample, of unit power.
+    """Return a plane wave behind a round hole (h, w), propagated to the sample by the angular spectrum, of unit power.
 
-    The rim is one pixel soft. Angular spectrum (Goodman, Introduction to Fourier Optics, ch. 3).
+    The rim is one pixel soft.
+
+    Args:
+        shape: window (h, w).
+        pixel_m: object pixel (y, x).
+        wavelength_m: wavelength.
+        diameter_m: diameter of the hole.
+        distance_m: distance from hole to sample.
 
     Raises:
         BadInput: a hole under two pixels wide, or a beam of diameter + 2 lambda distance / diameter beyond the window.
+
+    Source: Goodman, Introduction to Fourier Optics, ch. 3.
     """
     _positive("pinhole's diameter", diameter_m)
     field_m = min(shape[0] * pixel_m[0], shape[1] * pixel_m[1])
@@ -145,9 +172,10 @@ def pinhole(
 
 
 def from_mean_pattern(mean_pattern: Tensor) -> Tensor:
-    """Probe (h, w) whose far field is the square root of the mean pattern, with zero phase; sum |P|^2 = its sum.
+    """Return the probe (h, w) whose far field is the square root of the mean pattern, with zero phase.
 
-    `mean_pattern` (h, w) has DC at the corner; values below zero count as zero.
+    Its power sum |P|^2 is the sum of the mean pattern (h, w), which has DC at the corner; values below zero count as
+    zero.
 
     Raises:
         BadInput: a mean pattern without counts.
@@ -161,7 +189,13 @@ def from_mean_pattern(mean_pattern: Tensor) -> Tensor:
 
 
 def defocused(probe: Tensor, pixel_m: Pair, wavelength_m: float, distance_m: float) -> Tensor:
-    """Probe ((M,) h, w) propagated `distance_m` downstream, i.e. C10 raised by `distance_m`; power is kept.
+    """Return the probe propagated downstream, with C10 raised by the distance; its power is kept.
+
+    Args:
+        probe: (h, w) or (M, h, w) complex.
+        pixel_m: object pixel (y, x).
+        wavelength_m: wavelength.
+        distance_m: distance along the beam; negative for upstream.
 
     Raises:
         BadInput: a distance over which 1 % of the power would leave the window and wrap around.
@@ -183,21 +217,23 @@ def defocused(probe: Tensor, pixel_m: Pair, wavelength_m: float, distance_m: flo
 
 
 def extra_modes(given: Tensor, modes: int, powers: Sequence[float] | None = None, seed: int = 0) -> Tensor:
-    """Modes (M, h, w): the given ones, then orthogonal Hermite-like ones made from the first.
+    """Return modes (M, h, w): the given ones, then orthogonal Hermite-like ones made from the first.
 
-    New modes are the first times polynomials of rising order in (y, x) about its centre of mass, orthogonalised
-    (Odstrcil et al., Opt. Express 26, 3108 (2018)). Polynomials of one order are mixed by a random unitary of this
-    seed, so that no mode inherits the symmetry of the axes. The total power stays that of the given modes.
+    New modes are the first times polynomials of rising order in (y, x) about its centre of mass, orthogonalised.
+    Polynomials of one order are mixed by a random unitary, so that no mode inherits the symmetry of the axes. The total
+    power stays that of the given modes.
 
     Args:
-        given: (h, w) or (m, h, w) complex; the first M are kept where m > M.
+        given: (h, w) or (m, h, w) complex; if m > M, the first M are used.
         modes: M >= 1.
         powers: M fractions of the total power with sum 1. Default: 2 % for each new mode (equal powers beyond 50
             modes), the rest for the given ones in their own proportions.
-        seed: of the mixing.
+        seed: of the random unitary.
 
     Raises:
         BadInput: powers of the wrong number, sign or sum, a mode that is zero, or more modes than the window can hold.
+
+    Source: Odstrcil et al., Opt. Express 26, 3108 (2018).
     """
     given = given.reshape(-1, *given.shape[-2:]).to(torch.complex128)
     total = (given.abs() ** 2).sum()
@@ -217,7 +253,7 @@ def extra_modes(given: Tensor, modes: int, powers: Sequence[float] | None = None
 
 
 def _hermite(given: Tensor, count: int, seed: int) -> Tensor:
-    """`count` orthonormal modes made from the first of the given (m, h, w), orthogonal to all of them."""
+    """Return `count` orthonormal modes made from the first of the given (m, h, w), orthogonal to all of them."""
     first, (h, w) = given[0], given.shape[-2:]
     basis = list(torch.linalg.qr(given.reshape(len(given), -1).T)[0].T.reshape(given.shape))
     density = first.abs() ** 2 / (first.abs() ** 2).sum()
@@ -247,7 +283,7 @@ def _hermite(given: Tensor, count: int, seed: int) -> Tensor:
 
 
 def rescaled(probe: Tensor, total: float) -> Tensor:
-    """The probe times the positive number that makes sum |P|^2, over all modes and pixels, equal to `total`.
+    """Return the probe times the positive number that makes sum |P|^2, over all modes and pixels, equal to `total`.
 
     Raises:
         BadInput: a probe that is zero everywhere or holds NaN, or a total that is not positive.
@@ -269,7 +305,7 @@ def _checked_powers(powers: Sequence[float], modes: int) -> list[float]:
 
 
 def _orthonormal(mode: Tensor, others: list[Tensor]) -> Tensor | None:
-    """The mode less its parts along the others, normalised; None where nothing is left."""
+    """Return the mode less its parts along the others, normalised; None if nothing is left."""
     before = torch.linalg.vector_norm(mode)
     for _ in range(2):  # twice is enough (Kahan): the second pass removes what rounding left
         for other in others:
@@ -279,7 +315,7 @@ def _orthonormal(mode: Tensor, others: list[Tensor]) -> Tensor | None:
 
 
 def _angles(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> tuple[Tensor, Tensor]:
-    """lambda k_y (h, 1) and lambda k_x (1, w), DC at the corner."""
+    """Return lambda k_y (h, 1) and lambda k_x (1, w), DC at the corner."""
     ky, kx = frequencies(shape, pixel_m)
     return wavelength_m * ky, wavelength_m * kx
 
@@ -287,9 +323,18 @@ def _angles(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> tuple
 def aberration_phases(
     shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """d chi / d C of these aberrations, (h, w) each in rad per metre, DC at the corner (see `aberrated`).
+    """Return d chi / d C of these aberrations, (h, w) float64 each in rad per metre, by name, DC at the corner.
 
-    Of C_nm with m > 0 there are two, C_nma cos(m phi) + C_nmb sin(m phi). Raises BadInput for an unknown aberration.
+    C_nm with m > 0 has two, d chi / d C_nma ~ cos(m phi) and d chi / d C_nmb ~ sin(m phi); see `aberrated` for chi.
+
+    Args:
+        shape: window (h, w).
+        pixel_m: object pixel (y, x).
+        wavelength_m: wavelength.
+        names: aberrations, such as "C10" or "C12".
+
+    Raises:
+        BadInput: an unknown aberration.
     """
     y, x = (angle.expand(shape) for angle in _angles(shape, pixel_m, wavelength_m))
     found: dict[str, Tensor] = {}
@@ -307,7 +352,11 @@ def aberration_phases(
 
 
 def aberration_parts(aberrations_m: Aberrations) -> dict[str, float]:
-    """The same aberrations with C_nma and C_nmb for C_nm at an angle, in metres. Raises BadInput for unknown ones."""
+    """Return the same aberrations with C_nma and C_nmb for C_nm at an angle, in metres.
+
+    Raises:
+        BadInput: an unknown aberration, or values that are no size and angle.
+    """
     found: dict[str, float] = {}
     for name, value in aberrations_m.items():
         _, m, size, phi = _aberration(name, value)
@@ -316,14 +365,14 @@ def aberration_parts(aberrations_m: Aberrations) -> dict[str, float]:
 
 
 def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
-    """chi (h, w)."""
+    """Return chi (h, w) in rad, DC at the corner."""
     each = aberration_phases(shape, pixel_m, wavelength_m, list(aberrations_m))
     sizes = aberration_parts(aberrations_m)
     return sum((sizes[name] * phase for name, phase in each.items()), torch.zeros(shape, dtype=torch.float64))
 
 
 def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, float, float]:
-    """n, m, size (m) and angle (rad) of one entry such as C12: [1e-9, 0.3]."""
+    """Return n, m, size (m) and angle (rad) of one entry such as C12: [1e-9, 0.3]."""
     found = re.fullmatch(r"C(\d)(\d)", name)
     if not found:
         raise BadInput(f"Unknown aberration {name!r}; names are Cnm, such as C10 (defocus), C12, C21 or C30.")
@@ -337,6 +386,7 @@ def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, fl
 
 
 def _check_pupil(name: str, half_rad: Pair, shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> None:
+    """Raise BadInput if the half-angles of a pupil are finer than a pixel of it, or beyond the Nyquist frequency."""
     for n, d, half in zip(shape, pixel_m, half_rad, strict=True):
         largest, step = wavelength_m / (2 * d), wavelength_m / (n * d)
         if not step <= half <= largest:
@@ -347,7 +397,7 @@ def _check_pupil(name: str, half_rad: Pair, shape: tuple[int, int], pixel_m: Pai
 
 
 def _from_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
-    """P = F^H [A exp(-i chi)] of unit power, once chi is known to be sampled."""
+    """Return P = F^H [A exp(-i chi)] of unit power, once chi is known to be sampled."""
     inside = pupil > 0
     for axis in (0, 1):
         n, d = pupil.shape[axis], pixel_m[axis]
@@ -365,14 +415,14 @@ def _from_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
 
 
 def _propagated(probe: Tensor, pixel_m: Pair, wavelength_m: float, distance_m: float) -> Tensor:
-    """Angular spectrum over `distance_m`, at the power that it had before the band limit."""
+    """Propagate by the angular spectrum, and restore the power from before the band limit."""
     kernel = angular_spectrum_kernel((probe.shape[-2], probe.shape[-1]), pixel_m, wavelength_m, distance_m)
     moved = apply_kernel(probe.to(torch.complex128), kernel.to(probe.device))
     return rescaled(moved, float((probe.abs() ** 2).sum()))
 
 
 def _centred_inverse(spectrum: Tensor) -> Tensor:
-    """F^H of a spectrum with DC at the corner, with the optical axis moved to (h//2, w//2)."""
+    """Return F^H of a spectrum with DC at the corner, with the optical axis moved to (h//2, w//2)."""
     return torch.fft.fftshift(ifft(spectrum), dim=(-2, -1))
 
 

@@ -24,24 +24,34 @@ Pair = tuple[float, float]
 
 
 def fft(x: Tensor, norm: str = "ortho") -> Tensor:
-    """F x, orthonormal, over the last two axes; sqrt(h w) times that with norm "backward", which on a GPU saves a pass
-    over the waves."""
+    """Return F x, orthonormal, over the last two axes.
+
+    Norm "backward" gives sqrt(h w) times that, which on a GPU saves a pass over the waves.
+    """
     return torch.fft.fft2(x, norm=norm) if _even(x) else _in_groups(torch.fft.fft2, x, norm)
 
 
 def ifft(x: Tensor, norm: str = "ortho") -> Tensor:
-    """F^H x, orthonormal, over the last two axes; sqrt(h w) times that with norm "forward"."""
+    """Return F^H x, orthonormal, over the last two axes; with norm "forward", sqrt(h w) times that."""
     return torch.fft.ifft2(x, norm=norm) if _even(x) else _in_groups(torch.fft.ifft2, x, norm)
 
 
-#: So many waves are transformed together where a wave's bits would depend on how many there are.
+#: Number of waves that are transformed together if a wave's bits would otherwise depend on how many there are.
 GROUP = 16
 _uneven: set[tuple[torch.device, torch.dtype, tuple[int, int]]] = set()
 
 
 def try_transforms(device: torch.device, dtype: torch.dtype, window: tuple[int, int]) -> bool:
-    """Whether a wave's transform has the same bits however many are transformed together, tried once; where not, they
-    are from here on transformed in groups of one size. Libraries of GPUs may take another way for few waves."""
+    """Return True if a wave's transform has the same bits however many are transformed together, tried once.
+
+    If it has not, waves of this kind are transformed in groups of one size from then on. GPU libraries may use another
+    algorithm for few waves.
+
+    Args:
+        device: where waves are transformed.
+        dtype: complex dtype of the waves.
+        window: (h, w).
+    """
     key = device, dtype, window
     if key in _uneven:
         return False
@@ -58,11 +68,12 @@ def try_transforms(device: torch.device, dtype: torch.dtype, window: tuple[int, 
 
 
 def _even(x: Tensor) -> bool:
+    """Return True unless waves of this kind must be transformed in groups."""
     return not _uneven or (x.device, x.dtype, (x.shape[-2], x.shape[-1])) not in _uneven
 
 
 def _in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str) -> Tensor:
-    """The transform of waves (..., h, w), GROUP at a time, of which the last may be empty."""
+    """Transform waves (..., h, w), GROUP at a time; the last group is filled up with zeros."""
     waves = x.reshape(-1, *x.shape[-2:])
     lacking = -len(waves) % GROUP
     if lacking:
@@ -72,15 +83,29 @@ def _in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str) -> Tensor
 
 
 def frequencies(shape: tuple[int, int], pixel_m: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """k_y as (h, 1) and k_x as (1, w), float64, cycles per metre (per pixel when pixel_m = (1, 1)), FFT order."""
+    """Return k_y as (h, 1) and k_x as (1, w), float64, in FFT order.
+
+    Args:
+        shape: (h, w).
+        pixel_m: pixel (y, x) in metres, for cycles per metre; (1, 1) for cycles per pixel.
+        device: where the arrays are kept.
+    """
     ky = torch.fft.fftfreq(shape[0], pixel_m[0], dtype=torch.float64, device=device)
     kx = torch.fft.fftfreq(shape[1], pixel_m[1], dtype=torch.float64, device=device)
     return ky[:, None], kx[None, :]
 
 
 def derivatives(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """2 pi i k_y and 2 pi i k_x, (2, h, w) complex of this dtype: of a spectrum's waves they make the derivatives per
-    pixel. Not to be written to."""
+    """Return 2 pi i k_y and 2 pi i k_x, which turn a spectrum into that of the derivatives per pixel.
+
+    Args:
+        shape: (h, w).
+        dtype: complex dtype of the result.
+        device: where the result is kept.
+
+    Returns:
+        (2, h, w) complex; shared between callers, so it must not be written to.
+    """
     if device.type == "cpu":
         return _derivatives_of(shape, dtype)
     return _derivatives(shape, dtype, device)
@@ -99,10 +124,22 @@ def _derivatives_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 def angular_spectrum_kernel(
     shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, distance_m: float, tilt_rad: Pair = (0.0, 0.0)
 ) -> Tensor:
-    """Band-limited angular-spectrum transfer function, (h, w) complex128, without the constant phase 2 pi z / lambda.
+    """Return the band-limited angular-spectrum transfer function, without the constant phase 2 pi z / lambda.
 
-    Evanescent waves and frequencies beyond the band limit (Matsushima & Shimobaba 2009, eq. 13) are zero. A tilt
-    (y, x) multiplies by exp(i z (K_y tan t_y + K_x tan t_x)), K = 2 pi k: the image moves by -z tan t.
+    Evanescent waves and frequencies beyond the band limit are zero. A tilt multiplies by
+    exp(i z (K_y tan t_y + K_x tan t_x)), K = 2 pi k: the image moves by -z tan t.
+
+    Args:
+        shape: (h, w).
+        pixel_m: pixel (y, x).
+        wavelength_m: wavelength.
+        distance_m: z.
+        tilt_rad: t (y, x).
+
+    Returns:
+        (h, w) complex128, in FFT order.
+
+    Source: Matsushima & Shimobaba 2009, eq. 13, for the band limit.
     """
     ky, kx = frequencies(shape, pixel_m)
     k2 = ky**2 + kx**2
@@ -116,9 +153,15 @@ def angular_spectrum_kernel(
 
 
 def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, tilt_rad: Pair = (0.0, 0.0)) -> Tensor:
-    """2 pi (k_z - 1/lambda + k_y tan t_y + k_x tan t_x), (h, w) float64 in rad/m.
+    """Return 2 pi (k_z - 1/lambda + k_y tan t_y + k_x tan t_x), (h, w) float64 in rad/m.
 
     The angular spectrum is exp(i z phase_rate) within its band.
+
+    Args:
+        shape: (h, w).
+        pixel_m: pixel (y, x).
+        wavelength_m: wavelength.
+        tilt_rad: t (y, x).
     """
     ky, kx = frequencies(shape, pixel_m)
     k2 = ky**2 + kx**2
@@ -129,9 +172,15 @@ def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, tilt_
 
 
 def tilt_rates(shape: tuple[int, int], pixel_m: Pair, distance_m: float, tilt_rad: Pair) -> tuple[Tensor, Tensor]:
-    """Phase of a tilted transfer function per radian of tilt along y, (h, 1), and x, (1, w), float64.
+    """Return the phase of a tilted transfer function per radian of tilt along y, (h, 1), and x, (1, w), float64.
 
     2 pi z k_a / cos^2 t_a, for the derivative of tan t_a is 1 / cos^2 t_a.
+
+    Args:
+        shape: (h, w).
+        pixel_m: pixel (y, x).
+        distance_m: z.
+        tilt_rad: t (y, x).
     """
     ky, kx = frequencies(shape, pixel_m)
     y, x = (2 * math.pi * distance_m / math.cos(t) ** 2 for t in tilt_rad)
@@ -141,24 +190,35 @@ def tilt_rates(shape: tuple[int, int], pixel_m: Pair, distance_m: float, tilt_ra
 def fresnel_kernel(
     shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, distance_m: float, tilt_rad: Pair = (0.0, 0.0)
 ) -> Tensor:
-    """Fresnel transfer function exp(-i pi lambda z k^2), (h, w) complex128 (Goodman, eq. 4-21); tilt as above."""
+    """Return the Fresnel transfer function exp(-i pi lambda z k^2), (h, w) complex128, in FFT order.
+
+    Args:
+        shape: (h, w).
+        pixel_m: pixel (y, x).
+        wavelength_m: wavelength.
+        distance_m: z.
+        tilt_rad: tilt (y, x), which acts as in `angular_spectrum_kernel`.
+
+    Source: Goodman, Introduction to Fourier Optics, eq. 4-21.
+    """
     ky, kx = frequencies(shape, pixel_m)
     phase = -math.pi * wavelength_m * distance_m * (ky**2 + kx**2) + _tilt(ky, kx, distance_m, tilt_rad)
     return torch.polar(torch.ones_like(phase), phase)
 
 
 def _tilt(ky: Tensor, kx: Tensor, distance_m: float, tilt_rad: Pair) -> Tensor:
+    """Return 2 pi z (k_y tan t_y + k_x tan t_x), (h, w)."""
     return 2 * math.pi * distance_m * (ky * math.tan(tilt_rad[0]) + kx * math.tan(tilt_rad[1]))
 
 
 def apply_kernel(psi: Tensor, kernel: Tensor) -> Tensor:
-    """F^H [K F psi]; K (h, w), or with leading axes that broadcast against psi's."""
+    """Return F^H [K F psi]; K is (h, w), or has leading axes that broadcast against psi's."""
     if psi.device.type == "cpu":
         return ifft(times(kernel, fft(psi)))
-    # a GPU would go over the waves once more for each transform to make it orthonormal
+    # On a GPU an orthonormal transform costs one more pass over the waves.
     return ifft(times(kernel / (psi.shape[-2] * psi.shape[-1]), fft(psi, "backward")), "forward")
 
 
 def apply_kernel_adjoint(psi: Tensor, kernel: Tensor) -> Tensor:
-    """F^H [conj(K) F psi], the adjoint of `apply_kernel`."""
+    """Return F^H [conj(K) F psi], the adjoint of `apply_kernel`."""
     return apply_kernel(psi, kernel.conj())

@@ -16,24 +16,32 @@ from ptymesh.physics.propagate import fft, ifft
 
 
 def inner(c: int, n: int, device: torch.device | None = None) -> Tensor:
-    """Indices, in FFT order, of the n/c lowest frequencies of n."""
+    """Return the indices, in FFT order, of the n/c lowest frequencies of n.
+
+    Args:
+        c: coarsening.
+        n: number of frequencies, divisible by 2 c.
+        device: where the result is kept.
+    """
     half = n // c // 2
     return torch.cat((torch.arange(half, device=device), torch.arange(n - half, n, device=device)))
 
 
 def corner_crop(images: Tensor, c: int) -> Tensor:
-    """The lowest frequencies of (..., h, w) with DC at the corner: (..., h/c, w/c)."""
+    """Return the lowest frequencies of (..., h, w) with DC at the corner: (..., h/c, w/c)."""
     rows, columns = (inner(c, n, images.device) for n in images.shape[-2:])
     return images[..., rows[:, None], columns]
 
 
 def coarser(field: Tensor, c: int) -> Tensor:
-    """Band-limited field (..., h, w) on the coarse grid, (..., h/c, w/c), with the same norm in its band."""
+    """Return a band-limited field (..., h, w) on the coarse grid, (..., h/c, w/c), with the same norm in its band."""
     return ifft(corner_crop(fft(field), c))
 
 
 def finer(field: Tensor, c: int) -> Tensor:
-    """Adjoint of `coarser`: (..., h/c, w/c) -> (..., h, w), spectrum padded with zeros."""
+    """Return a field on the fine grid, (..., h/c, w/c) -> (..., h, w), its spectrum padded with zeros: adjoint of
+    `coarser`.
+    """
     shape = (*field.shape[:-2], field.shape[-2] * c, field.shape[-1] * c)
     spectrum = field.new_zeros(shape)
     rows, columns = (inner(c, n, field.device) for n in shape[-2:])

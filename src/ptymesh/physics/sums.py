@@ -34,11 +34,21 @@ from ptymesh.physics.rounding import largest, narrowed, rounded
 class Adjoints:
     """Sums over a batch on this rank, in double precision, to which adjoints of chunks add rounded terms (rounding.py).
 
-    Each has so many parts: object (parts L, H, W) or None; probe (parts M, h, w) or None, of `Model.unshifted_terms` if
-    `shifted`; opr (parts K, h, w); with their weights, real, probe_weight (parts, h, w). shifts (6, 2): by kind of sum
-    and part. reached: (6,) the largest terms so far.
-    views: how many the batch has, if no other rank has any: waves of a chunk with all of them need not be copied.
-    kept: what else a pass keeps until `finish`. background: what its sums are, where it is told of views.
+    Attributes:
+        object: (parts L, H, W) complex, or None if the object's sums are not wanted.
+        object_weight: (parts L, H, W) real, illumination; or None.
+        probe: (parts M, h, w) complex, sum of `Model.unshifted_terms` if `shifted`; or None.
+        probe_weight: (parts, h, w) real.
+        opr: (parts K, h, w) complex.
+        opr_weight: (parts K, h, w) real.
+        shifts: (6, 2) float64, rounding shifts by kind of sum (kinds.py) and part.
+        reached: (6,) float64, largest terms so far by kind of sum.
+        parts: of each sum, 1 or 2.
+        shifted: True if the probe's sums are of shifted waves.
+        views: number of views of the batch if no other rank has any, so that waves of a chunk with all of them need not
+            be copied; else None.
+        kept: buffers that a backend holds until `finish`.
+        background: sums of the background; None if it stays as it is.
     """
 
     object: Tensor | None
@@ -56,22 +66,24 @@ class Adjoints:
     background: BackgroundSums | None = None
 
     def rounded(self, kind: int, terms: Tensor) -> Tensor:
-        """Terms (B, C, ...) in parts (B, parts C, ...); how large they are is noted."""
+        """Return terms (B, C, ...) rounded, in parts (B, parts C, ...), and record their largest magnitude."""
         self.note(kind, largest(terms))
         return rounded(terms, self.shifts[kind], self.parts)
 
     def note(self, kind: int, reached: Tensor) -> None:
-        """Terms were as large as this, 0-d."""
+        """Record the largest magnitude (0-d) of terms of a kind."""
         torch.maximum(self.reached[kind], reached, out=self.reached[kind])
 
 
 @dataclass(frozen=True)
 class SharedSums:
-    """The object's sums of several ranks, and their weights, in memory that all of them see.
+    """The object's sums of several ranks, and their weights, in memory that all of them map.
 
-    memory: (m,) float64; ranks: (k, 6) int64, of each rank the place of its first sum and of its first weight, in
-    numbers, the sides of its arrays (parts L, H, W), and the block of these, y x, at which the field begins in which
-    sums are to come together; parts: of each sum.
+    Attributes:
+        memory: (m,) float64, sums and weights of all ranks.
+        ranks: (k, 6) int64, for each rank: offsets of its first sum and of its first weight in `memory`; height and
+            width of its arrays; and the block (y, x) of them at which the field begins in which sums are combined.
+        parts: of each sum, 1 or 2.
     """
 
     memory: Tensor
@@ -79,7 +91,7 @@ class SharedSums:
     parts: int
 
     def of(self, rank: int, slices: int) -> tuple[Tensor, Tensor]:
-        """A rank's sums and weights (parts L, H, W)."""
+        """Return a rank's sums and weights, (parts L, H, W) each."""
         first, weight, height, width = self.ranks[rank, :4].tolist()
         shape = (self.parts * slices, height, width)
         count = math.prod(shape)
@@ -88,15 +100,29 @@ class SharedSums:
 
 
 class BlockOperations:
-    """What is done to the object's sums, and to fields of the object, on the blocks of a batch."""
+    """Operations on the object's sums, and on fields of the object, limited to the blocks of a batch."""
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """A complex and a real field (L, H, W) become 0 on these blocks (n,)."""
+        """Set blocks of two fields to 0.
+
+        Args:
+            field: (L, H, W) complex.
+            weight: (L, H, W) real.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+        """
         for array in (field, weight):
             blocked(array)[:, rows, columns] = 0
 
     def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """Fields (L, H, W) become what the object's sums are, and their weight, on these blocks (n,)."""
+        """Write the object's sums and their weights to fields of the model's precision, on some blocks.
+
+        Args:
+            sums: sums and weights, (parts L, H, W) each.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            found: (L, H, W) complex and (L, H, W) real, written to.
+        """
         for parts, target in zip(sums, found, strict=True):
             values = narrowed(cut_blocks(parts, rows, columns), target.dtype, len(target))
             put_blocks(target, rows, columns, values)
@@ -104,10 +130,14 @@ class BlockOperations:
     def combine(
         self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
-        """Fields (L, H, W) become what the object's sums of several ranks are together, and their weights, on these
-        blocks (n,).
+        """Add the object's sums and weights of several ranks, and write them to fields, on some blocks.
 
-        reached: (n,) int64, whose sums, as bits of a number that is not 0; -1: everybody's.
+        Args:
+            sums: of all ranks.
+            reached: (n,) int64, ranks that contribute to each block, as bits of a number that is not 0; -1 for all.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            found: (L, H, W) complex and (L, H, W) real, written to.
         """
         for place, target in enumerate(found):
             total: Any = 0
@@ -120,13 +150,21 @@ class BlockOperations:
             put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
     def largest(self, leaf: Leaf) -> Tensor:
-        """The largest value of a real field on its blocks in each slice, (L, 1, 1, 1); of no blocks, 0."""
+        """Return the largest value of a real field on its blocks in each slice, (L, 1, 1, 1); 0 without blocks."""
         return top_of(leaf.values)
 
     def write(
         self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
     ) -> None:
-        """target (L, H, W) = or += the expression on these blocks (n,)."""
+        """Evaluate an expression, and write it to blocks of a field or add it.
+
+        Args:
+            target: (L, H, W), changed in place.
+            expression: values of the blocks.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            add: True to add.
+        """
         values = evaluate(expression).to(target.dtype)
         if add:
             blocked(target)[:, rows, columns] += values
@@ -134,11 +172,19 @@ class BlockOperations:
             blocked(target)[:, rows, columns] = values
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """target (M, h, w) += times change / ((1 - blend) weight + blend max weight); weight (h, w), real.
+        """Add times change / ((1 - blend) weight + blend max weight) to a probe, as `write` does with a `Quotient` for
+        an object.
 
-        Of a probe what `write` does with a `Quotient` of an object.
+        Args:
+            target: (M, h, w) complex, changed in place.
+            change: (M, h, w) complex.
+            weight: (h, w) real.
+            blend: share of the largest weight in the divisor.
+            times: factor.
         """
         target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
 
     def finish(self, into: Adjoints) -> None:
-        """Completes the sums after the last chunk; not the object's, which may be travelling by then."""
+        """Complete the sums after the last chunk, all but the object's, which may already be on their way to other
+        ranks.
+        """

@@ -1,4 +1,4 @@
-"""A view is a window of the object: cutting windows out, adding them back, and sub-pixel shifts.
+"""Windows of the object, one for each view: cutting them out, adding them back, and sub-pixel shifts.
 
 B, L, M     views of a chunk, slices, modes
 n_j, f_j    anchor (integer) and fraction of position p_j = n_j + f_j, y x
@@ -21,20 +21,38 @@ from ptymesh.physics.propagate import derivatives, fft, frequencies, ifft
 
 
 def cut(obj: Tensor, anchors: Tensor, window: tuple[int, int]) -> Tensor:
-    """S_j O for every view: object (L, H, W), anchors (B, 2) int64 -> (B, L, h, w)."""
+    """Cut the window of every view, S_j O, (B, L, h, w).
+
+    Args:
+        obj: (L, H, W).
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        window: (h, w).
+    """
     sliding = obj.unfold(-2, window[0], 1).unfold(-2, window[1], 1)
     return sliding[:, anchors[:, 0], anchors[:, 1]].transpose(0, 1)
 
 
 def add_back(out: Tensor, windows: Tensor, anchors: Tensor) -> None:
-    """out += sum_j S_j^H windows_j, in place: out (L, H, W) contiguous, windows (B, L, h, w), anchors (B, 2)."""
+    """Add windows to an object in place: out += sum_j S_j^H windows_j.
+
+    Args:
+        out: (L, H, W), contiguous.
+        windows: (B, L, h, w).
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+    """
     index = flat_index(anchors, windows.shape[-2:], out.shape[-1]).reshape(-1)
     for slice_, window in zip(out, windows.unbind(1), strict=True):
         slice_.view(-1).index_add_(0, index, window.reshape(-1))
 
 
 def flat_index(anchors: Tensor, window: tuple[int, ...], width: int) -> Tensor:
-    """Index into the flattened slice of every pixel of every window, (B, h, w) int64."""
+    """Return the index into the flattened slice of every pixel of every window, (B, h, w) int64.
+
+    Args:
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        window: (h, w).
+        width: W of the object.
+    """
     rows = (anchors[:, 0, None] + torch.arange(window[0], device=anchors.device)) * width
     columns = anchors[:, 1, None] + torch.arange(window[1], device=anchors.device)
     return rows[:, :, None] + columns[:, None, :]
@@ -44,7 +62,7 @@ def flat_index(anchors: Tensor, window: tuple[int, ...], width: int) -> Tensor:
 
 
 def ramps(fractions: Tensor, window: tuple[int, int]) -> Tensor:
-    """exp(-2 pi i k.f_j), fractions (B, 2) real -> (B, h, w) complex."""
+    """Return exp(-2 pi i k.f_j): fractions (B, 2) real -> (B, h, w) complex."""
     ky, kx = frequencies(window, (1.0, 1.0), fractions.device)
     f = -2 * math.pi * fractions.to(torch.float64)
     phase_y, phase_x = f[:, 0, None] * ky[:, 0], f[:, 1, None] * kx[0]
@@ -55,12 +73,14 @@ def ramps(fractions: Tensor, window: tuple[int, int]) -> Tensor:
 
 
 def shift(probe: Tensor, fractions: Tensor) -> Tensor:
-    """T_f P: probe (M, h, w) or (B, M, h, w), fractions (B, 2) pixels -> (B, M, h, w)."""
+    """Shift the probe, T_f P: probe (M, h, w) or (B, M, h, w), fractions (B, 2) in pixels -> (B, M, h, w)."""
     return ifft(times(fft(probe), ramps(fractions, _window(probe))[:, None]))
 
 
 def derivative(waves: Tensor, axis: int) -> Tensor:
-    """Spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f P."""
+    """Return the spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f
+    P.
+    """
     return ifft(times(fft(waves), derivatives(_window(waves), waves.dtype, waves.device)[axis]))
 
 
@@ -72,19 +92,22 @@ def _window(waves: Tensor) -> tuple[int, int]:
 
 
 def _corners(anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """Top-left object pixel of the interpolation (B, 2) and the weight t in [0, 1) of the next one (B, 2)."""
+    """Return the top-left pixel of the interpolation (B, 2) and the weight t in [0, 1) of the next one (B, 2)."""
     below = torch.floor(fractions)
     return anchors + below.to(anchors.dtype), fractions - below
 
 
 def _bilinear_weights(t: Tensor, order: tuple[int, int] = (0, 0)) -> Tensor:
-    """Weights of the four neighbours, or their derivatives of this order (0 or 1) per axis, (B, 2, 2): [y, x]."""
+    """Return the weights of the four neighbours, or their derivatives of this order (0 or 1) per axis, (B, 2, 2): [y,
+    x].
+    """
     edge = (2 * torch.arange(2, dtype=t.dtype, device=t.device) - 1).expand(len(t), 2)
     y, x = (edge if order[axis] else torch.stack((1 - t[:, axis], t[:, axis]), dim=1) for axis in (0, 1))
     return y[:, :, None] * x[:, None, :]
 
 
 def _blend(cuts: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the four neighbours: cuts (B, L, h + 1, w + 1) -> (B, L, h, w)."""
     h, w = cuts.shape[-2] - 1, cuts.shape[-1] - 1
     c = weights[:, :, :, None, None, None]
     total = c[:, 0, 0] * cuts[..., :h, :w]
@@ -96,17 +119,30 @@ def _blend(cuts: Tensor, weights: Tensor) -> Tensor:
 def cut_bilinear(
     obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int], order: tuple[int, int] = (0, 0)
 ) -> Tensor:
-    """Object interpolated at n_j + f_j + r: (L, H, W), (B, 2), (B, 2) -> (B, L, h, w).
+    """Return the object interpolated at n_j + f_j + r, (B, L, h, w).
 
-    order: 1 where the derivative with respect to f_a is wanted instead; second ones of a single axis are zero.
+    Args:
+        obj: (L, H, W).
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+        window: (h, w).
+        order: 1 along an axis for the derivative with respect to f_a instead; second ones of a single axis are zero.
     """
     corner, t = _corners(anchors, fractions)
     return _blend(cut(obj, corner, (window[0] + 1, window[1] + 1)), _bilinear_weights(t, order))
 
 
 def spread_bilinear(windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `add_back` adds for the adjoint of `cut_bilinear`, (B, L, h + 1, w + 1), and the object pixels (B, 2) under
-    its corners."""
+    """Return what `add_back` adds for the adjoint of `cut_bilinear`.
+
+    Args:
+        windows: (B, L, h, w).
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+
+    Returns:
+        Windows (B, L, h + 1, w + 1), and the object pixels (B, 2) under their corners.
+    """
     corner, t = _corners(anchors, fractions)
     weights = _bilinear_weights(t)
     b, slices, h, w = windows.shape
@@ -120,5 +156,13 @@ def spread_bilinear(windows: Tensor, anchors: Tensor, fractions: Tensor) -> tupl
 def cut_bilinear_derivative(
     obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int], axis: int
 ) -> Tensor:
-    """Derivative of `cut_bilinear` with respect to f_a, (B, L, h, w)."""
+    """Return the derivative of `cut_bilinear` with respect to f_a, (B, L, h, w), per pixel.
+
+    Args:
+        obj: (L, H, W).
+        anchors: (B, 2) int64, corners of the windows in object pixels.
+        fractions: (B, 2) sub-pixel parts of the positions, in pixels.
+        window: (h, w).
+        axis: 0 for y, 1 for x.
+    """
     return cut_bilinear(obj, anchors, fractions, window, (1, 0) if axis == 0 else (0, 1))

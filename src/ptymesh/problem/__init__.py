@@ -1,4 +1,4 @@
-"""What an engine works on (problem.py): who loads views, who evaluates them, and what fields of the object can do."""
+"""The problem that an engine works on: loading views, evaluating them, and operations on fields of the object."""
 
 from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator

@@ -1,4 +1,7 @@
-"""Adjoints of waves, collected chunk by chunk into global sums over a batch."""
+"""Adjoints of waves, collected chunk by chunk into global sums over a batch.
+
+B, L, M     views of the chunk, slices, modes
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,23 @@ from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.evaluator import Evaluator, loss_and_counts
 from ptymesh.problem.loader import WaveUse
 
-#: Powers of two by which terms may exceed what is expected of them, try after try; and those of sums that cannot be
-#: made again, of any waves.
+#: Powers of two by which terms may exceed the expected ones, try after try; and those of sums that cannot be repeated,
+#: as their waves come from elsewhere.
 ROOM, ANY = (6, 22, 38), 30
 
 
 class Accumulator:
     """Global sums over a batch of the adjoints of waves (chi, exit waves ...), added chunk by chunk.
 
-    With only="object" the probe's sums stay zero, with only="probe" the object's have no blocks. task: what
-    `exit_wave_update` or `loss_gradient` does with all chunks; None where waves come from elsewhere, by `add`. keep:
-    whether these are to return waves. background: whether views are asked about it, too.
+    Args:
+        evaluator: takes chunks through the model.
+        estimate: the unknowns.
+        batch: the views; steps of their positions and weights go to `batch.asked`.
+        only: "object" to leave the probe's sums at zero, "probe" to leave the object's without blocks; None for both.
+        task: what `exit_wave_update` or `loss_gradient` does with all chunks; None if waves come from elsewhere, by
+            `add`.
+        keep: True if these methods are to return the waves.
+        background: True to sum the background's slope and darkness, too.
     """
 
     def __init__(
@@ -57,9 +66,9 @@ class Accumulator:
         batch.asked.clear()
         self.fields.reclaim()
         self.parts = 1 if task and self.setup.real == torch.float32 else 2
-        #: Memory for sums that all ranks see, where there is any.
+        #: Memory for sums that all ranks share; None without any.
         self.common = self.setup.layout.common(estimate.object, self.parts) if self.with_object else None
-        #: Where the object's sums, and their weight, are to be found.
+        #: Fields for the object's sums and their weight.
         self.found = (
             self.common.found
             if self.common and self.common.found
@@ -69,15 +78,15 @@ class Accumulator:
             )
         )
         self._border, self._tries = self.loader.local_views.border(estimate, batch.views), 0
-        self._open()
+        self._reset_sums()
 
-    def _open(self) -> None:
-        """Sums without any term."""
+    def _reset_sums(self) -> None:
+        """Start with empty sums."""
         estimate, parts = self.estimate, self.parts
         by_probe = self._buffer("probe", estimate.probe) if self.with_probe else None
         others = self._buffer("light", estimate.probe[:1].real), self._buffer("opr", estimate.opr)
         adjoints = (*others, self._buffer("opr light", estimate.opr.real))
-        shifts, self._limits, reached = self._begun([*adjoints] if by_probe is None else [by_probe, *adjoints])
+        shifts, self._limits, reached = self._reset_steps([*adjoints] if by_probe is None else [by_probe, *adjoints])
         if self.common:
             obj, weight = self.common.own
         else:
@@ -95,35 +104,37 @@ class Accumulator:
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.setup.world.size == 1 else None,
-            background=self._told() if self.with_background else None,
+            background=self._background_sums() if self.with_background else None,
         )
         if self.with_object:
             self.setup.backend.clear(obj, weight, *(self.blocks.added if self.common else self.blocks.covered))
-        #: Views that have been added.
+        #: Number of views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.asked.clear()
         self.loader.border_swept = self.begin
 
-    def _told(self) -> BackgroundSums:
-        """What the background is told, before the first view."""
+    def _background_sums(self) -> BackgroundSums:
+        """Return empty sums for the background."""
         kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
         return BackgroundSums.begun(self.estimate.background, kind, pixel, len(self.batch.views))
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
-        """Room for sums of arrays like this (C, h, w), in parts."""
+        """Return a buffer for sums of arrays like this (C, h, w), in parts."""
         return self.fields.buffer(f"{name} in {self.parts}", like, wide(like.dtype), self.parts)
 
     @property
     def _shifted(self) -> bool:
-        """Whether the probe's sums are made in Fourier space."""
+        """True if the probe's sums are made in Fourier space."""
         whole = self.loader.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
         return self.setup.model.subpixel == "fourier" and not whole
 
-    def _begun(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Shifts by kind of sum and part, limits of terms by kind, and how large these were so far: 0, as the sums."""
+    def _reset_steps(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return shifts by kind of sum and part, limits of terms by kind, and zeros for their largest magnitudes; zero
+        the sums.
+        """
         room = ROOM[self._tries] if self.task else ANY
-        # where a window is shared out between pixels, four terms of a view may fall on one
+        # With interpolation, four terms of a view may fall on one pixel.
         how = self.loader.brightest, self.setup.model.fidelity, self.task, room, 4 * len(self.batch.views)
         if self.setup.device.type == "cpu":
             return begun(*how, None, self.estimate.probe, *sums)
@@ -131,28 +142,37 @@ class Accumulator:
         return self.setup.backend.repeat(name, partial(begun, *how, self.setup.steps), self.estimate.probe, *sums)
 
     def chunks(self) -> Iterator[Chunk]:
-        """The batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
+        """Return the batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
         waves: WaveUse = "used" if not self._complete else "kept" if self.keep else "dropped"
-        return self.loader.chunks(self.estimate, self.batch.views, waves=waves, steps=self._asks)
+        return self.loader.chunks(self.estimate, self.batch.views, waves=waves, steps=self._needs_steps)
 
     @property
-    def _asks(self) -> bool:
-        """Whether views ask for steps of their positions or weights."""
+    def _needs_steps(self) -> bool:
+        """True if steps of the views' positions or weights are wanted."""
         return self.batch.refine or self.batch.vary
 
     @property
     def _complete(self) -> bool:
-        """Whether a sweep adds up all that is wanted of waves."""
+        """True if both the object's and the probe's sums are wanted."""
         return self.with_object and self.with_probe
 
     def add(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
-        """Adds S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights; waves (B, M, h, w) at the exit."""
-        self._admit(chunk)
-        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.sums)
-        self._ask(chunk, intermediates, waves)
+        """Add S_j^H conj(phi) waves, T_{-f} conj(S O) waves and their weights.
 
-    def _ask(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
-        """What views ask of positions and weights, where it is wanted."""
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            waves: (B, M, h, w) complex, at the exit of the last slice.
+
+        Raises:
+            PtymeshError: the sums of these views have been sent to other ranks already.
+        """
+        self._count_views(chunk)
+        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.sums)
+        self._append_steps(chunk, intermediates, waves)
+
+    def _append_steps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
+        """Append the views' steps of positions and weights to those of the batch, if they are wanted."""
         if self.batch.refine:
             self.batch.asked.positions.append(
                 (chunk.views, self.evaluator.position_step(self.estimate, chunk, intermediates, waves))
@@ -163,15 +183,27 @@ class Accumulator:
             )
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
-        """Adds chi of exit waves, (B, M, h, w), and notes their loss and residual; with `keep` it is returned."""
+        """Add the adjoints of chi of a chunk, and record loss and residual of its views.
+
+        Returns:
+            chi (B, M, h, w); undefined without `keep`.
+        """
         assert self.task == "exit_wave_update"
         chi, found = self._sweep(chunk, intermediates, self.keep)
         self.evaluator.see(chunk, found)
         return chi
 
     def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> tuple[Tensor, Tensor]:
-        """Adds -D^H (dL/dI Psi) of the chunk; returns what `Evaluator.loss_gradient` does of each view: without `keep`
-        the waves mean nothing."""
+        """Add the adjoints of -D^H (dL/dI Psi) of a chunk.
+
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            note: True to record loss and residual of the views.
+
+        Returns:
+            The waves (B, M, h, w), undefined without `keep`; and loss, sum y, sum y^2 of each view, (B, 3) float64.
+        """
         assert self.task == "loss_gradient"
         waves, found = self._sweep(chunk, intermediates, self.keep)
         if note:
@@ -179,29 +211,32 @@ class Accumulator:
         return waves, loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
-        backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._asks
+        """Run the task on a chunk and add its adjoints, in one pass if the backend can do so."""
+        backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._needs_steps
         assert task
         if not self._complete or (asks and not backend.supports(model, chunk, "steps")):
             waves, found = backend.detector(model, chunk, intermediates, task, self.sums.background)
             self.add(chunk, intermediates, waves)
             return waves, found
-        self._admit(chunk)
+        self._count_views(chunk)
         chunk.sweep["by sweep"] = (True,)
         waves, found = backend.sweep(model, chunk, intermediates, task, self.sums, keep, steps=asks)
-        self._ask(chunk, intermediates, waves)
+        self._append_steps(chunk, intermediates, waves)
         return waves, found
 
-    def _admit(self, chunk: Chunk) -> None:
+    def _count_views(self, chunk: Chunk) -> None:
+        """Count the views of a chunk, and refuse views whose sums have been sent."""
         if chunk.border and self._finish:
             raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
         self._added += chunk.views.shape[0]
 
     def begin(self) -> None:
-        """All border views have been swept: where they have been added, too, their sums start to travel."""
+        """Start sending the object's sums, if all views whose sums other ranks wait for have been added."""
         if self._finish is None and self._added >= self._border:
             self._begin()
 
     def _begin(self) -> None:
+        """Start adding up the object's sums over ranks."""
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
         if self.common:
             self._finish = self.setup.layout.add_up(self.common, self.blocks, self.found, self.setup.backend.combine)
@@ -209,19 +244,24 @@ class Accumulator:
             self._finish = self.setup.layout.begin(fields, self.blocks)
 
     def total(self, *others: Reduction | Tensor) -> Gradients:
-        """Sums over all ranks, of `others` too, in one message: tallies, and rows of which one rank has each."""
+        """Return the sums over all ranks. Collective.
+
+        Args:
+            others: sums of other quantities to add in the same message: reductions, or tensors of which each rank has
+                its share.
+        """
         self.loader.border_swept = None
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
         parts.append(self.setup.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
-        while self._asks_for_more(rest[-1]):
-            self._again()
+        while self._needs_retry(rest[-1]):
+            self._retry()
             fields, adjoints, rest = self._reduced(parts)
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
         *_, self.batch.asked.stop, beyond = rest
-        obj, weight = self._in_place(fields)
+        obj, weight = self._to_fields(fields)
         lit = BackgroundSums.total(adjoints.pop()).to(self.setup.real) if self.sums.background else None
-        if fields and not self.with_probe:  # nothing else tells that terms were beyond all limits
+        if fields and not self.with_probe:  # else the probe is NaN if terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
         self.fields.lend(obj, weight)
         in_real = tuple(value.to(self.setup.real) for value in values)
@@ -230,8 +270,12 @@ class Accumulator:
         return found
 
     def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
-        """Sums over ranks: of the object's fields (of common memory, the arrays that hold them); of the other adjoints;
-        of the parts, and last the number of ranks that have met terms beyond the limits."""
+        """Return the sums over ranks.
+
+        Returns:
+            The object's fields (none if its sums are in shared memory); the other adjoints; and the parts, followed by
+            the number of ranks that have met terms beyond the limits.
+        """
         sums = self.sums
         if self._finish is None:
             self._begin()
@@ -246,22 +290,24 @@ class Accumulator:
         after = fields + len(adjoints)
         return found[:fields], found[fields:after], found[after:]
 
-    def _asks_for_more(self, beyond: Tensor) -> bool:
-        """Whether the batch is to be done again with larger steps. Nobody waits for a device to tell."""
+    def _needs_retry(self, beyond: Tensor) -> bool:
+        """Return True if the batch is to be repeated with larger steps; on a GPU never, as that would wait for the
+        device.
+        """
         if not self.task or self._tries + 1 == len(ROOM) or beyond.device.type != "cpu":
             return False
         return float(beyond) > 0
 
-    def _again(self) -> None:
-        """The batch once more, with larger steps; what is noted of its views will be the same."""
+    def _retry(self) -> None:
+        """Sweep the batch again, with larger steps; the views' recorded values will be the same."""
         self._tries += 1
-        self._open()
+        self._reset_sums()
         for chunk in self.chunks():
             self._sweep(chunk, self.evaluator.forward(self.estimate, chunk), keep=False)
         self.loader.border_swept = None
 
-    def _in_place(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
-        """The object's sums and their weight in the precision of the object."""
+    def _to_fields(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
+        """Return the object's sums and their weight in the precision of the object."""
         rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
         if not fields or self.common:
             leaves = [Leaf(rows, columns, whole=field) for field in fields or found]
@@ -278,21 +324,31 @@ class Accumulator:
         return fields[0].of(leaves[0]), fields[1].of(leaves[1])
 
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
-        """Probe, its weight, OPR modes and theirs in the precision of the estimate; no numbers where terms were beyond
-        all limits, so that the run ends as diverged."""
+        """Return probe, its weight, OPR modes and their weights in the precision of the estimate.
+
+        They are NaN if terms were beyond all limits, so that the run ends as diverged.
+        """
         estimate = self.estimate
         how = self.setup.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), self.setup.dtype
         name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
         found = self.setup.backend.repeat(name, partial(ended, *how), beyond, *adjoints)
-        # somebody may keep them longer than until the next batch
+        # Buffers of a GPU are used again by the next batch, and callers may hold the result longer.
         return found if self.setup.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
 
 
 def ended(
     model: Model | None, modes: int, opr_modes: int, dtype: torch.dtype, beyond: Tensor, *adjoints: Tensor
 ) -> list[Tensor]:
-    """Of the sums, or of those besides the probe's, what `Gradients` holds in this precision; model: by which they are
-    shifted back."""
+    """Return probe, its weight, OPR modes and their weights, as `Gradients` holds them.
+
+    Args:
+        model: model that shifts the sums back; None if they are not shifted.
+        modes: M.
+        opr_modes: K.
+        dtype: complex dtype of the result.
+        beyond: 0-d, number of ranks with terms beyond all limits, which makes probe and weight NaN.
+        adjoints: sums in parts and double precision; the first, of the probe, may be left out, and is zero then.
+    """
     *by_probe, weight, by_opr, opr_weight = adjoints
     light, shares = narrowed(weight, dtype.to_real(), 1)[0], narrowed(opr_weight, dtype.to_real(), opr_modes)
     found = narrowed(by_probe[0], dtype, modes) if by_probe else weight.new_zeros((modes, *light.shape), dtype=dtype)
@@ -303,12 +359,12 @@ def ended(
 
 
 def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
-    """1 if any terms were beyond their limits, 0-d float64."""
+    """Return 1 if any terms were beyond their limits, else 0, 0-d float64."""
     return (reached > limits).any().to(torch.float64)
 
 
 def _unless(beyond: Tensor, values: Tensor) -> Tensor:
-    """These values, or no numbers where there are ranks with terms beyond all limits."""
+    """Return the values, or NaN if there are ranks with terms beyond all limits."""
     if beyond.device.type == "cpu" and not float(beyond):
         return values
     return torch.where(beyond > 0, math.nan, values)
@@ -324,8 +380,21 @@ def begun(
     probe: Tensor,
     *sums: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shifts (6, 2) and limits (6,) of a batch's sums of so many terms, which may exceed what is expected by `room`
-    powers of two; and zeros (6,), as the sums become. steps: where these are to lie."""
+    """Set a batch's sums to zero, and return the rounding steps for them.
+
+    Args:
+        brightest: root of the largest sum of a view's counts, and the largest count of a pixel.
+        fidelity: of the model.
+        task: "loss_gradient", or another.
+        room: powers of two by which terms may exceed the expected ones.
+        terms: largest number of terms of each sum.
+        steps: tensors for the result; None to make new ones.
+        probe: (M, h, w) complex.
+        sums: arrays that are set to zero.
+
+    Returns:
+        Shifts (6, 2), limits (6,) and zeros (6,) for the largest terms, float64.
+    """
     for array in sums:
         array.zero_()
     shifts, limits = shifts_for(expected(probe, brightest, fidelity, task) * 2.0**room, terms)
@@ -337,15 +406,21 @@ def begun(
 
 
 def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
-    """How large terms of each kind of sum (6,) are about to be; free of order.
+    """Return the expected magnitude of the terms of each kind of sum, (6,) float64; it does not depend on threads.
 
-    probe (M, h, w); brightest: root of the largest sum of a view's counts, A, and the largest count of a pixel. Exit
-    waves have norms of about A, and the object is about A / |P|. With the largest light of a pixel, p^2 = max sum_m
-    |P_m|^2, the object's sums have terms of about p^2 A / |P|, where chi is as large as the wave.
+    Exit waves have norms of about A, the root of the largest sum of a view's counts, and the object is about A / |P|.
+    With the largest light of a pixel, p^2 = max sum_m |P_m|^2, the object's sums have terms of about p^2 A / |P|, where
+    chi is as large as the wave.
+
+    Args:
+        probe: (M, h, w) complex.
+        brightest: A, and the largest count of a pixel.
+        fidelity: of the model.
+        task: "loss_gradient", or another.
     """
     wave, pixel = brightest
     squares = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64).square()
-    # row by row: torch shares a sum of everything out to threads, and its last bit would tell how many there are
+    # Row by row: torch splits one large sum between threads, and its last bit would depend on their number.
     light, obj = 2 * len(probe) * squares.amax(), wave / squares.flatten(2).sum(2).sum(1).sum().sqrt()
     slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)

@@ -1,4 +1,4 @@
-"""Where windows stand while no position moves, which in most epochs is from the first batch to the last.
+"""Positions of the windows, cached while no position moves, which in most epochs is from the first to the last batch.
 
 N, B    views, views of a chunk
 """
@@ -13,44 +13,45 @@ from ptymesh.estimate import Estimate
 
 
 class AnchorCache:
-    """Positions and anchors of an estimate as an epoch begins, and what follows from them until either is written to.
+    """Positions and anchors of an estimate at the start of an epoch, and values that follow from them until one is
+    written to.
 
-    Torch counts what it writes; what numpy writes into the same memory would not be seen.
+    Writes are recognised by torch's version counters; writes by numpy to the same memory are not noticed.
 
     Args:
         estimate: its positions and anchors (N, 2).
         real: dtype of fractions.
-        layout: from where anchors count.
+        layout: gives the pixel from which anchors count.
     """
 
     def __init__(self, estimate: Estimate, real: torch.dtype, layout: Layout) -> None:
         self.real, self._corner, self._layout = real, estimate.corner, layout
         self._positions, self._anchors = estimate.positions, estimate.anchors
         self._versions = self._positions._version, self._anchors._version
-        #: Read from a device once: within an epoch nobody waits for it.
+        #: Read once, so that no batch of the epoch waits for the device.
         self._whole = _whole(estimate)
         self._every = self._places(estimate, estimate.positions, estimate.anchors)
 
     def known(self, estimate: Estimate) -> bool:
-        """Whether these are the estimate's tensors, moved or not."""
+        """Return True if these are the estimate's tensors, whether they have moved or not."""
         return self._positions is estimate.positions and self._anchors is estimate.anchors
 
     def holds(self, estimate: Estimate) -> bool:
-        """Whether they are, and nothing has moved."""
+        """Return True if these are the estimate's tensors, and nothing has moved."""
         unmoved = self._versions == (self._positions._version, self._anchors._version)
         return unmoved and self._corner == estimate.corner and self.known(estimate)
 
     def whole(self, estimate: Estimate) -> bool:
-        """Whether all positions are whole pixels.
+        """Return True if all positions are whole pixels.
 
-        Where they have moved, only a CPU is asked again; elsewhere these are taken for fractions.
+        After positions have moved they are only compared again on a CPU; on other devices the result is False then.
         """
         if self.holds(estimate):
             return self._whole
         return estimate.positions.device.type == "cpu" and _whole(estimate)
 
     def places(self, estimate: Estimate, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Anchors, from the first pixel of what windows are cut from, and fractions of these views, (B, 2) each."""
+        """Return anchors, counted in the array that windows are cut from, and fractions of these views, (B, 2) each."""
         if self.holds(estimate):
             anchors, fractions = self._every
             return anchors.index_select(0, views), fractions.index_select(0, views)
@@ -62,4 +63,5 @@ class AnchorCache:
 
 
 def _whole(estimate: Estimate) -> bool:
+    """Return True if all positions of an estimate are whole pixels."""
     return bool((estimate.positions == estimate.anchors).all())

@@ -1,8 +1,8 @@
-"""A batch, and what a sweep over it gives.
+"""A batch, and the results of a sweep over it.
 
 B        views of a batch, over all ranks
 L, M     slices, modes
-chi_jm   change of view j's exit wave that its counts ask for
+chi_jm   change of view j's exit wave towards its counts
 b        side of an object block
 """
 
@@ -19,17 +19,19 @@ from ptymesh.physics.backend import Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates
 
-#: Own views (B,), and what they ask for, a row each.
+#: Pairs of this rank's views (B,) and their steps, a row each.
 Rows = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Asked:
-    """What a batch asks of unknowns that move after the engine's step, whichever engine it is; own views alone.
+    """Steps of unknowns that move after the engine's step, whichever engine it is; for this rank's views alone.
 
-    positions: steps (B, 2) in pixels; weights: steps (B, 1 + K) of the beam's intensity and shares of OPR modes;
-    gradients: of the whole batch, as last summed; stop: how many ranks were asked to stop, None where nothing was
-    summed.
+    Attributes:
+        positions: steps (B, 2) in pixels, with the views (B,), chunk by chunk.
+        weights: steps (B, 1 + K) of the beam's intensity and the weights of OPR modes, with the views (B,).
+        gradients: sums of the whole batch, of the last summation.
+        stop: 0-d, number of ranks that were asked to stop; None if nothing was summed.
     """
 
     positions: Rows = field(default_factory=list)
@@ -38,22 +40,27 @@ class Asked:
     stop: Tensor | None = None
 
     def clear(self) -> None:
-        """Forgets what was asked for."""
+        """Remove steps and gradients."""
         self.positions, self.weights, self.gradients = [], [], None
 
     def scaled(self, by: Tensor | float) -> None:
-        """Steps of positions and weights times a number."""
+        """Multiply the steps of positions and weights by a number."""
         self.positions = [(views, by * steps) for views, steps in self.positions]
         self.weights = [(views, by * steps) for views, steps in self.weights]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Views (B,) of one update, global indices.
+    """Views of one update.
 
-    refine, vary: whether steps of their positions, of their beam weights are wanted too; epoch: of the stage, from 1;
-    frozen: names of unknowns that no engine is to move; stop: whether this rank was asked to stop, which the sums tell
-    the others; asked: what the batch asks of those that the loop moves.
+    Attributes:
+        views: (B,) global indices.
+        refine: True if steps of their positions are wanted.
+        epoch: of the stage, from 1.
+        vary: True if steps of their beam weights are wanted.
+        frozen: names of unknowns that no engine may move.
+        stop: True if this rank was asked to stop; the other ranks learn it with the sums.
+        asked: steps for the unknowns that the loop moves.
     """
 
     views: np.ndarray
@@ -69,10 +76,15 @@ class Batch:
 class Gradients:
     """Global sums over a batch, by the name of the unknown.
 
-    object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, touched (L, n, b, b); object_weight: sum_j S_j^H sum_m |phi_jlm|^2;
-    probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w);
-    For variable probes (OPR) the same with w_jk and the first mode: opr and opr_weight, (K, h, w).
-    others: what else was handed to `total`. background: slope and darkness (2, h, w), where it is told (background.py).
+    Attributes:
+        object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, on touched blocks (L, n, b, b).
+        object_weight: sum_j S_j^H sum_m |phi_jlm|^2, on the same blocks.
+        probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w).
+        probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w).
+        opr: as `probe` with w_jk and the first mode, for variable probes, (K, h, w).
+        opr_weight: as `probe_weight` with w_jk, (K, h, w).
+        others: sums of the other quantities that were given to `Accumulator.total`.
+        background: slope and darkness (2, h, w) (background.py); None if they were not summed.
     """
 
     object: BlockSparseField
@@ -87,8 +99,13 @@ class Gradients:
 
 @dataclass(frozen=True)
 class CachedChunk:
-    """A chunk that was swept: what gives its intermediates back, where these are worth the memory; chi (B, M, h, w),
-    None where there is no memory for it."""
+    """A chunk that was swept, for a second sweep.
+
+    Attributes:
+        chunk: the views.
+        intermediates: function that gives their intermediates back; None if they are to be recomputed.
+        chi: (B, M, h, w); None if there is no memory for it.
+    """
 
     chunk: Chunk
     intermediates: Callable[[], Intermediates] | None

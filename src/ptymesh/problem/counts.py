@@ -1,4 +1,4 @@
-"""What the counts say alone: the mean pattern."""
+"""Statistics of the counts alone: the mean pattern."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ptymesh.problem.problem import Problem
 
 
 def mean_pattern(problem: Problem) -> np.ndarray:
-    """Mean pattern over all views, (h, w) float64, masked pixels 0. Collective."""
+    """Return the mean pattern over all views, (h, w) float64, with masked pixels 0. Collective."""
     total, loader = problem.fields.reduction(*problem.window), problem.loader
     for counts in loader.counted(np.arange(len(loader.patterns))):
         total.add(Data.of(counts, loader.mask, None, torch.float64).y)

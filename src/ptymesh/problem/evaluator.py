@@ -1,8 +1,8 @@
-"""Who evaluates: waves of a chunk of views forward and back, what single views ask for, the residual of the scan.
+"""Evaluation of views: waves of a chunk forward and back, steps of single views, and the residual of the scan.
 
 B        views of a chunk
 L, M     slices, modes
-chi_jm   change of view j's exit wave that its counts ask for
+chi_jm   change of view j's exit wave towards its counts
 """
 
 from __future__ import annotations
@@ -35,52 +35,59 @@ T = TypeVar("T")
 
 
 class Evaluator:
-    """The model, on chunks of views and on all of them.
+    """The model, applied to chunks of views and to all views.
 
     Args:
         setup: what all parts of the problem share.
-        loader: whose views these are.
-        fields: of the object.
-        view_metrics: per own view loss, and the four sums of the residual, as last seen.
+        loader: loads the views.
+        fields: operations on fields of the object.
+        view_metrics: table of loss and residual sums of this rank's views.
     """
 
     def __init__(self, setup: Setup, loader: ViewLoader, fields: Fields, view_metrics: ViewMetrics) -> None:
         self.setup, self.loader, self.fields, self.view_metrics = setup, loader, fields, view_metrics
-        #: Whether waves of a batch are kept for a second sweep, and of how many views they have been in this one.
+        #: True if waves of a batch are kept for a second sweep; and of how many views they have been in this batch.
         self.keeps, self.kept_views = True, 0
 
     # --- a chunk ---
 
     def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
-        """Windows, incoming and exit waves of a chunk."""
+        """Return windows, incoming and exit waves of a chunk."""
         obj = self.cut_from(estimate, chunk)
         return self.setup.backend.forward(self.setup.model, chunk, obj, estimate.probe, estimate.opr)
 
     @staticmethod
     def cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
-        """The object from which the chunk's windows are cut."""
+        """Return the object from which the chunk's windows are cut."""
         return estimate.object if chunk.object is None else chunk.object
 
     def detect(self, chunk: Chunk, exit_waves: Tensor) -> Tensor:
-        """Psi = D psi, (B, M, h, w)."""
+        """Propagate exit waves to the detector: Psi = D psi, (B, M, h, w)."""
         return self.setup.model.detect(exit_waves, chunk.fractions)
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
-        """chi = D^H (Psi' - Psi), (B, M, h, w), for the chunk's exit waves; notes their loss and residual."""
+        """Return chi = D^H (Psi' - Psi), (B, M, h, w), of the chunk's exit waves; record their loss and residual."""
         waves, found = self.setup.backend.detector(self.setup.model, chunk, intermediates, "exit_wave_update")
         self.see(chunk, found)
         return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
-        """D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; notes nothing."""
+        """Return D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; record nothing."""
         return self.setup.backend.there_and_back(self.setup.model, chunk, waves, "exit_wave_update")[0]
 
     def loss_gradient(
         self, chunk: Chunk, intermediates: Intermediates, note: bool = True, lit: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
-        """-D^H (dL/dI Psi), (B, M, h, w), and of each view the loss of the model's fidelity, sum y, sum y^2, (B, 3).
+        """Return -D^H (dL/dI Psi) of the chunk's exit waves.
 
-        `note`: for the running loss of the epoch. lit: to which is added what views ask of the background.
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            note: True to record loss and residual for the running values of the epoch.
+            lit: background sums to which the terms of these views are added.
+
+        Returns:
+            The waves (B, M, h, w); and the loss of the model's fidelity, sum y, sum y^2 of each view, (B, 3) float64.
         """
         waves, seen = self.setup.backend.detector(self.setup.model, chunk, intermediates, "loss_gradient", lit)
         if note:
@@ -88,72 +95,113 @@ class Evaluator:
         return waves, loss_and_counts(seen)
 
     def evaluate(self, chunk: Chunk, waves: Tensor) -> None:
-        """Notes loss and residual of these waves (B, M, h, w) of the chunk's views."""
+        """Record loss and residual of these waves (B, M, h, w) of the chunk's views."""
         self.see(chunk, self.setup.backend.there_and_back(self.setup.model, chunk, waves, "evaluate")[1])
 
     def note(self, chunk: Chunk, S: Tensor) -> None:
-        """Notes loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
+        """Record loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
         self.see(chunk, terms(self.setup.model, chunk, S))
 
     def see(self, chunk: Chunk, found: Tensor) -> None:
-        """Notes what a pass over the detector has found of the chunk's views, (B, 6)."""
+        """Record the columns (B, 6) that a pass over the detector returned for the chunk's views."""
         self.view_metrics.note(chunk.rows, found)
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
-        """<d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2)."""
+        """Return <d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64, in pixels.
+
+        Args:
+            estimate: the unknowns.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
+        """
         given = self.cut_from(estimate, chunk), estimate.probe, estimate.opr, intermediates, chi
         return self.setup.backend.position_step(self.setup.model, chunk, *given)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
-        """<d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the beam (k = 0) and its OPR modes, (B, 1 + K)."""
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe (k = 0) and its OPR modes, (B, 1 +
+        K).
+
+        Args:
+            estimate: the unknowns.
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
+        """
         given = estimate.probe, estimate.opr, intermediates, chi
         return self.setup.backend.weight_step(self.setup.model, chunk, *given)
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
-        """work(*few), of a few numbers, in which nothing but these changes within a stage: a GPU launches it as one."""
+        """Return work(*few), which a GPU may launch as one operation.
+
+        Args:
+            name: key of the recorded operation.
+            work: function of small tensors, in which nothing but these may change within a stage.
+            few: the tensors.
+        """
         found = self.setup.backend.repeat((name,), work, brought=few)
         return found if self.setup.device.type == "cpu" else found.clone()
 
     # --- a second sweep ---
 
     def keep(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
-        """What a second sweep of the same chunk needs, without its patterns."""
+        """Return what a second sweep of the same chunk needs.
+
+        Patterns are left out if waves are kept.
+
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            chi: (B, M, h, w) complex, from the first sweep.
+        """
         self.kept_views += chunk.views.shape[0]
         if self.keeps:
             return self._kept(replace(chunk, counts=chunk.counts[:0], places=None), intermediates, chi)
-        # patterns that were fetched lie where others will
+        # Fetched patterns lie in a buffer that will be used again.
         counts = chunk.counts.clone() if chunk.places is None else chunk.counts
         return CachedChunk(replace(chunk, counts=counts), None, None)
 
     def _kept(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
+        """Return a chunk with its intermediates and chi, in half precision if the setup says so."""
         halves = self.setup.halves
         return CachedChunk(chunk, self.setup.backend.kept(intermediates, halves), Halves.of(chi) if halves else chi)
 
     def systems(
         self, estimate: Estimate, swept: CachedChunk, d_object: Tensor, d_probe: Tensor, modes: int | None = None
     ) -> Tensor:
-        """||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
 
-        d_object (L, H, W), d_probe (M, h, w), through all slices; sums go over the first `modes`, or all.
+        Args:
+            estimate: the unknowns.
+            swept: the chunk, from `keep`.
+            d_object: (L, H, W) complex, dO; changes are carried through all slices.
+            d_probe: (M, h, w) complex, dP.
+            modes: number of modes over which sums go; None for all.
         """
         model, backend = self.setup.model, self.setup.backend
-        if swept.chi is None:  # nothing has moved: waves are what they were
+        if swept.chi is None:  # nothing has moved, so the waves are the same as in the first sweep
             again = self.forward(estimate, swept.chunk)
-            swept = self._kept(swept.chunk, again, self._made_again(swept.chunk, again))
+            swept = self._kept(swept.chunk, again, self._recompute_waves(swept.chunk, again))
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
         return backend.systems(model, swept.chunk, intermediates, d_object, d_probe, chi[:, :modes])
 
-    def _made_again(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
-        """chi (B, M, h, w), in the way in which it was made first."""
+    def _recompute_waves(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
+        """Recompute chi (B, M, h, w) of a chunk by the same pass as the first time."""
         backend, given = self.setup.backend, (self.setup.model, chunk, intermediates)
         if chunk.sweep.get("by sweep"):
             return backend.made_again(*given, "exit_wave_update")
         return backend.detector(*given, "exit_wave_update")[0]
 
     def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
-        """Room in `memory` for waves of own views that are kept between sweeps, with modes and windows like these."""
+        """Allocate waves of this rank's views, kept between sweeps.
+
+        Args:
+            memory: the engine's memory of views, in which they are allocated.
+            name: their name there.
+            like: (M, h, w) complex, with their modes, window and dtype.
+        """
         return KeptWaves.made(memory, name, like, len(self.setup.layout.own), halves=self.setup.halves)
 
     # --- all views ---
@@ -161,31 +209,41 @@ class Evaluator:
     def residual(
         self, estimate: Estimate, views: np.ndarray | None = None, each: Tensor | None = None
     ) -> tuple[float, float]:
-        """Frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
+        """Return the frozen residual sum (sqrt I - sqrt y)^2 / sum y and R = sum |sqrt I - sqrt y| / sum sqrt y.
 
-        Over all views, or over these: one pass in which nothing moves. Where memory runs out this rank goes on with
-        smaller chunks; the others wait for its sum. each: (N, 2) float64, in which both sums of the residual are noted
-        of each of these views that this rank has.
+        One pass in which nothing moves. If memory runs out, this rank continues with smaller chunks while the others
+        wait for its sum. Collective.
+
+        Args:
+            estimate: the unknowns.
+            views: global indices of the views; None for all.
+            each: (N, 2) float64, filled with both sums of the residual for those of these views that this rank has.
+
+        Raises:
+            PtymeshError: there is not enough memory for a single view.
         """
         views, seen = np.arange(self.loader.views) if views is None else views, self.setup.layout.seen(estimate.object)
         return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, seen, each))))
 
     def in_memory(self, sweep: Callable[[], T]) -> T:
-        """Return what `sweep` does, a pass over chunks without collectives; where memory runs out, once more with
-        smaller chunks. Raises PtymeshError where a single view is too much."""
+        """Call `sweep`, a pass over chunks without collectives, and repeat it with smaller chunks if memory runs out.
+
+        Raises:
+            PtymeshError: there is not enough memory for a single view.
+        """
         while True:
             try:
                 return sweep()
             except (MemoryError, RuntimeError) as error:
                 if not ran_out_of_memory(error):
                     raise
-            # out here the frames of what failed, and what they held, are gone
+            # Outside of the except clause, the frames of the failed call and their tensors are freed.
             self.setup.give_back()
             if not self.loader.halve_chunks():
                 raise PtymeshError(f"Rank {self.setup.world.rank} ran out of memory with a single view at a time.")
 
     def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor, each: Tensor | None) -> Reduction:
-        """The sums of the residual over these views, of this rank."""
+        """Return the sums of the residual over those of these views that this rank has."""
         total = self.fields.reduction(4)
         for chunk in self.loader.chunks(estimate, views, seen=seen):
             waves = self.forward(estimate, chunk)
@@ -196,14 +254,14 @@ class Evaluator:
         return total
 
     def running(self) -> tuple[float, float, float]:
-        """Loss, residual and R of the epoch, each view as it was seen in its batch; over all ranks."""
+        """Return loss, residual and R of the epoch over all ranks, each view as it was in its batch. Collective."""
         seen = self.fields.reduction(COLUMNS)
         seen.add(self.view_metrics.values)
         (total,) = self.fields.totals(seen)
         return float(total[0]), *_residuals(total[1:])
 
     def illumination(self, estimate: Estimate) -> Tensor:
-        """sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors: (H, W) of the estimate's object."""
+        """Return sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors, (H, W) real. Collective."""
         views, layout, light = self.loader.views, self.setup.layout, power(estimate.probe[None])[0]
         bound = largest(light) * (2.0 * views) ** 2  # amplitudes have a mean of about 1
         shifts, _ = shifts_for(bound.expand(SUMS), views)
@@ -215,11 +273,14 @@ class Evaluator:
 
 
 def loss_and_counts(found: Tensor) -> Tensor:
-    """Of what a pass over the detector returns, loss, sum y and sum y^2 of each view, (B, 3) float64."""
-    # by their numbers: a list of them would have to be sent to the device
+    """Return loss, sum y and sum y^2 of each view, (B, 3) float64, from the columns of a pass over the detector, (B,
+    6).
+    """
+    # One by one: a list of indices would have to be sent to the device.
     return torch.stack((found[:, LOSS], found[:, COUNTS], found[:, SQUARES]), dim=1)
 
 
 def _residuals(terms: Tensor) -> tuple[float, float]:
+    """Return residual and R from their four sums; NaN without counts."""
     misfit, counts, absolute, roots = (float(t) for t in terms)
     return (misfit / counts if counts else float("nan"), absolute / roots if roots else float("nan"))

@@ -1,4 +1,4 @@
-"""What can be done with fields of the object: arithmetic on the blocks that a batch covers, and sums over all ranks.
+"""Operations on fields of the object: arithmetic on the blocks that a batch covers, and sums over all ranks.
 
 L, H, W    slices, object pixels of this rank's part
 b          side of an object block
@@ -23,7 +23,7 @@ class Fields:
     """Operations on fields of the object, whole arrays (L, H, W) or `BlockSparseField`, as if one rank had all of it.
 
     Args:
-        setup: who owns which pixels, what writes blocks, and precision.
+        setup: layout, backend and precision of the problem.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -32,7 +32,7 @@ class Fields:
         self._lent: list[weakref.ref[Leaf]] = []
 
     def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
-        """target += change, in place: the touched blocks of an object (L, H, W), or a whole tensor."""
+        """Add a change in place: to the touched blocks of an object (L, H, W), or to a whole tensor."""
         if isinstance(change, BlockSparseField):
             self._write(target, change.expression, change, add=True)
         else:
@@ -47,13 +47,20 @@ class Fields:
         blend: float,
         times: float = 1.0,
     ) -> None:
-        """target += times change / ((1 - blend) w + blend max w), in place, which is rPIE's step (eq. 10).
+        """Add times change / ((1 - blend) w + blend max w) in place, which is rPIE's step (eq. 10).
 
-        Of an object (L, H, W) the touched blocks, with weights w that are touched, too, and maxima of slices; or of a
-        probe (M, h, w), with real weights (h, w). What is divided by is kept above zero where nothing was seen.
+        For an object, touched blocks are changed, and maxima are those of its slices. A small number keeps the divisor
+        above zero where there is no illumination.
+
+        Args:
+            target: object (L, H, W), or probe (M, h, w).
+            change: numerator: touched blocks, or (M, h, w).
+            weight: w, real: touched blocks, or (h, w).
+            blend: share of the largest weight in the divisor.
+            times: factor.
         """
         if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
-            top = weight.max()  # first: it works the weight out, if that is an expression
+            top = weight.max()  # first, as it evaluates the weight if that is an expression
             quotient = Quotient(change.expression, weight.expression, top, blend, times)
             self._write(target, quotient, change, add=True)
         else:
@@ -61,41 +68,61 @@ class Fields:
             self.setup.backend.add_quotient(target, change, weight, blend, times)
 
     def put(self, target: Tensor, field: BlockSparseField) -> None:
-        """The touched blocks of an array (L, H, W) become those of `field`, in place."""
+        """Copy the touched blocks of `field` to an array (L, H, W), in place."""
         self._write(target, field.expression, field)
 
     def _write(self, target: Tensor, values: Expression | Quotient, like: BlockSparseField, add: bool = False) -> None:
+        """Write an expression to the blocks of `like`, and tell the layout that they have changed."""
         version = target._version
         self.setup.backend.write(target, values, like.rows, like.columns, add=add)
         self.layout.wrote(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
-        """The blocks of `like` out of an array (L, H, W), as it is when they are used; also one that was spread."""
+        """Return the blocks of `like` out of an array (L, H, W), gathered when they are used; also out of one from
+        `spread`.
+        """
         return like.of(Leaf(like.rows, like.columns, whole=self.layout.part(whole)))
 
     def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
-        """The touched field as an array (L, H, W) from which the batch's windows can be cut; stale elsewhere.
+        """Return the touched field as an array (L, H, W) from which the batch's windows can be cut. Collective.
 
-        It lasts until the next of the same name. Collective.
+        Other blocks are stale. The array is valid until the next one of the same name.
+
+        Args:
+            field: touched blocks.
+            estimate: gives the shape.
+            name: name of the buffer.
         """
         whole = self.buffer(name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real)
         self.put(whole, field)
         return self.layout.spread(whole, name)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
-        """Re sum conj(a) b of two fields of the object's shape, each pixel once; 0-d float64."""
+        """Return Re sum conj(a) b, each pixel counted once, 0-d float64. Collective.
+
+        Args:
+            a: field of the object's shape.
+            b: field of the object's shape.
+            estimate: gives the object's place.
+        """
         return self.layout.dot(a, b, estimate)
 
     def dots(self, pairs: Iterable[tuple[Tensor, Tensor]], estimate: Estimate) -> Tensor:
-        """The same of several pairs, (n,), together."""
+        """Return Re sum conj(a) b of several pairs of fields, (n,) float64, in one message. Collective."""
         return self.layout.dots(pairs, estimate)
 
     def max(self, field: Tensor) -> Tensor:
-        """Largest value over all pixels of a field of the object's shape, 0-d."""
+        """Return the largest value over all pixels of a field of the object's shape, 0-d. Collective."""
         return self.layout.max(field.max())
 
     def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
-        """Mean over the pixels `where` (H, W) bool of a real field (..., H, W), each pixel once; 0-d float64."""
+        """Return the mean of a field over some pixels, each counted once, 0-d float64. Collective.
+
+        Args:
+            field: (..., H, W) real.
+            where: (H, W) bool, pixels that count.
+            estimate: gives the object's place.
+        """
         where = (where & self.layout.owned(estimate)).expand(field.shape)
         total, count = self.layout.totals(
             estimate, torch.where(where, field, field.new_zeros(())), where.to(field.dtype)
@@ -103,20 +130,25 @@ class Fields:
         return total / count
 
     def reduction(self, *shape: int) -> Reduction:
-        """A sum over views of numbers or arrays of this shape."""
+        """Return an empty sum over views of numbers or arrays of this shape."""
         return Reduction(shape, self.setup.device, self.setup.backend.repeat)
 
     def totals(self, *reductions: Reduction) -> list[Tensor]:
-        """Sums over all ranks, float64."""
+        """Return the sums over all ranks, float64, in one message. Collective."""
         summed = self.setup.world.sum(*(reduction.local for reduction in reductions))
         return [reduction.read(total) for reduction, total in zip(reductions, summed, strict=True)]
 
     def buffer(
         self, name: str, like: Tensor, dtype: torch.dtype, copies: int = 1, shape: tuple[int, ...] | None = None
     ) -> Tensor:
-        """A tensor of `like`'s shape (L, ...), or that shape, or with copies (copies L, ...), that is allocated once.
+        """Return a tensor that is allocated once per name; its content is left from its last use.
 
-        What it holds is left from its last use.
+        Args:
+            name: key of the buffer.
+            like: (L, ...) tensor that gives shape and device.
+            dtype: of the buffer.
+            copies: the first axis has copies L entries.
+            shape: instead of the shape of `like`.
         """
         first, *rest = like.shape if shape is None else shape
         shape = (copies * first, *rest)
@@ -126,14 +158,14 @@ class Fields:
         return kept
 
     def lend(self, *fields: BlockSparseField) -> None:
-        """Notes that these fields may still be in buffers."""
+        """Remember that these fields may still lie in buffers, and let the backend find their largest values."""
         leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
         for leaf in leaves:
             leaf.largest = self.setup.backend.largest
         self._lent = [weakref.ref(leaf) for leaf in leaves]
 
     def reclaim(self) -> None:
-        """Fields that somebody still holds leave the buffers, which are about to be used again."""
+        """Copy fields that are still referenced out of the buffers, which are about to be used again."""
         for reference in self._lent:
             leaf = reference()
             if leaf is not None:

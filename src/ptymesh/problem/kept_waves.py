@@ -1,10 +1,10 @@
-"""Exit waves of this rank's own views that an engine keeps between sweeps, in whole or as halves.
+"""Exit waves of this rank's views that an engine keeps between sweeps, in full or half precision.
 
-n, B         own views; views of a chunk
+n, B         this rank's views; views of a chunk
 M, h, w      modes, window pixels
 
-They lie in the engine's memory of views as tensors with a row per view, as all that checkpoints hold and that goes to
-other ranks with the views: `NAME` (n, M, h, w) complex, or, where precision is mixed, `NAME` (n, M, h, w, 2) float16
+They lie in the engine's memory of views as tensors with a row per view, as everything that checkpoints hold and that
+moves to other ranks with the views: `NAME` (n, M, h, w) complex, or, in mixed precision, `NAME` (n, M, h, w, 2) float16
 and `NAME_scale` (n,) float32 (physics/halves.py).
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ptymesh.physics.halves import Halves
 
-#: What comes after the name of waves in that of their scales.
+#: Suffix of the name of the scales.
 SCALE = "_scale"
 
 
@@ -25,7 +25,8 @@ class KeptWaves:
     """Waves (n, M, h, w) that are read and written by their rows, as if they were a tensor.
 
     Args:
-        memory: where they lie; name: theirs.
+        memory: the engine's memory of views, which holds them.
+        name: their name there.
     """
 
     def __init__(self, memory: MutableMapping[str, Tensor], name: str) -> None:
@@ -35,7 +36,15 @@ class KeptWaves:
     def made(
         cls, memory: MutableMapping[str, Tensor], name: str, like: Tensor, views: int, *, halves: bool
     ) -> KeptWaves:
-        """New ones of so many views, 0, with the modes and windows of `like` (M, h, w)."""
+        """Allocate waves of value 0.
+
+        Args:
+            memory: the engine's memory of views, in which they are allocated.
+            name: their name there.
+            like: (M, h, w) complex, with their modes, window and dtype.
+            views: n.
+            halves: True for half precision.
+        """
         if halves:
             memory[name] = like.new_zeros((views, *like.shape, 2), dtype=torch.float16)
             memory[name + SCALE] = like.new_ones(views, dtype=torch.float32)
@@ -47,12 +56,13 @@ class KeptWaves:
         return len(self._rows)
 
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        """Those of these rows, (B, M, h, w) complex; of a slice of whole waves, the same memory."""
+        """Return the waves of these rows, (B, M, h, w) complex; a view of the memory for a slice in full precision."""
         if self._scale is None:
             return self._rows[rows]
         return Halves(self._rows[rows], self._scale[rows]).waves
 
     def __setitem__(self, rows: Tensor | slice, waves: Tensor) -> None:
+        """Write the waves of these rows, (B, M, h, w) complex."""
         if self._scale is None:
             self._rows[rows] = waves
         else:

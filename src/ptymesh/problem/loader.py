@@ -1,4 +1,4 @@
-"""Who loads views: this rank's own, their patterns, chunk by chunk, those of the next batch on their way.
+"""Loading of this rank's views and their patterns, chunk by chunk, while those of the next batch are being read.
 
 B       views of a batch, over all ranks, or of a chunk
 h, w    window pixels
@@ -29,78 +29,90 @@ from ptymesh.problem.setup import Setup
 from ptymesh.storage.memory_budget import MemoryBudget, stored
 from ptymesh.storage.patterns import Patterns
 
-#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer. What
-#: torch does on a CPU is up to three times slower where a chunk does not fit the cache.
+#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer.
+#: Torch's operations on a CPU are up to three times slower if a chunk does not fit the cache.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
-#: Of such arrays, where memory is reckoned.
+#: Number of such arrays, for estimates of memory.
 CHUNK_ARRAYS = 10
-#: So many times as large may be what is read once in a sweep, or written and not read before the batch's second one.
+#: Factor by which arrays may be larger that are read once in a sweep, or written for the batch's second sweep.
 KEPT_CHUNKS = 4
 WaveUse = Literal["used", "kept", "dropped"]
-#: What is gone through together where nothing but sums over views is wanted: so many views, or bytes, at most.
+#: Largest number of views, and of bytes, that are read together if only sums over views are wanted.
 SLAB, SLAB_BYTES = 64, 4 << 20
-#: Views that are looked at to know how large terms of sums are about to be.
+#: Number of views from which the magnitude of sums is estimated.
 SAMPLE = 256
 
 
 def own_patterns(measurement: Measurement, layout: Replicated | Tiled, memory: MemoryBudget) -> Patterns:
-    """Those of this rank's views, read slab by slab and kept in their own dtype, where this much memory and disk lets
-    them be."""
+    """Return the patterns of this rank's views, read slab by slab and kept in their own dtype.
+
+    Args:
+        measurement: the scan.
+        layout: which rank owns which views.
+        memory: limits of memory and disk, which decide where the patterns are kept.
+    """
     most = int(np.bincount(layout.owner, minlength=layout.world.size).max())
     return stored(measurement.patterns, layout.own, most, layout.world.device, memory)
 
 
 class ViewLoader:
-    """This rank's views and their patterns.
+    """Loader of this rank's views and their patterns.
 
     Args:
         setup: what all parts of the problem share.
-        measurement: the scan; patterns: of this rank's views (`own_patterns`).
+        measurement: the scan.
+        patterns: of this rank's views (`own_patterns`).
     """
 
     def __init__(self, setup: Setup, measurement: Measurement, patterns: Patterns) -> None:
         self.setup, self.views, self.patterns = setup, measurement.views, patterns
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
-        #: Views of the batch after this one, where that is known: their patterns are on the way while this is computed.
+        #: Views of the next batch, if known: their patterns are read while this batch is computed.
         self.coming = np.empty(0, dtype=np.int64)
-        #: Views in a chunk at most, once memory has run out (0: as many as CHUNK_BYTES allows), and of the last sweep.
+        #: Most views in a chunk since memory ran out (0: as many as CHUNK_BYTES allows); and in the last sweep.
         self.chunk_limit, self.largest = 0, 1
-        #: This rank's views of a batch.
+        #: Finds this rank's views of a batch.
         self.local_views = LocalViewIndex(setup.layout, setup.real)
-        #: Views of a chunk at most, by what becomes of its waves, in this epoch.
+        #: Most views of a chunk in this epoch, by the use of its waves.
         self._sizes_of: dict[tuple[WaveUse, bool, bool, torch.Size], int] = {}
-        #: Called when the last border view of a sweep has been handed out, as other ranks wait for their sums.
+        #: Called after the last border view of a sweep has been processed, as other ranks wait for the sums.
         self.border_swept: Callable[[], None] | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
         self.brightest = brightest(self.sampled(), self.mask, setup.world)
 
     def coarse(self, setup: Setup, c: int) -> ViewLoader:
-        """The loader of the inner 1/c of the detector."""
+        """Return the loader of the inner 1/c of the detector."""
         made = copy(self)
         made.setup, made.local_views, made._sizes_of = setup, LocalViewIndex(setup.layout, setup.real), {}
         made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
         return made
 
     def begin_epoch(self, estimate: Estimate) -> None:
-        """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
+        """Store the anchors of this epoch.
+
+        Raises:
+            BadInput: a window leaves the object.
+        """
         self.local_views.begin_epoch(estimate, self.setup.model.reach)
         self._sizes_of = {}
 
     def hand_over(self, move: Migration) -> None:
-        """Patterns go to the ranks that own their views now. Collective."""
+        """Send patterns to the ranks that now own their views. Collective."""
         self.local_views.deal(())
         move.carry_patterns(self.patterns, self.setup.device)
 
     # --- patterns alone ---
 
     def sampled(self) -> Iterator[Tensor]:
-        """Own patterns among those of SAMPLE views from all over the scan, a few at a time: to know what to expect
-        takes no reading of all."""
+        """Yield this rank's patterns among those of SAMPLE views from all over the scan, a few at a time.
+
+        The magnitudes that are expected of sums are estimated from them, which saves reading all.
+        """
         views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
         return self.counted(self.setup.layout.local(self.setup.layout.mine(views)))
 
     def counted(self, rows: np.ndarray) -> Iterator[Tensor]:
-        """Own patterns of these rows, a few at a time."""
+        """Yield this rank's patterns of these rows, a few at a time."""
         h, w = self.setup.window
         for counts in self.patterns.sweep(rows, max(1, min(SLAB, SLAB_BYTES // (h * w * torch.float64.itemsize)))):
             self.setup.world.heartbeat.moves += 1
@@ -117,11 +129,19 @@ class ViewLoader:
         steps: bool = False,
         seen: Tensor | None = None,
     ) -> Iterator[Chunk]:
-        """Those of these views (global indices) that this rank owns, in chunks that fit the cache: first those whose
-        sums other ranks wait for, then those that are swept while these sums travel. waves: whether waves of a chunk
-        are used, or only a pass adds them up, and they are kept for a second sweep, or dropped; steps: and finds what
-        views ask of their positions and weights. seen: what `Layout.seen` returned of the estimate's object, if that
-        was asked already. Collective."""
+        """Yield those of these views that this rank owns, in chunks that fit the cache. Collective.
+
+        First come the views whose sums other ranks wait for, then those that are swept while these sums are sent.
+
+        Args:
+            estimate: the unknowns.
+            views: global indices.
+            with_counts: False to leave patterns out.
+            waves: "used" if waves of a chunk are used outside of the pass that adds them up; "kept" if that pass keeps
+                them for a second sweep; "dropped" if not.
+            steps: True if the pass also finds steps of the views' positions and weights.
+            seen: what `Layout.seen` returned for the estimate's object; None to call it.
+        """
         self.setup.follow_slices(estimate)
         seen = self.setup.layout.seen(estimate.object) if seen is None else seen
         other = None if seen is estimate.object else seen
@@ -151,30 +171,32 @@ class ViewLoader:
             yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other)
 
     def _values(self, estimate: Estimate, views: Tensor) -> dict[str, Tensor]:
-        """Of the unknowns of the model's operators, the rows of these views, or all of a shared one."""
+        """Return the unknowns of the model's operators: the rows of these views, or all of a shared one."""
         return {
             one.name: estimate[one.name].index_select(0, views) if one.scope == "view" else estimate[one.name]
             for one in self.setup.model.unknowns
         }
 
     def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
-        """Whether no view of the scan has a fraction, so that nothing needs to be shifted. Not while positions move: a
-        rank whose own views have not moved yet must round as the others do."""
+        """Return True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
+
+        False while positions move: a rank whose own views have not moved yet must round as the others do.
+        """
         return not estimate.moving and self.local_views.of(estimate, views).whole
 
     def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
-        """What counts of a view against CHUNK_BYTES."""
+        """Return the bytes of a view that count against CHUNK_BYTES."""
         used = estimate.probe.numel() * estimate.probe.element_size()
         if waves == "used":
             return used
-        # patterns that are fetched come chunk by chunk, which are to be on their way in good time
+        # Patterns that are fetched come chunk by chunk; small chunks let reading and computing overlap.
         read = used // len(estimate.probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
         written = used // KEPT_CHUNKS if waves == "kept" else 0
         swept = self.setup.backend.sweep_bytes(self.setup.model, estimate.probe, steps, whole)
         return max(swept, read, written)
 
     def _size(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
-        """Views of a chunk, at most."""
+        """Return the largest number of views of a chunk."""
         case = waves, steps, whole, estimate.probe.shape
         size = self._sizes_of.get(case)
         if size is None:
@@ -184,17 +206,19 @@ class ViewLoader:
 
     @staticmethod
     def _sizes(count: int, border: int, size: int) -> list[int]:
-        """Of chunks of at most `size` views; none has border views, which are the first, and others."""
+        """Return the sizes of chunks of at most `size` views, none with both border views, which come first, and
+        others.
+        """
         return [min(size, n - at) for n in (border, count - border) for at in range(0, n, size)]
 
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Patterns of these own views, a chunk at a time, and those of the next batch on their way."""
+        """Yield the patterns of these views of this rank, a chunk at a time, while those of the next batch are read."""
         local, coming = self.setup.layout.local, self.local_views.mine(self.coming)
         later = self._sizes(len(coming), self.local_views.bordering(coming), size)
         return self.patterns.pieces(local(mine), sizes, local(coming), later)
 
     def halve_chunks(self) -> bool:
-        """Half as many views in a chunk from here on; False where the last one had a single view."""
+        """Halve the number of views in a chunk from here on; return False if the last one had a single view."""
         if self.largest == 1:
             return False
         self.chunk_limit = self.largest // 2
@@ -203,14 +227,32 @@ class ViewLoader:
     # --- numbers of views ---
 
     def of_batch(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
-        """(B, width) float64 in the order of the batch's views, from what each rank has of its own, chunk by chunk."""
+        """Add up what each rank has of its own views over all ranks. Collective.
+
+        Args:
+            batch: the views (B,).
+            parts: tensors (b, width) of this rank's views, chunk by chunk.
+            width: numbers of each view.
+
+        Returns:
+            (B, width) float64, in the order of the batch's views.
+        """
         return self.setup.world.sum(self.rows(batch, parts, width))[0]
 
     def rows(self, batch: Batch, parts: list[Tensor], width: int) -> Tensor:
-        """(B, width) float64 in the order of the batch's views: this rank's own, chunk by chunk, 0 for all others."""
+        """Put the values of this rank's views in the order of the batch's views, with 0 for all others.
+
+        Args:
+            batch: the views (B,).
+            parts: tensors (b, width) of this rank's views, chunk by chunk.
+            width: numbers of each view.
+
+        Returns:
+            (B, width) float64.
+        """
         values = torch.zeros(len(batch.views), width, dtype=torch.float64, device=self.setup.device)
         if parts:
             mine = sent(self.local_views.places(batch.views), self.setup.device)
-            # no negative zeros, which a sum over ranks makes positive ones
+            # + 0.0 removes negative zeros, which a sum over ranks would make positive.
             values[mine] = torch.cat(parts).to(values.dtype) + 0.0
         return values

@@ -1,6 +1,6 @@
-"""This rank's views of a batch: which they are, in what order they are swept, and where their windows stand.
+"""This rank's views of a batch: which they are, in what order they are swept, and where their windows lie.
 
-N, B    views, views of a batch over all ranks;  n  this rank's own of these
+N, B    views, views of a batch over all ranks;  n  those of this rank
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate, check_room
 from ptymesh.problem.anchor_cache import AnchorCache
 
-#: Batches of so many views in all are worked out together. One by one, between passes that use up the caches, what is
-#: done for a small batch takes three times as long.
+#: Total number of views of batches that are prepared together. Preparing a small batch alone takes three times as long,
+#: as the passes between batches evict the caches.
 TOGETHER = 1024
 
 
@@ -29,9 +29,11 @@ TOGETHER = 1024
 class LocalViews:
     """A rank's own views of a batch.
 
-    views: (n,) their numbers, in the order in which they are swept; border: so many of them are swept first, as other
-    ranks wait for their sums; whole: whether all positions, of any view, are whole pixels, see `AnchorCache`; values:
-    numbers, rows, anchors, fractions and weights, (n, ...).
+    Attributes:
+        views: (n,) global indices, in the order in which they are swept.
+        border: number of views that are swept first, as other ranks wait for their sums.
+        whole: True if all positions, of any view, are whole pixels; see `AnchorCache`.
+        values: indices, rows, anchors, fractions and weights, (n, ...) tensors.
     """
 
     views: np.ndarray
@@ -41,29 +43,32 @@ class LocalViews:
 
 
 class LocalViewIndex:
-    """This rank's views of any batch.
+    """Index of this rank's views in any batch.
 
     Args:
-        layout: who owns what.
+        layout: which rank owns which views and pixels.
         real: dtype of fractions.
     """
 
     def __init__(self, layout: Replicated | Tiled, real: torch.dtype) -> None:
         self.layout, self.real = layout, real
-        #: Where windows stood as the epoch began, and the weights then.
+        #: Positions of windows at the start of the epoch, and the weights then.
         self._anchors: AnchorCache | None = None
         self._weights: tuple[Tensor, int] | None = None
         self._boxes = Boxes((0, 0), np.zeros((0, 4), dtype=np.int64))
-        #: Views (N,) bool that are swept before others, as some of this rank's sums can travel then; None: no view is.
+        #: Views (N,) bool that are swept before others, so that sums can be sent early; None if the order is free.
         self._border: np.ndarray | None = None
-        #: Batches of this epoch, the place of each among them, and what has been worked out for some.
+        #: Batches of this epoch, the index of each, and those that have been prepared.
         self._batches: Sequence[np.ndarray] = ()
         self._place: dict[int, int] = {}
         self._ahead: dict[int, tuple[LocalViews, Blocks]] = {}
 
     def begin_epoch(self, estimate: Estimate, reach: int) -> None:
-        """Notes where windows stand, with so many more pixels around them. Raises BadInput where one leaves the
-        object."""
+        """Store where windows lie, with `reach` more pixels around them.
+
+        Raises:
+            BadInput: a window leaves the object.
+        """
         self._anchors = AnchorCache(estimate, self.real, self.layout)
         self._weights = estimate.weights, estimate.weights._version
         check_room(estimate)
@@ -72,46 +77,48 @@ class LocalViewIndex:
         self.deal(())
 
     def deal(self, batches: Sequence[np.ndarray]) -> None:
-        """Batches that come next, in their order: what they need is worked out for some of them at once."""
+        """Announce the next batches, in their order, so that several of them are prepared together."""
         self._batches, self._ahead = batches, {}
         self._place = {id(views): place for place, views in enumerate(batches)}
 
     def of(self, estimate: Estimate, views: np.ndarray) -> LocalViews:
-        """Those of these views that this rank owns."""
+        """Return those of these views that this rank owns."""
         known = self._known(estimate, views)
         return known[0] if known else self._found(estimate, [views])[0]
 
     def border(self, estimate: Estimate, views: np.ndarray) -> int:
-        """How many of these views this rank must sweep before sums can travel."""
+        """Return how many of these views this rank must sweep before sums can be sent."""
         known = self._known(estimate, views)
         return known[0].border if known else self.bordering(self.mine(views))
 
     def blocks(self, estimate: Estimate, views: np.ndarray) -> Blocks:
-        """The blocks of this rank's part of the object that the windows of these views reach into."""
+        """Return the blocks of this rank's part of the object that the windows of these views reach into."""
         known = self._known(estimate, views)
         return known[1] if known else self.layout.blocks(self._boxes, views)
 
     def mine(self, views: np.ndarray) -> np.ndarray:
-        """Those of these views that this rank owns, in the order in which they are swept."""
+        """Return those of these views that this rank owns, in the order in which they are swept."""
         return self.layout.mine(views) if self._border is None else views[self.places(views)]
 
     def places(self, views: np.ndarray) -> np.ndarray:
-        """Where among these views this rank's own are, in the order in which they are swept: border views first."""
+        """Return the indices of this rank's own among these views, in the order in which they are swept: border views
+        first.
+        """
         own = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
         return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
 
     def bordering(self, mine: np.ndarray) -> int:
-        """How many of these own views must be swept before sums can travel."""
+        """Return how many of this rank's views `mine` must be swept before sums can be sent."""
         return len(mine) if self._border is None else int(self._border[mine].sum())
 
     def _cache(self, estimate: Estimate) -> AnchorCache:
-        """Where windows stood as the epoch began, or stand now where there is none."""
+        """Return the cache of windows at the start of the epoch; a new one if the estimate has other tensors."""
         if self._anchors is None or not self._anchors.known(estimate):
             self._anchors = AnchorCache(estimate, self.real, self.layout)
         return self._anchors
 
     def _known(self, estimate: Estimate, views: np.ndarray) -> tuple[LocalViews, Blocks] | None:
-        """What has been worked out for a batch; for one that was not dealt, or after something has moved, nothing."""
+        """Return what was prepared for a batch; None for one that was not announced, or after something has moved."""
         place = self._place.get(id(views))
         if place is None or not self._holds(estimate):
             return None
@@ -124,12 +131,13 @@ class LocalViewIndex:
         return self._ahead[place]
 
     def _holds(self, estimate: Estimate) -> bool:
-        """Whether neither positions nor weights have changed since the epoch began."""
+        """Return True if neither positions nor weights have changed since the epoch began."""
         if self._anchors is None or not self._anchors.holds(estimate) or self._weights is None:
             return False
         return self._weights[0] is estimate.weights and self._weights[1] == estimate.weights._version
 
     def _found(self, estimate: Estimate, batches: Sequence[np.ndarray]) -> list[LocalViews]:
+        """Return this rank's views of several batches, computed together."""
         mine = [self.mine(views) for views in batches]
         together = mine[0] if len(mine) == 1 else np.concatenate(mine)
         every = sent(together, self.layout.world.device)

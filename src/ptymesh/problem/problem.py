@@ -1,4 +1,4 @@
-"""What an engine may ask for: who loads views, who evaluates them, what can be done with fields, and sums over a batch.
+"""The problem that an engine works on: loader, evaluator, fields of the object, and sums over a batch.
 
 B        views of a batch, over all ranks
 h, w     window pixels
@@ -42,10 +42,10 @@ class Problem:
     Args:
         model: the forward model.
         measurement: the scan; this rank's views are read from it slab by slab and kept in their own dtype.
-        layout: who owns what; its world says where tensors live.
+        layout: which rank owns which views and pixels; its world gives the device.
         dtype: complex64 or complex128.
-        memory: what memory and disk the patterns may take.
-        halves: whether waves that are kept between sweeps are halves.
+        memory: limits of memory and disk for the patterns.
+        halves: True if waves that are kept between sweeps are in half precision.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class Problem:
         halves: bool = False,
     ) -> None:
         device, window = layout.world.device, measurement.window
-        # before kernels are asked for: they may be compiled while this is read, by a thread of their own
+        # Read before kernels are requested, so that a thread may compile them meanwhile.
         patterns = own_patterns(measurement, layout, memory or MemoryBudget())
-        # the kernels of this device, or torch's reference
+        # The kernels of this device, or torch's reference.
         backend = kernel_backend(device, dtype)
         setup = Setup(model, measurement.geometry, layout, backend, dtype, window, halves)
         self.views = measurement.views
-        #: (N, 2) positions as the file has them; batches are drawn from these, whatever moves later.
+        #: (N, 2) positions as in the file; batches are drawn by these, even if positions move later.
         self.scan = measurement.positions
-        #: The same before a recipe turned them: what is chosen by these is chosen alike in every orientation.
+        #: (N, 2) positions before a recipe rotated them; choices made by these are the same in every orientation.
         self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
         if device.type != "cpu":
             try_transforms(device, dtype, window)
         self._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), device))
 
     def _join(self, setup: Setup, loader: ViewLoader, view_metrics: ViewMetrics) -> None:
-        """The parts of the problem from here on."""
+        """Set the parts of the problem."""
         self.setup, self.loader, self.fields = setup, loader, Fields(setup)
         self.evaluator = Evaluator(setup, loader, self.fields, view_metrics)
         self.layout, self.world, self.device = setup.layout, setup.world, setup.device
@@ -81,7 +81,14 @@ class Problem:
         self.dtype, self.real = setup.dtype, setup.real
 
     def coarse(self, c: int, model: Model, geometry: Geometry) -> Problem:
-        """The problem of the inner 1/c of the detector; it shares owners, world and running values with this one."""
+        """Return the problem of the inner 1/c of the detector; it shares owners, world and running values with this
+        one.
+
+        Args:
+            c: coarsening, an integer.
+            model: of the coarse grid.
+            geometry: of the coarse grid.
+        """
         window = (self.window[0] // c, self.window[1] // c)
         layout = self.layout.coarse(self.scan / c, window)
         setup, made = replace(self.setup, model=model, geometry=geometry, layout=layout, window=window), copy(self)
@@ -99,7 +106,7 @@ class Problem:
 
     @property
     def backend(self) -> Backend:
-        """What is done to a chunk of views: the kernels of this device, or torch's reference."""
+        """Passes over a chunk of views: the kernels of this device, or torch's reference."""
         return self.setup.backend
 
     @backend.setter
@@ -107,7 +114,11 @@ class Problem:
         self.setup.backend = backend
 
     def begin_epoch(self, estimate: Estimate) -> None:
-        """Notes the anchors of this epoch. Raises BadInput where a window would leave the object."""
+        """Store the anchors of this epoch.
+
+        Raises:
+            BadInput: a window leaves the object.
+        """
         self.loader.begin_epoch(estimate)
         self.evaluator.kept_views = 0
 
@@ -120,14 +131,23 @@ class Problem:
         keep: bool = False,
         background: bool = False,
     ) -> Accumulator:
-        """Collects adjoints of waves, chunk by chunk, into global sums over this batch; `only`: object or probe; task:
-        "exit_wave_update" or "loss_gradient", where that is what makes all of the waves; keep: and waves are wanted;
-        background: and what views ask of it."""
+        """Return empty sums over a batch, to which adjoints of waves are added chunk by chunk.
+
+        Args:
+            estimate: the unknowns.
+            batch: the views.
+            only: "object" or "probe" to sum one of them alone.
+            task: "exit_wave_update" or "loss_gradient", if that makes all of the waves.
+            keep: True if these waves are to be returned.
+            background: True to sum the background's slope and darkness, too.
+        """
         self.evaluator.kept_views = 0
         return Accumulator(self.evaluator, estimate, batch, only, task, keep, background)
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
-        """Sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint."""
+        """Return the sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint.
+        Collective.
+        """
         sums = self.accumulator(estimate, batch, task="exit_wave_update")
         for chunk in sums.chunks():
             sums.exit_wave_update(chunk, self.evaluator.forward(estimate, chunk))
@@ -136,19 +156,30 @@ class Problem:
     def residual(
         self, estimate: Estimate, views: np.ndarray | None = None, each: torch.Tensor | None = None
     ) -> tuple[float, float]:
-        """Residual and R of all views, or of these (`Evaluator.residual`)."""
+        """Return residual and R of all views, or of some. Collective.
+
+        Args:
+            estimate: the unknowns.
+            views: global indices of the views; None for all.
+            each: (N, 2) float64, filled with both sums of the residual for those of these views that this rank has.
+        """
         return self.evaluator.residual(estimate, views, each)
 
     def hand_over(self, move: Migration) -> None:
-        """Patterns and what was noted of views go to the ranks that own these now. Collective."""
+        """Send patterns and metrics of views to the ranks that now own them. Collective."""
         self.backend.forget()
         noted = self.evaluator.view_metrics
         noted.values = move.carry_rows(noted.values)
         self.loader.hand_over(move)
 
     def make_room(self) -> str:
-        """Takes less memory from here on, and says how: chunks are halved, or what a batch keeps of its waves is made
-        again instead, if that is more; empty where nothing is left to do without."""
+        """Reduce the use of memory from here on, and return how in words.
+
+        Chunks are halved, or waves of a batch are recomputed instead of kept, if they take more.
+
+        Returns:
+            Part of a sentence; empty if nothing more can be saved.
+        """
         loader, evaluator = self.loader, self.evaluator
         if evaluator.kept_views and (2 * evaluator.kept_views > CHUNK_ARRAYS * loader.largest or loader.largest == 1):
             evaluator.keeps, evaluator.kept_views = False, 0

@@ -1,4 +1,4 @@
-"""What the parts of a problem share: the model, who owns what, the passes over chunks, and precision."""
+"""Settings that all parts of a problem share: model, layout, backend and precision."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from ptymesh.physics.model import Model
 
 @dataclass
 class Setup:
-    """The same object in all parts of a problem, so that each sees another model or layout as soon as there is one.
+    """The shared settings of a problem; all its parts hold the same object, so that each uses a new model at once.
 
-    model: the forward model; geometry: from which it was made; layout: who owns what, and its world says where tensors
-    live; backend: the passes over a chunk of views; dtype: complex64 or complex128; window: (h, w); halves: whether
-    waves that are kept between sweeps are halves.
+    Attributes:
+        model: the forward model.
+        geometry: from which it was made.
+        layout: which rank owns which views and pixels; its world gives the device.
+        backend: passes over a chunk of views.
+        dtype: complex64 or complex128.
+        window: (h, w).
+        halves: True if waves that are kept between sweeps are in half precision.
     """
 
     model: Model
@@ -37,13 +42,13 @@ class Setup:
     def __post_init__(self) -> None:
         self.world, self.device, self.real = self.layout.world, self.layout.world.device, self.dtype.to_real()
         zeros = partial(torch.zeros, dtype=torch.float64, device=self.device)
-        #: Where a device finds shifts, limits and the largest terms of a batch's sums.
+        #: Shifts, limits and the largest terms of a batch's sums, on the device.
         self.steps = zeros(SUMS, 2), zeros(SUMS), zeros(SUMS)
-        #: What a rank says: that it was not asked to stop, or was.
+        #: 0 and 1: the rank was not asked to stop, or was.
         self.answers = torch.arange(2, dtype=torch.float64, device=self.device).unbind()
 
     def follow_slices(self, estimate: Estimate) -> None:
-        """The slices' kernel for the distance and the tilt that the estimate has."""
+        """Recompute the kernel between slices if the estimate has another distance or tilt."""
         model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
         if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
             made = model.spaced(self.geometry, spacing, tilt, self.dtype, "cpu")
@@ -53,7 +58,7 @@ class Setup:
             self.model = replace(made, slice_kernel=kernel, slice_rate=rate, tilt_rates=(y, x))
 
     def give_back(self) -> None:
-        """Lets go of memory that is held to be faster: there is too little."""
+        """Free memory that caches hold: there is too little."""
         self.backend.forget()
         if self.device.type in KINDS:
             torch.get_device_module(self.device).empty_cache()

@@ -1,6 +1,6 @@
-"""What is known of this rank's views, each as it was seen last: for the running values of an epoch.
+"""Loss and residual sums of this rank's views, each as of its last batch, for the running values of an epoch.
 
-n, B    own views, views of a chunk
+n, B    this rank's views, views of a chunk
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Of a view: loss, and the four sums of the residual.
+#: Columns of a view: loss, and the four sums of the residual.
 COLUMNS = 5
-#: Notes that wait on a CPU. What one chunk has found is spread over the cores' caches, and small: to write down several
-#: together takes a tenth.
+#: Number of chunks whose values are written to the table together on a CPU. Each chunk's values are small and spread
+#: over the caches of all cores; writing them together takes a tenth of the time.
 WAITING = 64
 
 
 class ViewMetrics:
-    """Notes of own views, (n, COLUMNS) float64.
+    """Table of loss and residual sums of this rank's views, (n, COLUMNS) float64.
 
     Args:
         views: n.
-        device: where they are.
+        device: where the table is kept.
     """
 
     def __init__(self, views: int, device: torch.device) -> None:
@@ -29,20 +29,25 @@ class ViewMetrics:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def note(self, rows: Tensor, found: Tensor) -> None:
-        """Of the views in these rows (B,), what a pass found (B, 6); nobody may change that afterwards."""
+        """Record the values of the views in these rows (B,).
+
+        Args:
+            rows: (B,) int64.
+            found: (B, 6) float64, columns of a pass over the detector; must not be changed afterwards.
+        """
         found = found.detach()
         if self._values.device.type != "cpu":
             self._values.index_copy_(0, rows, found[:, :COLUMNS])
             return
         self._waiting.append((rows, found))
         if len(self._waiting) == WAITING:
-            self._catch_up()
+            self._write_waiting()
 
     @property
     def values(self) -> Tensor:
-        """The whole table; what is written there is noted."""
+        """The whole table; what is written to it is recorded."""
         if self._waiting:
-            self._catch_up()
+            self._write_waiting()
         return self._values
 
     @values.setter
@@ -50,8 +55,10 @@ class ViewMetrics:
         self._waiting.clear()
         self._values = values
 
-    def _catch_up(self) -> None:
-        """In the order in which it was noted: of a view that was seen twice, numpy keeps what comes last."""
+    def _write_waiting(self) -> None:
+        """Write the waiting values in the order in which they were recorded: for a view that occurs twice, numpy keeps
+        the last.
+        """
         rows, found = zip(*self._waiting, strict=True)
         self._waiting.clear()
         self._values.numpy()[np.concatenate(rows)] = np.concatenate(found)[:, :COLUMNS]

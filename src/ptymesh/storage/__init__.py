@@ -1,1 +1,1 @@
-"""Where a rank keeps its patterns: on the device, on the host or on a disk."""
+"""Storage of a rank's patterns: on the device, in the host's memory or on a disk."""

@@ -1,8 +1,7 @@
-"""Patterns that live elsewhere than on the device that computes: in the host's memory, or in a file on a local disk.
+"""Patterns that lie elsewhere than on the computing device: in the host's memory, or in a file on a local disk.
 
-They are brought piece by piece by a thread of its own while earlier pieces are being computed, as far as `prefetch`
-said what comes next; the pieces last brought are kept while there is room, for engines that sweep a batch more than
-once.
+A thread reads them piece by piece while earlier pieces are being computed, as far ahead as `prefetch` has announced;
+the latest pieces are kept within a limit of memory, for engines that sweep a batch more than once.
 """
 
 from __future__ import annotations
@@ -29,9 +28,13 @@ from ptymesh.storage.scratch import Scratch
 
 
 class Fetched(Slotted):
-    """Patterns elsewhere than on the device that computes, brought there piece by piece by a thread.
+    """Patterns elsewhere than on the computing device, brought there piece by piece by a thread.
 
-    device: the one that computes; capacity: bytes that the pieces under way and those kept may take together.
+    Args:
+        shape: (n, h, w).
+        dtype: of the counts.
+        device: the computing device.
+        capacity: bytes that pieces under way and kept may take together.
     """
 
     fetched = True
@@ -46,14 +49,14 @@ class Fetched(Slotted):
         self._stream = self._module.Stream(device) if self._module else None
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Patterns (B, h, w) of these rows (B,), waited for where they are not here yet."""
+        """Return the patterns (B, h, w) of these rows (B,), waiting for them if needed."""
         began = perf_counter()
         piece = self._start(rows).result()
         self.waited_s += perf_counter() - began
         return piece.arrived()
 
     def prefetch(self, pieces: Sequence[Tensor]) -> None:
-        """Brings pieces that will be asked for next, in this order, at most half of what may be kept."""
+        """Start reading the pieces that will be used next, in this order, up to half the capacity."""
         ahead = 0
         for rows in pieces:
             ahead += len(rows) * self.frame_bytes
@@ -62,15 +65,16 @@ class Fetched(Slotted):
             self._start(rows)
 
     def cropped(self, c: int) -> Patterns:
-        """The same patterns, cropped when they are asked for."""
+        """Return the inner 1/c of the detector, cropped when it is read."""
         return Cropped(self, c)
 
     def close(self) -> None:
-        """Ends the thread that reads ahead."""
+        """Stop the thread that reads ahead."""
         self._pool.shutdown(cancel_futures=True)
         self._forget()
 
     def _start(self, rows: Tensor) -> Future[_Piece]:
+        """Return the future of a piece, and drop the oldest pieces beyond the capacity."""
         key = rows.numpy().tobytes()
         if key not in self._pieces:
             self._pieces[key] = self._pool.submit(self._bring, rows)
@@ -82,7 +86,7 @@ class Fetched(Slotted):
         return self._pieces[key]
 
     def _bring(self, rows: Tensor) -> _Piece:
-        """In the thread: reads a piece, and sends it to the device from page-locked memory."""
+        """Read a piece, and send it to the device from page-locked memory; runs in the thread."""
         here = self._read(self._slot(rows))
         self.fetched_bytes += here.numel() * here.element_size()
         if self._module is None:
@@ -94,13 +98,14 @@ class Fetched(Slotted):
         return _Piece(there, event)
 
     def _forget(self) -> None:
+        """Drop all pieces."""
         for piece in self._pieces.values():
             piece.cancel()
         self._pieces.clear()
         self._held = 0
 
-    def _room_for(self, rows: int) -> Tensor:
-        """A tensor (rows, h, w) of the host, page-locked where a device copies from it; as numpy can address it."""
+    def _host_buffer(self, rows: int) -> Tensor:
+        """Return a host buffer (rows, h, w) that numpy can address, page-locked if a device copies from it."""
         count = rows * self.frame_bytes
         if self._stream is None:
             flat = self._memory.room(count)
@@ -110,10 +115,10 @@ class Fetched(Slotted):
 
 
 class Memory:
-    """Memory of pieces, used again for later ones when nobody holds them any more.
+    """Pool of buffers for pieces, used again for later ones when nobody references them any more.
 
-    It is mapped, not taken from the heap: there, pieces of many sizes that come and go between other arrays leave as
-    many holes again.
+    Buffers are mapped, not taken from the heap: there, pieces of many sizes between other arrays would fragment the
+    memory.
     """
 
     def __init__(self) -> None:
@@ -121,24 +126,24 @@ class Memory:
         self._taking = Lock()
 
     def room(self, count: int) -> Tensor:
-        """So many bytes (count,) uint8, whatever they hold."""
-        with self._taking:  # what is let go of meanwhile comes to the end
+        """Return a buffer of so many bytes, (count,) uint8, with any content."""
+        with self._taking:  # buffers that are freed meanwhile are appended
             fitting = [k for k, memory in enumerate(self._free) if count <= len(memory) <= 2 * count]
             if fitting:
                 memory = self._free.pop(fitting[-1])
-            else:  # what is free is of another size than what is wanted now
+            else:  # free buffers have other sizes than those needed now
                 self._free.clear()
                 memory = np.frombuffer(mmap.mmap(-1, max(count, 1)), np.uint8)
-        lent = memory[:count]  # torch lets go of it when the last tensor there is gone
+        lent = memory[:count]  # torch drops its reference with the last tensor in this memory
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return torch.from_numpy(lent)
 
 
 class Hosted(Fetched):
-    """Patterns in the host's memory, for a device that has no room for them.
+    """Patterns in the host's memory, for a device with too little memory for them.
 
-    They are gathered into page-locked memory piece by piece: all of the host's memory locked would leave too little
-    to everything else on the machine, and rows in any order must be gathered anyway.
+    They are gathered into page-locked memory piece by piece: locking all of them would leave too little of the host's
+    memory to other programs, and rows in any order must be gathered anyway.
     """
 
     kind = "host"
@@ -153,7 +158,7 @@ class Hosted(Fetched):
         self._tensor = grown
 
     def _read(self, slots: Tensor) -> Tensor:
-        return torch.index_select(self._tensor, 0, slots, out=self._room_for(len(slots)))
+        return torch.index_select(self._tensor, 0, slots, out=self._host_buffer(len(slots)))
 
     def _write(self, slots: Tensor, slab: Tensor) -> None:
         put(self._tensor, slots, slab)
@@ -172,16 +177,16 @@ class Staged(Fetched):
         weakref.finalize(self, self._file.close)
 
     def where(self) -> str:
-        """See `Patterns.where`; with the folder."""
+        """Return a sentence that says how large the patterns are and in which folder they are staged."""
         return f"{super().where()} in {self._file.folder}"
 
     def close(self) -> None:
-        """Ends the thread and gives the disk's room back."""
+        """Stop the thread, and delete the file."""
         super().close()
         self._file.close()
 
     def fill(self, arrived: Iterable[Tensor]) -> None:
-        """See `Patterns.fill`."""
+        """Write all patterns, slabs (k, h, w) of the host in the order of the rows, to the file."""
         super().fill(arrived)
         self._file.flush()
 
@@ -189,7 +194,7 @@ class Staged(Fetched):
         self._file.grow(capacity)
 
     def _read(self, slots: Tensor) -> Tensor:
-        out = self._room_for(len(slots))
+        out = self._host_buffer(len(slots))
         self._file.read(slots.numpy(), _frames(out))
         return out
 
@@ -198,9 +203,9 @@ class Staged(Fetched):
 
 
 class Cropped(Patterns):
-    """The inner 1/c of the detector of patterns that are fetched, cropped when they are asked for.
+    """The inner 1/c of the detector of fetched patterns, cropped when they are read.
 
-    Rows that join are kept on the device that computes: they are few, and small.
+    Rows that are added by `replace` are kept on the computing device: they are few, and small.
     """
 
     fetched = True
@@ -208,12 +213,12 @@ class Cropped(Patterns):
     def __init__(self, whole: Fetched, c: int) -> None:
         super().__init__((len(whole), whole.shape[1] // c, whole.shape[2] // c), whole.dtype)
         self.kind, self._whole, self._c = whole.kind, whole, c
-        #: Of each row: its row among the whole patterns, or -1 - k for guest k.
+        #: For each row, its row among the whole patterns, or -1 - k for added row k.
         self._origin = torch.arange(len(whole))
         self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=whole.device)
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Patterns (B, h/c, w/c) of these rows (B,)."""
+        """Return the patterns (B, h/c, w/c) of these rows (B,)."""
         origin = self._origin[rows]
         cropped = corner_crop(self._whole.rows(origin[origin >= 0]), self._c)
         if bool((origin >= 0).all()):
@@ -223,21 +228,21 @@ class Cropped(Patterns):
         return torch.cat((cropped, guests)).index_select(0, order.to(cropped.device))
 
     def prefetch(self, pieces: Sequence[Tensor]) -> None:
-        """See `Patterns.prefetch`."""
+        """Start reading the pieces that will be used next, in this order."""
         origins = [self._origin[rows] for rows in pieces]
         self._whole.prefetch([origin[origin >= 0] for origin in origins])
 
     def cropped(self, c: int) -> Patterns:
-        """Cropped further, where no row has joined."""
+        """Return a smaller crop; not possible after rows were added."""
         assert not len(self._guests), "crop the whole patterns instead"
         return Cropped(self._whole, self._c * c)
 
     def take(self, rows: Tensor) -> Tensor:
-        """See `Patterns.take`."""
+        """Return the patterns (B, h/c, w/c) of these rows in the host's memory."""
         return self.rows(rows.cpu()).cpu()
 
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
-        """See `Patterns.replace`; the whole patterns stay as they are."""
+        """Replace rows as `Patterns.replace` says; the whole patterns do not change."""
         source = source.cpu()
         origin = torch.where(source >= 0, self._origin[source.clamp(min=0)], 0) if len(self) else source.clone()
         stay = (source >= 0) & (origin < 0)
@@ -254,13 +259,18 @@ class Cropped(Patterns):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Patterns on the device, and when they are there (GPUs)."""
+    """Patterns on the device.
+
+    Attributes:
+        patterns: (B, h, w).
+        event: recorded by a GPU when the copy is complete; None on a CPU.
+    """
 
     patterns: Tensor
     event: Any = None
 
     def arrived(self) -> Tensor:
-        """The patterns, for work that is queued from here on."""
+        """Return the patterns; work that is queued later on this stream waits for the copy."""
         if self.event is not None:
             stream = torch.get_device_module(self.patterns.device).current_stream(self.patterns.device)
             stream.wait_event(self.event)
@@ -269,6 +279,6 @@ class _Piece:
 
 
 def _frames(patterns: Tensor) -> np.ndarray:
-    """Patterns (B, h, w) of the host as bytes, (B, frame), the same memory."""
+    """Return patterns (B, h, w) of the host as bytes, (B, frame), in the same memory."""
     values = patterns.contiguous().numpy()
     return values.reshape(len(values), values.shape[1] * values.shape[2]).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Where a rank's patterns go: to the device, to the host's memory, or to a file on a local disk."""
+"""Choice of where a rank's patterns are kept: on the device, in the host's memory, or in a file on a local disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ptymesh.storage.patterns import Kind, Patterns, Resident, Slotted, slabs
 
 #: Share of a device's free memory that patterns may take; the rest is for the object, waves and FFT plans.
 DEVICE_SHARE = 0.7
-#: What pieces may take that are kept where patterns come from elsewhere, and their share of a budget: a quarter, for
-#: pieces that are in use but no longer kept, memory for the next ones and slabs on their way to the disk need room too.
+#: Bytes for pieces of fetched patterns that are kept, and their share of a budget: a quarter, as pieces in use but no
+#: longer kept, buffers for the next ones and slabs on their way to the disk need memory, too.
 KEPT_BYTES, KEPT_SHARE = 1 << 30, 4
-#: A budget must hold so many patterns at least.
+#: Least number of patterns that a budget must hold.
 LEAST_VIEWS = 16
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What patterns may take.
+    """Limits of memory and disk for patterns.
 
-    Fields:
-        budget: bytes of memory for each rank's patterns, the device's or the host's; None: all that there is.
-        scratch: folder for what does not fit; None: the system's folder for temporary files.
+    Attributes:
+        budget: bytes of memory for each rank's patterns, the device's or the host's; None for all that there is.
+        scratch: folder for patterns that do not fit; None for the system's folder for temporary files.
     """
 
     budget: int | None = None
@@ -39,9 +39,18 @@ class MemoryBudget:
 
 
 def choose(needed: int, frame: int, device: torch.device, memory: MemoryBudget) -> Kind:
-    """Where patterns of so many bytes go, `frame` each: the device, else the host, else, beyond the budget, the disk.
+    """Return where patterns are kept: on the device, else the host, else, beyond the budget, the disk.
 
-    A CPU is both device and host. Raises BadInput for a budget that does not hold a few patterns.
+    A CPU is both device and host.
+
+    Args:
+        needed: bytes of all patterns.
+        frame: bytes of one pattern.
+        device: the computing device.
+        memory: the limits.
+
+    Raises:
+        BadInput: the budget does not hold a few patterns.
     """
     if memory.budget is not None and memory.budget < LEAST_VIEWS * frame:
         raise BadInput(
@@ -56,9 +65,17 @@ def choose(needed: int, frame: int, device: torch.device, memory: MemoryBudget) 
 
 
 def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.device, memory: MemoryBudget) -> Patterns:
-    """The views `own` of a source, read slab by slab; `most` (views of the rank that has most) decides their kind.
+    """Return the patterns of some views of a source, read slab by slab.
 
-    Raises BadInput for a budget or a scratch folder that does not do, and what the source raises.
+    Args:
+        source: patterns of the scan.
+        own: (n,) global indices of this rank's views.
+        most: views of the rank that has most, which decides where all ranks keep theirs.
+        device: the computing device.
+        memory: the limits.
+
+    Raises:
+        BadInput: the budget is too small, or the scratch folder cannot be used. Errors of the source pass through.
     """
     frame = int(np.prod(source.shape[1:])) * source.dtype.itemsize
     kind = choose(most * frame, frame, device, memory)
@@ -80,6 +97,7 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
 
 
 def _slab(read: np.ndarray) -> Tensor:
+    """Return an array as a tensor in native byte order."""
     return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
 

@@ -1,12 +1,12 @@
-"""This rank's patterns, wherever they live: what the rest of the program may ask of them.
+"""This rank's patterns, wherever they are kept: the common interface.
 
-n       this rank's patterns; a row is the place of one among `layout.own`
+n       this rank's patterns; a row is the index of one in `layout.own`
 h, w    window pixels
-slot    where a row lies; the row itself, until views have moved from rank to rank
+slot    where a row is stored; the row itself, until views have moved from rank to rank
 piece   rows that are swept together
 
-Every kind hands out the same bits, in the detector's own dtype, on the device that computes (room.py says which kind
-there is when, fetched.py holds those that live elsewhere than on that device).
+Every kind returns the same bits, in the detector's own dtype, on the computing device (memory_budget.py chooses the
+kind, fetched.py holds those that are kept elsewhere than on that device).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ptymesh.physics.resample import corner_crop
 
 Kind = Literal["device", "host", "disk"]
 
-#: What is read from the source, or moved, at a time: so many bytes, but at most so many views.
+#: Largest number of bytes, and of views, that are read from the source, or moved, at a time.
 SLAB_BYTES, SLAB_VIEWS = 16 << 20, 64
-#: Pieces that are asked for ahead.
+#: Number of pieces that are announced ahead.
 LOOKAHEAD = 8
 _PLACES: dict[Kind, str] = {"device": "on the device", "host": "in host memory", "disk": "staged on disk"}
 
@@ -37,10 +37,12 @@ class Patterns(ABC):
 
     Attributes:
         kind: device, host or disk.
-        shape, dtype: (n, h, w), as the detector counts.
-        indexed_on: the device on which `rows` wants its indices.
-        fetched: whether patterns are brought from elsewhere, so that it helps to know which come next.
-        waited_s, fetched_bytes: what the computation has waited for patterns, and how much was brought to it.
+        shape: (n, h, w).
+        dtype: of the counts, as the detector has them.
+        indexed_on: device of the indices that `rows` takes.
+        fetched: True if patterns are brought from elsewhere, so that it helps to announce which come next.
+        waited_s: time that the computation has waited for patterns.
+        fetched_bytes: bytes that were brought to it.
     """
 
     kind: Kind
@@ -56,35 +58,44 @@ class Patterns(ABC):
 
     @property
     def frame_bytes(self) -> int:
-        """Of one pattern."""
+        """Bytes of one pattern."""
         return self.shape[1] * self.shape[2] * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Of all patterns."""
+        """Bytes of all patterns."""
         return len(self) * self.frame_bytes
 
     def where(self) -> str:
-        """How much there is on this rank, and where it is kept: `Patterns: 640 MB per rank (uint16) in host memory`."""
+        """Return how large the patterns are and where they are kept: `Patterns: 640 MB per rank (uint16) in host
+        memory`.
+        """
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Patterns: {size(self.nbytes)} per rank ({dtype}) {_PLACES[self.kind]}"
 
     @abstractmethod
     def rows(self, rows: Tensor) -> Tensor:
-        """Patterns (B, h, w) of these rows (B,), on the device that computes. Not to be written to."""
+        """Return the patterns (B, h, w) of these rows (B,), on the computing device; they must not be written to."""
 
-    def prefetch(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to do where patterns are at hand
-        """Says which pieces `rows` will be asked for next, in this order."""
+    def prefetch(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to do if patterns are on the device
+        """Announce the pieces for which `rows` will be called next, in this order."""
 
     def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same where they lie, not copied: an array (m, h, w) and the places (B,) of these rows in it.
+        """Return an array (m, h, w) that holds these patterns, and their indices (B,) in it, without a copy if
+        possible.
 
-        No places: the array is the patterns.
+        Without indices (None), the array is the patterns of these rows.
         """
         return self.rows(rows), None
 
     def sweep(self, rows: np.ndarray, size: int | list[int], coming: np.ndarray | None = None) -> Iterator[Tensor]:
-        """Patterns of these rows (n,), piece by piece; see `pieces`."""
+        """Yield the patterns of these rows, piece by piece.
+
+        Args:
+            rows: (n,) int64.
+            size: largest number of rows in a piece, or the number in each piece.
+            coming: (k,) rows that are swept after these.
+        """
         for array, places in self.pieces(rows, size, coming):
             yield array if places is None else array.index_select(0, places)
 
@@ -95,10 +106,13 @@ class Patterns(ABC):
         coming: np.ndarray | None = None,
         coming_sizes: list[int] | None = None,
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """What is `lying` for these rows (n,), at most `size` of them at a time, or so many; `coming`: rows that are
-        swept after them, likewise.
+        """Yield what `lying` returns for these rows, piece by piece, while the next pieces are being read.
 
-        What comes next is on the way while a piece is being worked on.
+        Args:
+            rows: (n,) int64.
+            size: largest number of rows in a piece, or the number in each piece.
+            coming: (k,) rows that are swept after these.
+            coming_sizes: number in each piece of these; None for `size`.
         """
         pieces = sent(rows, self.indexed_on).split(size)
         later: Sequence[Tensor] = ()
@@ -111,29 +125,32 @@ class Patterns(ABC):
 
     @abstractmethod
     def cropped(self, c: int) -> Patterns:
-        """The inner 1/c of the detector, (n, h/c, w/c), DC at the corner; to be made anew after `replace`."""
+        """Return the inner 1/c of the detector, (n, h/c, w/c), DC at the corner; it is stale after `replace`."""
 
     @abstractmethod
     def take(self, rows: Tensor) -> Tensor:
-        """Patterns (B, h, w) of these rows in the host's memory, to be sent to another rank."""
+        """Return the patterns (B, h, w) of these rows in the host's memory, to be sent to another rank."""
 
     @abstractmethod
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
-        """Holds other rows from here on: row i is what row source[i] was, or, where that is -1, the next that arrives.
+        """Hold other rows: row i becomes row source[i], or, where that is -1, the next pattern that arrives.
 
-        source: (n',) int64, n' any number. arrived: slabs (k, h, w) of the host that hold the rows marked -1, in order.
-        What leaves may be overwritten: `take` it first.
+        Rows that leave may be overwritten, so `take` them first.
+
+        Args:
+            source: (n',) int64, n' any number.
+            arrived: slabs (k, h, w) of the host with the rows marked -1, in order.
         """
 
     def reserve(self, rows: int) -> None:  # noqa: B027 - those that keep no slots need nothing
-        """Makes room for so many rows, for `replace` to make it once."""
+        """Allocate space for so many rows at once, before `replace`."""
 
     def close(self) -> None:  # noqa: B027 - memory needs nothing
-        """Lets go of threads and files; may be called again."""
+        """Release threads and files; may be called again."""
 
 
 class Slotted(Patterns):
-    """Patterns in slots of something that keeps them; a row that leaves makes room for one that joins."""
+    """Patterns in slots; a row that leaves frees its slot for one that joins."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
@@ -141,21 +158,21 @@ class Slotted(Patterns):
         self._slots: Tensor | None = None
 
     def fill(self, arrived: Iterable[Tensor]) -> None:
-        """Takes all patterns, slabs (k, h, w) of the host in the order of the rows."""
-        self._settle(torch.arange(len(self)), arrived)
+        """Store all patterns, slabs (k, h, w) of the host in the order of the rows."""
+        self._store(torch.arange(len(self)), arrived)
 
     def take(self, rows: Tensor) -> Tensor:
-        """See `Patterns.take`."""
+        """Return the patterns (B, h, w) of these rows in the host's memory."""
         return self._read(self._slot(rows.cpu()))
 
     def reserve(self, rows: int) -> None:
-        """See `Patterns.reserve`."""
+        """Allocate slots for so many rows."""
         if rows > self._capacity:
             self._grow(rows)
             self._capacity = rows
 
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
-        """See `Patterns.replace`."""
+        """Replace rows as `Patterns.replace` says; rows that stay keep their slots."""
         source = source.cpu()
         kept = source >= 0
         slots = torch.where(kept, self._slot(source.clamp(min=0)), -1)
@@ -168,24 +185,25 @@ class Slotted(Patterns):
         slots[~kept] = torch.from_numpy(free[:wanted])
         self._slots, self.shape = slots, (len(source), *self.shape[1:])
         self._forget()
-        self._settle(slots[~kept], arrived)
+        self._store(slots[~kept], arrived)
 
     @abstractmethod
     def _grow(self, capacity: int) -> None:
-        """Makes room for so many slots."""
+        """Allocate so many slots, and keep what they hold."""
 
     @abstractmethod
     def _read(self, slots: Tensor) -> Tensor:
-        """What lies in these slots (B,), in the host's memory."""
+        """Return the patterns in these slots (B,), in the host's memory."""
 
     @abstractmethod
     def _write(self, slots: Tensor, slab: Tensor) -> None:
-        """Puts a slab (k, h, w) of the host into slots (k,)."""
+        """Write a slab (k, h, w) of the host to slots (k,)."""
 
     def _slot(self, rows: Tensor) -> Tensor:
         return rows if self._slots is None else self._slots[rows]
 
-    def _settle(self, slots: Tensor, arrived: Iterable[Tensor]) -> None:
+    def _store(self, slots: Tensor, arrived: Iterable[Tensor]) -> None:
+        """Write the patterns that arrive to these slots, in order."""
         done = 0
         for slab in arrived:
             if len(slab):
@@ -194,11 +212,11 @@ class Slotted(Patterns):
         assert done == len(slots), f"{done} patterns came for {len(slots)} places"
 
     def _forget(self) -> None:
-        """What was brought before is no longer what its rows are."""
+        """Drop copies of rows, which are stale."""
 
 
 class Resident(Slotted):
-    """Patterns in the memory of the device that computes: a tensor (n, h, w) there."""
+    """Patterns in the memory of the computing device: a tensor (n, h, w) there."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__(tensor.shape, tensor.dtype)
@@ -206,18 +224,18 @@ class Resident(Slotted):
         self.kind = "host" if tensor.device.type == "cpu" else "device"
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Patterns (B, h, w) of these rows (B,)."""
+        """Return the patterns (B, h, w) of these rows (B,)."""
         slots = self._slot(rows)
         if self.tensor.device.type == "cpu":  # numpy copies whole patterns, torch pixel by pixel
             return torch.from_numpy(self.tensor.numpy()[slots.numpy()])
         return self.tensor.index_select(0, slots)
 
     def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `Patterns.lying`."""
+        """Return the whole tensor, and the slots of these rows in it."""
         return self.tensor, self._slot(rows)
 
     def cropped(self, c: int) -> Patterns:
-        """A copy of the inner 1/c of the detector."""
+        """Return a copy of the inner 1/c of the detector."""
         every = torch.arange(len(self), device=self.indexed_on)
         made = self.tensor.new_empty((len(self), self.shape[1] // c, self.shape[2] // c))
         for part in slabs(len(self), self.frame_bytes):
@@ -225,18 +243,18 @@ class Resident(Slotted):
         return Resident(made)
 
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
-        """See `Patterns.replace`."""
+        """Replace rows as `Patterns.replace` says, with slots on the device."""
         self._slots = None if self._slots is None else self._slots.cpu()
         super().replace(source, arrived)
         assert self._slots is not None
         self._slots = self._slots.to(self.indexed_on)
 
     def take(self, rows: Tensor) -> Tensor:
-        """See `Patterns.take`."""
+        """Return the patterns (B, h, w) of these rows in the host's memory."""
         return self.rows(rows.to(self.indexed_on)).cpu()
 
     def _grow(self, capacity: int) -> None:
-        # a device may have no room for both, its host has
+        # By way of the host, as both tensors may not fit in the device's memory.
         kept = self.tensor.cpu()
         self.tensor = kept
         grown = kept.new_empty((capacity, *self.shape[1:]), device=self.indexed_on)
@@ -251,18 +269,25 @@ class Resident(Slotted):
 
 
 def slabs(count: int, frame: int) -> Iterator[slice]:
-    """Consecutive views, a bounded number of bytes at a time."""
+    """Yield slices of consecutive views, of a bounded number of bytes each."""
     step = _views(frame)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
 
 def _views(frame: int) -> int:
+    """Return how many views a slab holds."""
     return max(1, min(SLAB_VIEWS, SLAB_BYTES // max(1, frame)))
 
 
 def put(tensor: Tensor, slots: Tensor, slab: Tensor) -> None:
-    """tensor[slots] = slab, which torch cannot do for every integer type at once."""
+    """Assign tensor[slots] = slab, which torch cannot do at once for every integer type.
+
+    Args:
+        tensor: (n, h, w), changed in place.
+        slots: (k,) int64.
+        slab: (k, h, w).
+    """
     first = int(slots[0])
     if torch.equal(slots, torch.arange(first, first + len(slots))):
         tensor[first : first + len(slots)] = slab

@@ -2,9 +2,9 @@
 
 frame   bytes of one pattern;  slot: its place in the file
 
-The file has no name (or loses it when the process ends, where files cannot go without): however a run ends, its room
-is given back. It is read at given places, not mapped, and what was read does not stay in the system's page cache, so
-that memory stays within a budget, and the file's use can be measured.
+The file has no name (or loses it when the process ends, on systems that need one), so that its space is freed
+however a run ends. It is read at given offsets, not mapped, and what was read does not stay in the system's page cache,
+so that memory stays within a budget, and the file's use can be measured.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import numpy as np
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import no_room
 
-#: Bytes that may wait to be written; then they are flushed, so that they can leave the page cache.
+#: Number of written bytes after which the file is flushed, so that they can leave the page cache.
 FLUSH_BYTES = 64 << 20
-#: Frames that one system call reads at most (IOV_MAX is 1024 on Linux, macOS and the BSDs).
+#: Largest number of frames that one system call reads (IOV_MAX is 1024 on Linux, macOS and the BSDs).
 MOST_FRAMES = 512
 PAGE = 4096
-#: What file systems answer on which room cannot be reserved; there a disk that is too small says so in `write`.
+#: Errors of file systems that cannot reserve space; a disk that is too small then fails in `write`.
 CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class Scratch:
     """`count` frames of `frame` bytes in a file in `folder` (None: the system's folder for temporary files).
 
-    Raises BadInput where there is no such folder, or no room.
+    Raises:
+        BadInput: there is no such folder, or not enough space.
     """
 
     def __init__(self, folder: Path | None, count: int, frame: int) -> None:
@@ -54,20 +55,28 @@ class Scratch:
         self._advise("RANDOM", 0, 0)
 
     def grow(self, count: int) -> None:
-        """Room for so many frames, all of it at once: a disk that is too small says so here. Raises BadInput."""
+        """Reserve space for so many frames at once, so that a disk that is too small is noticed here.
+
+        Raises:
+            BadInput: there is not enough space.
+        """
         self._count, wanted = count, count * self.frame
         if not wanted or not hasattr(os, "posix_fallocate"):
             return
         try:
             os.posix_fallocate(self._number, 0, wanted)
-        except OverflowError as error:  # more than any file can have
+        except OverflowError as error:  # more bytes than any file can have
             raise self._refusal(OSError(errno.EFBIG, os.strerror(errno.EFBIG))) from error
         except OSError as error:
             if error.errno not in CANNOT_RESERVE:
                 raise self._refusal(error) from error
 
     def write(self, slots: np.ndarray, frames: np.ndarray) -> None:
-        """Frames (B, frame) of bytes into slots (B,). Raises BadInput where the disk refuses."""
+        """Write frames (B, frame) of bytes to slots (B,).
+
+        Raises:
+            BadInput: the disk refuses.
+        """
         try:
             for part, offset in self._runs(slots, np.arange(len(slots))):
                 self._write_all(frames[part[0] : part[-1] + 1].reshape(-1), offset)
@@ -78,7 +87,11 @@ class Scratch:
             self.flush()
 
     def flush(self) -> None:
-        """What was written is on the disk, and no longer in memory. Raises BadInput where the disk refuses."""
+        """Write everything to the disk, and drop it from memory.
+
+        Raises:
+            BadInput: the disk refuses.
+        """
         try:
             getattr(os, "fdatasync", os.fsync)(self._number)
         except OSError as error:
@@ -87,11 +100,15 @@ class Scratch:
         self._unflushed = 0
 
     def read(self, slots: np.ndarray, out: np.ndarray) -> None:
-        """Frames in slots (B,) into `out` (B, frame) of bytes. Raises PtymeshError where the disk fails."""
+        """Read the frames in slots (B,) into `out` (B, frame) of bytes.
+
+        Raises:
+            PtymeshError: the disk fails.
+        """
         order = np.argsort(slots, kind="stable")
         runs = list(self._runs(slots, order))
         try:
-            for part, offset in runs:  # all of them are asked for before the first is waited for
+            for part, offset in runs:  # all are announced before the first is read
                 self._advise("WILLNEED", offset, len(part) * self.frame)
             for part, offset in runs:
                 self._read_run([out[i].data for i in part], offset)
@@ -103,11 +120,11 @@ class Scratch:
             ) from error
 
     def close(self) -> None:
-        """The disk's room is given back; may be called again."""
+        """Free the disk's space; may be called again."""
         self._file.close()
 
     def _runs(self, slots: np.ndarray, order: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """Frames that lie side by side, as indices in `order`, and where they start in the file."""
+        """Yield frames that lie side by side, as indices in `order`, and their offset in the file."""
         along = slots[order]
         cuts = np.flatnonzero(np.diff(along) != 1) + 1
         for run in np.split(order, cuts) if len(order) else ():
@@ -116,9 +133,10 @@ class Scratch:
                 yield part, int(slots[part[0]]) * self.frame
 
     def _read_run(self, frames: list[memoryview], offset: int) -> None:
+        """Read frames that lie side by side, in one system call if possible."""
         if hasattr(os, "preadv") and os.preadv(self._number, frames, offset) == len(frames) * self.frame:
             return
-        for k, frame in enumerate(frames):  # where a call reads less than it was asked for, or cannot read so
+        for k, frame in enumerate(frames):  # if the call has read less, or is not available
             done = 0
             while done < self.frame:
                 with self._lock:
@@ -136,13 +154,14 @@ class Scratch:
                 rest = rest[self._file.write(rest) :]
 
     def _advise(self, advice: str, offset: int, length: int) -> None:
-        """Tells the system how the file is used, in whole pages; systems that cannot be told do as they like."""
+        """Tell the system how the file is used, in whole pages, if it accepts advice."""
         if hasattr(os, "posix_fadvise"):
             start = offset // PAGE * PAGE
             length = length and -(-(offset + length - start) // PAGE) * PAGE
             os.posix_fadvise(self._number, start, length, getattr(os, f"POSIX_FADV_{advice}"))
 
     def _refusal(self, error: OSError) -> BadInput:
+        """Return the error that the patterns cannot be staged."""
         fact = no_room("The patterns cannot be staged on disk", self.folder, self._count * self.frame, error)
         return BadInput(f"{fact}; name a folder with room with --scratch, or give a larger --memory-budget.")
 
