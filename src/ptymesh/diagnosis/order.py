@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
-from ptymesh.diagnosis.shadows import correlation_at, correlations
+from ptymesh.io.shadows import correlation_at, correlations
 from ptymesh.diagnosis.view import ResultView
 
 #: Frames by which positions may lag, at most; views that are looked at, at most; nearest views that are compared.
