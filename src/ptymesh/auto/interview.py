@@ -169,19 +169,19 @@ class Interview(Search):
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
-        def begin(recipes: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
+        def begin(recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
             still = {"probe": {"frozen": OPENING}} if frozen else {}
             tracks: list[Track | None] = []
             for recipe in recipes:
                 try:
-                    tracks.append(self._begun(recipe, still, times * OPENING))
+                    tracks.append(self._begun(recipe, still, max(1, round(times * OPENING))))
                 except OverBudget:
                     if not tracks:
                         raise
                     break
             return tracks
 
-        found = settled(self.recipe, self.scan, begin, self.note)
+        found = settled(self.recipe, self.scan, begin, self.note, frozenset(self.reasons))
         if found != self.recipe:
             self.recipe, self.scan = found, self.load(found)
 

@@ -10,11 +10,12 @@ z               defocus;  |z| alpha the beam's radius at the sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.near_field import Begin, Note, find_distance, find_near_field
 from ptymesh.auto.race import OverBudget, Track, better
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
@@ -34,17 +35,33 @@ SURE = 3.0
 #: Views by whose mean pattern the beam's cone is measured.
 VIEWS = 64
 
-#: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
-#: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
-Begin = Callable[[Sequence[Recipe], bool, int], list[Track | None]]
-Note = Callable[[str, str], None]
 
+def settled(
+    recipe: Recipe, scan: Measurement, begin: Begin, note: Note, chosen: Collection[str] = frozenset()
+) -> Recipe:
+    """The recipe with the numbers that suit best, where there is one to be found.
 
-def settled(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
-    """The recipe with the numbers that suit best, where there is one to be found."""
+    Args:
+        recipe, scan: as far as they are known.
+        begin: runs first epochs of recipes.
+        note: told why, by key of the recipe.
+        chosen: keys that nobody gave, which the looks of the patterns told.
+    """
     if scan.geometry.propagation != "far_field":
+        if "data.propagation" in chosen:
+            return find_distance(recipe, scan, begin, note)
         return _distance(recipe, scan, begin, note)
     unit = _defocus_unit(recipe, scan)
+
+    def focused() -> Track | None:
+        if unit is None:
+            return None
+        best, _ = _best(_with_defocus(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
+        return None if best is None else best[1]
+
+    near = find_near_field(recipe, scan, begin, note, focused)
+    if near is not None:
+        return near
     return recipe if unit is None else _defocus(recipe, unit, begin, note)
 
 
@@ -72,16 +89,27 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
     return None
 
 
-def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+def _with_defocus(recipe: Recipe) -> Callable[[float], Recipe]:
+    """Return what makes the recipe of a defocus in metres."""
+
     def at(z: float) -> Recipe:
         start = recipe.probe.start
         changed: Any = start if isinstance(start, ElectronStart) else DataStart(kind="data")
         changed = changed.model_copy(update={"defocus_m": float(f"{z:.3g}")}) if z else start
         return recipe.model_copy(update={"probe": recipe.probe.model_copy(update={"start": changed})})
 
-    far = [sign * share * unit for share in RADII for sign in (1, -1)]
+    return at
+
+
+def _defoci(unit: float) -> list[float]:
+    """Return the defoci that are tried, on either side."""
+    return [sign * share * unit for share in RADII for sign in (1, -1)]
+
+
+def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+    at = _with_defocus(recipe)
     # a probe that moves would soon make up for the wrong defocus
-    best, first = _best(at, 0.0, far, lambda some: begin(some, True, 1))
+    best, first = _best(at, 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
     if best is None or first is None:
         return recipe
     z, track = best
@@ -94,18 +122,20 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
 
 def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
     """By a factor along which the residual falls."""
-    told = scan.geometry.distance_m
-    if told is None or scan.geometry.focus_distance_m is not None or recipe.data.distance_m is not None:
+    told, focus = scan.geometry.distance_m, scan.geometry.focus_distance_m
+    if told is None or recipe.data.distance_m is not None or recipe.data.focus_distance_m is not None:
         return recipe
 
     def at(factor: float) -> Recipe:
         if factor == 1:
             return recipe
-        data = recipe.data.model_copy(update={"distance_m": float(f"{told * factor:.4g}")})
-        return recipe.model_copy(update={"data": data})
+        data = {"distance_m": float(f"{told * factor:.4g}")}
+        if focus is not None:  # positions tell the magnification, which stays
+            data["focus_distance_m"] = float(f"{focus * factor:.4g}")
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
 
     factors = (STEP, STEP**0.5, STEP**0.25)
-    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda some: begin(some, False, 1), factors)
+    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda some: begin(some, False, 1.0), factors)
     if best is None or first is None:
         return recipe
     lengths = dict.fromkeys((1.0, *(best[0] * each for each in SHORTER)))

@@ -12,6 +12,7 @@ z1      focus to sample: Mag = (z1 + z) / z1
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from ptymesh.measurement import Measurement
 
 #: Part of the window beyond which the sample that is seen at once is too wide for far-field patterns.
 WIDE = 0.55
-#: So many times that width is seen before a near field is thought of.
-SURELY_WIDE = 1.1
+#: So many times that width is seen before a near field is warned of: a beam out of focus that is nearly as wide as the
+#: window can be a far field still.
+SURELY_WIDE = 1.45
 #: Views that are looked at, those in the middle of the scan: at most so many, no more bytes than this, but so many.
 VIEWS, BYTES, FEWEST = 80, 128 << 20, 16
 #: Patterns are binned to at most so many pixels on a side.
@@ -33,6 +35,11 @@ GROWTH, ANGLES = 1.05, np.arange(-180, 180, 5)
 PAIRS, MOVES, FINE_MOVES = 400, (0.08, 0.45), (0.2, 0.55)
 #: Finer sizes (factors) and angles (degrees) about the first ones.
 FINE_SIZES, FINE_ANGLES = np.geomspace(0.94, 1.06, 49), np.arange(-5.0, 5.5, 0.5)
+#: Degrees by which a scan may lie off a quarter turn.
+SMALL_DEG = 3.0
+#: Keys of `positions` and `data` that say how a scan and its detector lie to each other.
+SCAN_LIES = frozenset({"rotation_deg", "transpose", "flip_y", "flip_x", "affine"})
+DETECTOR_LIES = frozenset({"transpose", "flip_y", "flip_x"})
 #: A beam whose magnification differs by less from 1 is parallel as far as features tell.
 PARALLEL = 0.03
 
@@ -45,16 +52,36 @@ class NearFieldSigns:
         magnification: of sample motion on the detector.
         shadows: how features move, in detector pixels per detector pixel of scan motion.
         width: how much of the sample is seen at once over the most that far-field patterns can sample.
+        filled: share of the detector's side that is lit.
     """
 
     magnification: float
     shadows: Shadows
     width: float
+    filled: float
 
     @property
     def is_too_wide(self) -> bool:
         """True if no far field can be sampled so."""
         return self.width > SURELY_WIDE
+
+    def orientation(self) -> dict[str, Any]:
+        """Return the keys of `positions` with which images move against the scan by Mag; none if they do so.
+
+        A = -Mag Q: Q is what the keys do to the scan. Small angles are left to those who refine them.
+        """
+        angle = self.shadows.angle_deg % 360 - 180
+        keys: dict[str, Any] = {"transpose": True} if self.shadows.mirrored else {}
+        nearest = round(angle / 90)
+        if abs(angle - 90 * nearest) > SMALL_DEG:
+            return {**keys, "rotation_deg": round(angle, 1)}
+        quarter = nearest % 4
+        if quarter == 2:
+            return {**keys, "flip_y": True, "flip_x": True}
+        if quarter:  # y' = -x, x' = y, or the other way: axes exchanged, one reversed
+            exchanged = {} if self.shadows.mirrored else {"transpose": True}
+            return {**exchanged, "flip_y" if quarter == 1 else "flip_x": True}
+        return keys
 
     def focus_distance_m(self, distance_m: float) -> float | None:
         """Return z1 for this distance from sample to detector; None for a parallel beam."""
@@ -79,9 +106,11 @@ def near_field_signs(measurement: Measurement) -> NearFieldSigns | None:
     found = _moves(patterns, positions)
     if found is None or not found.is_clear:
         return None
-    width_m = effective_width(patterns.mean(axis=0)) * binning * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
+    lit = effective_width(patterns.mean(axis=0))
+    width_m = lit * binning * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
     window_m = float(np.sqrt(np.prod(np.array(m.window) * g.object_pixel_m)))
-    return NearFieldSigns(found.size, found, float(width_m / (WIDE * window_m)))
+    filled = lit / float(np.sqrt(np.prod(patterns.shape[1:])))
+    return NearFieldSigns(found.size, found, float(width_m / (WIDE * window_m)), filled)
 
 
 def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
