@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ptymesh.auto.race import OverBudget, Track, better
 from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
@@ -27,15 +29,19 @@ FAR_FIELD_WIDTH = 1.5
 #: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
 #: share of the usual epochs. No z further than LIMIT from the first one.
 FACTORS, SHARE, LIMIT = (2.5, 1.6, 1.26, 1.12), 0.5, 1e4
-#: At first, longer distances look better than they are: the last word is spoken after so many times the usual epochs,
-#: among what looked best, and shorter ones by these factors.
-LONGER, SHORTER = 4.0, (1.0, 0.93, 0.87)
-#: A z that differs by less from the file's has to explain more by SURE standard errors.
-CLOSE, SURE = 1.3, 3.0
+#: At first, longer distances look better than they are. So the last word is spoken in further epochs from an estimate
+#: that so many epochs have made, with z at each of three factors; the least of the parabola through these is the next
+#: z, in so many rounds.
+SETTLE_EPOCHS, ROUND_EPOCHS, ROUNDS, FIRST_STEP = 48, 12, 4, 1.12
+#: A z that differs by less than UNCERTAIN from the file's is the file's; by less than CLOSE, it has to explain more by
+#: SURE standard errors.
+UNCERTAIN, CLOSE, SURE = 1.03, 1.3, 3.0
 
 #: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
 #: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
 Begin = Callable[[Sequence[Recipe], bool, float], list[Track | None]]
+#: Goes on from an estimate for so many epochs of Adam with another recipe, of the same object pixel. Raises OverBudget.
+Advance = Callable[[Recipe, Track, int], Track | None]
 Note = Callable[[str, str], None]
 
 
@@ -54,11 +60,11 @@ class NearField:
     def recipe(self, recipe: Recipe, told_m: float | None) -> Recipe:
         """Return the recipe with this geometry; told_m: the distance that the file says."""
         data: dict[str, Any] = {"propagation": "angular_spectrum"}
-        distance = float(f"{self.magnification * self.effective_m:.4g}")
+        distance = float(f"{self.magnification * self.effective_m:.6g}")
         if told_m is None or abs(distance / told_m - 1) > 1e-3:
             data["distance_m"] = distance
         if self.magnification > 1:
-            data["focus_distance_m"] = float(f"{self.effective_m / (1 - 1 / self.magnification):.4g}")
+            data["focus_distance_m"] = float(f"{self.effective_m / (1 - 1 / self.magnification):.6g}")
         return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
 
     def times(self, factor: float) -> NearField:
@@ -90,14 +96,19 @@ def near_fields(signs: NearFieldSigns, distance_m: float) -> dict[str, NearField
 
 
 def find_near_field(
-    recipe: Recipe, scan: Measurement, begin: Begin, note: Note, focused: Callable[[], Track | None]
+    recipe: Recipe,
+    scan: Measurement,
+    begin: Begin,
+    advance: Advance,
+    note: Note,
+    focused: Callable[[], Track | None],
 ) -> Recipe | None:
     """Return the recipe with the near field that explains a scan better than the far field; None if none does.
 
     Args:
         recipe: that leaves the propagation open.
         scan: as it is read for a far field.
-        begin: runs first epochs of recipes.
+        begin, advance: run epochs.
         note: told why, by key of the recipe.
         focused: returns the first epochs of the far field in the best of all defoci.
     """
@@ -109,7 +120,7 @@ def find_near_field(
         return None
     meanings = near_fields(signs, told)
     turned = _with_orientation(recipe, signs)
-    search = DistanceSearch(turned, told, begin)
+    search = DistanceSearch(turned, told, begin, advance)
     try:
         far, *tracks = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
     except OverBudget:
@@ -128,7 +139,7 @@ def find_near_field(
         note("data.propagation", f"As told: {said}.")
         return None
     note("data.propagation", f"Patterns are images that move with the sample: {said}.")
-    near = search.settle(near, meanings["from the sample to the detector"])
+    near = search.settle(near, track, list(meanings.values()))
     _note_distance(note, near, meanings, search.words)
     if turned != recipe:
         note("positions", "Turned so that images move against the sample.")
@@ -143,22 +154,21 @@ def _with_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
     return recipe.model_copy(update={"positions": turned})
 
 
-def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
-    """Return the recipe with the distance that suits a near field that was told by the looks of its patterns alone."""
+def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, advance: Advance, note: Note) -> Recipe:
+    """Return the recipe with the distance that suits a near field, whose magnification stays as it is."""
     geometry = scan.geometry
     assert geometry.distance_m is not None
     near = NearField(geometry.magnification, geometry.effective_distance_m)
-    search = DistanceSearch(recipe, geometry.distance_m, begin)
+    search = DistanceSearch(recipe, geometry.distance_m, begin, advance)
     try:
         (first,) = begin([recipe], False, 1.0)
     except OverBudget:
         return recipe
     if first is None:
         return recipe
-    best, _ = search.approach(near, first)
-    best = search.settle(best, near)
+    best = search.settle(*search.approach(near, first), [near])
     _note_distance(note, best, {"from the sample to the detector": near}, search.words)
-    return best.recipe(recipe, geometry.distance_m)
+    return recipe if best == near else best.recipe(recipe, geometry.distance_m)
 
 
 def _note_distance(note: Note, near: NearField, meanings: dict[str, NearField], words: str) -> None:
@@ -185,17 +195,17 @@ class DistanceSearch:
     Args:
         recipe: whose geometry is another.
         told_m: distance that the file says.
-        begin: runs first epochs.
+        begin, advance: run epochs.
     """
 
-    def __init__(self, recipe: Recipe, told_m: float, begin: Begin) -> None:
-        self.recipe, self.told_m, self._begin = recipe, told_m, begin
+    def __init__(self, recipe: Recipe, told_m: float, begin: Begin, advance: Advance) -> None:
+        self.recipe, self.told_m, self._begin, self._advance = recipe, told_m, begin, advance
         #: What was found about the distance.
         self.words = ""
 
     def begin(self, nears: Sequence[NearField], times: float) -> list[Track | None]:
         """Return where so many times the usual first epochs lead; None where not. Raises OverBudget."""
-        tracks = self._begin([near.recipe(self.recipe, self.told_m) for near in nears], False, times)
+        tracks = self._begin([self._recipe(near) for near in nears], False, times)
         return [*tracks, *([None] * (len(nears) - len(tracks)))]
 
     def approach(self, first: NearField, track: Track) -> tuple[NearField, Track]:
@@ -233,24 +243,66 @@ class DistanceSearch:
         self.words = f"{made.said}, at first {track.said}"
         return first.times(best), made
 
-    def settle(self, best: NearField, told: NearField) -> NearField:
-        """Return which of what looked best, shorter ones, and what the file says comes furthest in more epochs."""
-        if best == told:
-            return told
-        close = 1 / CLOSE < best.effective_m / told.effective_m < CLOSE
-        nears = [*([told] if close else []), *(best.times(shorter) for shorter in SHORTER)]
+    def settle(self, best: NearField, track: Track, told: Sequence[NearField]) -> NearField:
+        """Return the near field that explains most where epochs go on from the same estimate with several.
+
+        An estimate has adapted to the z that made it, and to a shorter and a longer one no more than to the other.
+
+        Args:
+            best: what looked best in the first epochs. track: where these led.
+            told: what the file's distance may mean.
+        """
+        step = FIRST_STEP
         try:
-            tracks = self.begin(nears, LONGER)
+            made = self._advance(self._recipe(best), track, SETTLE_EPOCHS)
+            for _ in range(ROUNDS):
+                if made is None:
+                    return best
+                nears = [best.times(factor) for factor in (1 / step, 1.0, step)]
+                ends = [self._advance(self._recipe(near), made, ROUND_EPOCHS) for near in nears]
+                values = [math.inf if end is None else end.value for end in ends]
+                self.words = f"{min(values):.4g}, {step:.3g} times that and less {values[2]:.4g} and {values[0]:.4g}"
+                if not all(map(math.isfinite, values)):
+                    return best
+                vertex = _vertex(values)
+                best, made = best.times(step**vertex), ends[int(np.argmin(values))]
+                step = step**0.5 if abs(vertex) < 1 else step
+            return self._kept(best, made, told)
         except OverBudget:
+            if step == FIRST_STEP:  # the first epochs alone do not tell
+                near, factor = self._nearest(best, told)
+                return near if factor < CLOSE else best
             return best
-        ends = [(track, near) for track, near in zip(tracks, nears, strict=True) if track is not None]
-        if len(ends) < len(nears):
+
+    def _kept(self, best: NearField, made: Track | None, told: Sequence[NearField]) -> NearField:
+        """Return one of those that the file tells where it is as good; else the best one. Raises OverBudget."""
+        near, factor = self._nearest(best, told)
+        if factor < UNCERTAIN:
+            return near
+        if factor > CLOSE or made is None:
             return best
-        track, near = min(ends, key=lambda one: one[0].value)
-        first = ends[0][0]
-        if close and not better(track, first, errors=SURE):
-            self.words = f"{first.said}, and others are no clear gain"
-            return told
-        others = ", ".join(other.said for other, _ in ends if other is not track)
-        self.words = f"{track.said}, others {others}"
+        tracks = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
+        if tracks[0] is None or tracks[1] is None or better(tracks[0], tracks[1], errors=SURE):
+            return best
+        self.words = f"{tracks[1].said}, and {best.effective_m / near.effective_m:.3g} times that {tracks[0].said}"
         return near
+
+    @staticmethod
+    def _nearest(best: NearField, told: Sequence[NearField]) -> tuple[NearField, float]:
+        """Return the nearest of those that the file tells, and the factor (above 1) by which it is off."""
+        factors = [math.exp(abs(math.log(best.effective_m / one.effective_m))) for one in told]
+        place = int(np.argmin(factors))
+        return told[place], factors[place]
+
+    def _recipe(self, near: NearField) -> Recipe:
+        return near.recipe(self.recipe, self.told_m)
+
+
+def _vertex(values: Sequence[float]) -> float:
+    """Return where the parabola through values at -1, 0 and 1 is least, at most 2 away; 2 towards the lower end where
+    it opens downwards."""
+    low, middle, high = values
+    bend, slope = low - 2 * middle + high, (high - low) / 2
+    if bend <= 0:
+        return -math.copysign(2.0, slope)
+    return float(np.clip(-slope / bend, -2, 2))
