@@ -127,7 +127,7 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
         if key not in data and not (signs is not None and key in OF_FAR_FIELDS):
             data[key] = value
             reasons[f"data.{key}"] = [why]
-    if signs is None or not signs.is_too_wide:
+    if signs is None or not signs.is_certain:
         _orient(raw, reasons)
 
 
@@ -142,7 +142,7 @@ def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> Nea
     signs = near_field_signs(without_marks(scan))
     if signs is None or not is_to_be_tried(signs):
         return None
-    if signs.is_too_wide and scan_fault(scan):
+    if signs.is_certain and scan_fault(scan):
         _turn_scan(raw, signs, reasons)
         data["propagation"] = "angular_spectrum"
         reasons["data.propagation"] = [
@@ -151,7 +151,8 @@ def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> Nea
         ]
         focus = signs.focus_distance_m(told)
         if focus is not None:
-            data["focus_distance_m"] = float(f"{focus:.4g}")
+            data["focus_distance_m"] = float(f"{focus:.6g}")
+            reasons["data.focus_distance_m"] = ["By that magnification and the distance in the file."]
     return signs
 
 

@@ -21,11 +21,9 @@ from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldS
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
-#: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample, or
-#: where the light fills this share of the detector.
-TRIED_WIDTH, TRIED_SHARE = 0.85, 0.7
-#: A far field that can be is held against the near field with its defocus found, too.
-FAR_FIELD_WIDTH = 1.5
+#: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample,
+#: where the light fills this share of the detector, or where images are magnified less than that.
+TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 0.95, 0.55, 30.0
 #: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
 #: share of the usual epochs. No z further than LIMIT from the first one.
 FACTORS, SHARE, LIMIT = (2.5, 1.6, 1.26, 1.12), 0.5, 1e4
@@ -81,7 +79,8 @@ class NearField:
 
 def is_to_be_tried(signs: NearFieldSigns) -> bool:
     """Return True if a near field is worth a reconstruction's first epochs."""
-    return (signs.width > TRIED_WIDTH or signs.filled > TRIED_SHARE) and signs.magnification > 1 - PARALLEL
+    looks = signs.width > TRIED_WIDTH or signs.filled > TRIED_SHARE or signs.magnification < TRIED_MAGNIFICATION
+    return looks and signs.magnification > 1 - PARALLEL
 
 
 def near_fields(signs: NearFieldSigns, distance_m: float) -> dict[str, NearField]:
@@ -130,8 +129,7 @@ def find_near_field(
         return None
     means = min(began, key=lambda one: began[one].value)
     near, track = search.approach(meanings[means], began[means])
-    possible = signs.width < FAR_FIELD_WIDTH
-    if far is not None and possible and better(track, far, errors=SURE):
+    if far is not None and not signs.is_certain and better(track, far, errors=SURE):
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
     helps = far is None or better(track, far, errors=SURE)
     said = f"the first epochs of {near.words} come to {track.said}, a far field's to {far.said if far else 'nothing'}"

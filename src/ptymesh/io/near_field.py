@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.shadows import Shadows, find_shadows, spread_pairs
 from ptymesh.io.survey import upright
 from ptymesh.measurement import Measurement
@@ -25,6 +26,8 @@ WIDE = 0.55
 #: So many times that width is seen before a near field is warned of: a beam out of focus that is nearly as wide as the
 #: window can be a far field still.
 SURELY_WIDE = 1.45
+#: In far fields of a beam out of focus images are magnified hundreds of times, by distance over defocus.
+SURELY_MAGNIFIED = 10.0
 #: Views that are looked at, those in the middle of the scan: at most so many, no more bytes than this, but so many.
 VIEWS, BYTES, FEWEST = 80, 128 << 20, 16
 #: Patterns are binned to at most so many pixels on a side.
@@ -32,9 +35,11 @@ SIDE = 96
 #: Sizes that are tried, ascending by this factor, and angles (degrees).
 GROWTH, ANGLES = 1.05, np.arange(-180, 180, 5)
 #: Pairs of views; moves by which sizes are judged, as shares of the window: at first, and when they are known to 5 %.
-PAIRS, MOVES, FINE_MOVES = 400, (0.08, 0.45), (0.2, 0.55)
+PAIRS, LEAST_MOVE_PX, MOVES, FINE_MOVES = 400, 4.0, (0.08, 0.45), (0.2, 0.55)
 #: Finer sizes (factors) and angles (degrees) about the first ones.
 FINE_SIZES, FINE_ANGLES = np.geomspace(0.94, 1.06, 49), np.arange(-5.0, 5.5, 0.5)
+#: Standard errors by which moving images must stand out: of a few views some far-field patterns agree by chance.
+STANDARD_ERRORS = 10.0
 #: Degrees by which a scan may lie off a quarter turn.
 SMALL_DEG = 3.0
 #: Keys of `positions` and `data` that say how a scan and its detector lie to each other.
@@ -61,9 +66,9 @@ class NearFieldSigns:
     filled: float
 
     @property
-    def is_too_wide(self) -> bool:
-        """True if no far field can be sampled so."""
-        return self.width > SURELY_WIDE
+    def is_certain(self) -> bool:
+        """True if no far field can look so: the sample seen at once is too wide, or its image hardly magnified."""
+        return self.width > SURELY_WIDE or self.magnification < SURELY_MAGNIFIED
 
     def orientation(self) -> dict[str, Any]:
         """Return the keys of `positions` with which images move against the scan by Mag; none if they do so.
@@ -104,7 +109,7 @@ def near_field_signs(measurement: Measurement) -> NearFieldSigns | None:
     # in detector pixels of the binned patterns, so that a size is a magnification
     positions = m.positions[views] * np.array(g.object_pixel_m) / (binning * np.array(g.detector_pixel_m))
     found = _moves(patterns, positions)
-    if found is None or not found.is_clear:
+    if found is None or not found.is_clear or found.score < STANDARD_ERRORS * found.error:
         return None
     lit = effective_width(patterns.mean(axis=0))
     width_m = lit * binning * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
@@ -119,9 +124,10 @@ def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
     step, most = _typical_step(positions), float(np.ptp(positions, axis=0).max())
     if step <= 0 or side < 8:
         return None
-    low, high = MOVES[0] * side / most, MOVES[1] * side / step
+    moves = max(MOVES[0] * side, LEAST_MOVE_PX), MOVES[1] * side
+    low, high = moves[0] / most, moves[1] / step
     sizes = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(GROWTH)))
-    found = find_shadows(patterns, positions, pairs, sizes, ANGLES, (MOVES[0] * side, MOVES[1] * side))
+    found = find_shadows(patterns, positions, pairs, sizes, ANGLES, moves)
     if found is None or not found.is_clear:
         return found
     turns = found.angle_deg + FINE_ANGLES
@@ -136,14 +142,14 @@ def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
 def near_field_doubt(measurement: Measurement) -> str:
     """A sentence where patterns that are taken for a far field can only be of a near field; else empty."""
     signs = near_field_signs(measurement)
-    if signs is None or not signs.is_too_wide:
+    if signs is None or not signs.is_certain or signs.magnification < 1 - PARALLEL:
         return ""
     distance = measurement.geometry.distance_m
     focus = None if distance is None else signs.focus_distance_m(distance)
     behind = f" and data.focus_distance_m={focus:.4g}" if focus is not None else ""
     return (
         f"A near field is suspected, not a far field: patterns are images that move with the sample, magnified "
-        f"{signs.magnification:.3g} times, and show {signs.width * WIDE:.2g} times the window of far-field patterns at "
+        f"{signs.magnification:.3g} times, and show {signs.width:.2g} times what far-field patterns can at "
         f"once: set data.propagation=angular_spectrum{behind}, or stages=auto, which tries this and the distance."
     )
 
@@ -158,7 +164,10 @@ def central_views(measurement: Measurement) -> np.ndarray:
 
 def _counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
     """Return patterns (n, h, w) of these views, nothing where there are no data."""
-    counts = measurement.patterns.read(views)
+    source = measurement.patterns
+    if isinstance(source, PreparedSource):
+        source = replace(source, invalid="missing")
+    counts = source.read(views)
     return np.where((counts > 0) & measurement.mask, counts, 0).astype(np.float32)
 
 
