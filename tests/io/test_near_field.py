@@ -81,7 +81,7 @@ def test_a_run_is_warned_of_a_near_field(scans: dict[float, NearScan], tmp_path:
 
 
 def test_views_too_far_apart_for_a_far_field_are_of_a_near_field(tmp_path: Path) -> None:
-    near = simulate_near(5, 4.0, views=25, step=20.0, fresnel=17.0)
+    near = simulate_near(5, 4.0, views=25, step=24.0, fresnel=17.0)
     scan = load_measurement(DataOptions(path=near.write(tmp_path / "near.cxi")))
     with pytest.raises(BadInput, match="near field is suspected"):
         check_scan(scan)
