@@ -24,6 +24,8 @@ from ptymesh.run.recipe import Recipe
 #: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample,
 #: where the light fills this share of the detector, or where images are magnified less than that.
 TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 0.95, 0.55, 30.0
+#: Below this width a far field that can be is held against the near field in the best of all defoci, too.
+FAR_FIELD_WIDTH = 2.0
 #: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
 #: share of the usual epochs. No z further than LIMIT from the first one.
 FACTORS, SHARE, LIMIT = (2.5, 1.6, 1.26, 1.12), 0.5, 1e4
@@ -129,7 +131,8 @@ def find_near_field(
         return None
     means = min(began, key=lambda one: began[one].value)
     near, track = search.approach(meanings[means], began[means])
-    if far is not None and not signs.is_certain and better(track, far, errors=SURE):
+    possible = signs.width < FAR_FIELD_WIDTH and signs.magnification > TRIED_MAGNIFICATION
+    if far is not None and possible and better(track, far, errors=SURE):
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
     helps = far is None or better(track, far, errors=SURE)
     said = f"the first epochs of {near.words} come to {track.said}, a far field's to {far.said if far else 'nothing'}"

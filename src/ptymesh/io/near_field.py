@@ -30,6 +30,8 @@ SURELY_WIDE = 1.45
 SURELY_MAGNIFIED = 10.0
 #: Views that are looked at, those in the middle of the scan: at most so many, no more bytes than this, but so many.
 VIEWS, BYTES, FEWEST = 80, 128 << 20, 16
+#: ... of a scan whose patterns are to be read once, but for a few.
+CHECKED_VIEWS = 16
 #: Patterns are binned to at most so many pixels on a side.
 SIDE = 96
 #: Sizes that are tried, ascending by this factor, and angles (degrees).
@@ -99,12 +101,17 @@ def effective_width(mean: np.ndarray) -> float:
     return float(np.sqrt(mean.sum() ** 2 / max(float((mean**2).sum()), 1e-30)))
 
 
-def near_field_signs(measurement: Measurement) -> NearFieldSigns | None:
-    """Return what far-field patterns tell of a near field; None where features do not clearly move with the sample."""
+def near_field_signs(measurement: Measurement, most: int = VIEWS) -> NearFieldSigns | None:
+    """Return what far-field patterns tell of a near field; None where features do not clearly move with the sample.
+
+    Args:
+        measurement: the scan.
+        most: views that are looked at.
+    """
     m, g = measurement, measurement.geometry
     if g.propagation != "far_field" or g.detector_pixel_m is None or g.object_pixel_m is None or m.views < 4:
         return None
-    views = central_views(m)
+    views = central_views(m, most)
     patterns, binning = _binned(upright(m, _counts(m, views)))
     # in detector pixels of the binned patterns, so that a size is a magnification
     positions = m.positions[views] * np.array(g.object_pixel_m) / (binning * np.array(g.detector_pixel_m))
@@ -141,23 +148,25 @@ def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
 
 def near_field_doubt(measurement: Measurement) -> str:
     """A sentence where patterns that are taken for a far field can only be of a near field; else empty."""
-    signs = near_field_signs(measurement)
+    signs = near_field_signs(measurement, CHECKED_VIEWS)
     if signs is None or not signs.is_certain or signs.magnification < 1 - PARALLEL:
         return ""
     distance = measurement.geometry.distance_m
     focus = None if distance is None else signs.focus_distance_m(distance)
     behind = f" and data.focus_distance_m={focus:.4g}" if focus is not None else ""
+    wide = signs.width > SURELY_WIDE
+    much = f", and show {signs.width:.2g} times what far-field patterns can at once" if wide else ""
     return (
         f"A near field is suspected, not a far field: patterns are images that move with the sample, magnified "
-        f"{signs.magnification:.3g} times, and show {signs.width:.2g} times what far-field patterns can at "
-        f"once: set data.propagation=angular_spectrum{behind}, or stages=auto, which tries this and the distance."
+        f"{signs.magnification:.3g} times{much}: set data.propagation=angular_spectrum{behind}, or stages=auto, which "
+        f"tries this and the distance."
     )
 
 
-def central_views(measurement: Measurement) -> np.ndarray:
-    """Return the views in the middle of the scan, as many as are looked at."""
+def central_views(measurement: Measurement, most: int) -> np.ndarray:
+    """Return the views in the middle of the scan, at most so many."""
     frame = 8 * int(np.prod(measurement.window))
-    count = min(VIEWS, max(FEWEST, BYTES // frame), measurement.views)
+    count = min(most, max(FEWEST, BYTES // frame), measurement.views)
     away = np.linalg.norm(measurement.positions - np.median(measurement.positions, axis=0), axis=1)
     return np.sort(np.argsort(away, kind="stable")[:count])
 
