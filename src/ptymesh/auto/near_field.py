@@ -23,7 +23,7 @@ from ptymesh.run.recipe import Recipe
 
 #: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample,
 #: where the light fills this share of the detector, or where images are magnified less than that.
-TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 0.95, 0.55, 30.0
+TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 1.25, 0.55, 30.0
 #: Below this width a far field that can be is held against the near field in the best of all defoci, too.
 FAR_FIELD_WIDTH = 2.0
 #: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
