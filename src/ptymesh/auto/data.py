@@ -11,13 +11,15 @@ import yaml
 
 from ptymesh.auto.given import named_after
 from ptymesh.auto.layout import guessed_keys
+from ptymesh.auto.near_field import is_to_be_tried
 from ptymesh.auto.optics import bright_radius
 from ptymesh.auto.orientation import centres, rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import check_scan
+from ptymesh.io.checks import check_scan, scan_fault, without_marks
 from ptymesh.io.inspection import Summary, summarise
+from ptymesh.io.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.samples import located
@@ -30,6 +32,9 @@ LOOKED_AT = 400
 FEWEST, TURNED = 40, 1.5
 #: Radius in pixels of a bright disc that tells what a pixel is.
 SMALLEST_DISC = 4.0
+
+#: Keys of `data` that far-field patterns alone ask for.
+OF_FAR_FIELDS = {"centre", "dc"}
 
 Reasons = dict[str, list[str]]
 
@@ -110,7 +115,9 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")
     scan = load_measurement(DataOptions.parse(data, "data"), where)
-    check_scan(scan)  # raises
+    signs = _near_field(raw, scan, reasons)
+    if "propagation" not in data:
+        check_scan(scan)  # raises
     step = -(-scan.views // LOOKED_AT)
     if "invalid" not in data and (why := _invalid(scan, step)):
         data["invalid"] = "missing"
@@ -121,17 +128,54 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
     looked = load_measurement(DataOptions.parse(some, "data"), where)
     seen = summarise(looked)
     for key, value, why in [*_choices(seen), *_bad_pixels(seen, looked.patterns)]:
-        if key not in data:
+        if key not in data and not (signs is not None and key in OF_FAR_FIELDS):
             data[key] = value
             reasons[f"data.{key}"] = [why]
-    _orient(raw, reasons)
+    if signs is None or not signs.is_certain:
+        _orient(raw, reasons)
+
+
+def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> NearFieldSigns | None:
+    """Return the signs of a near field in a scan that is read for a far field; None where there are none.
+
+    Where views are too far apart for a far field besides, there is no question which of the two it is, and it is set.
+    """
+    data, told = raw["data"], scan.geometry.distance_m
+    if "propagation" in data or "focus_distance_m" in data or told is None:
+        return None
+    signs = near_field_signs(without_marks(scan))
+    if signs is None or not is_to_be_tried(signs):
+        return None
+    if signs.is_certain and scan_fault(scan):
+        _turn_scan(raw, signs, reasons)
+        data["propagation"] = "angular_spectrum"
+        reasons["data.propagation"] = [
+            f"Patterns are images that move with the sample, magnified {signs.magnification:.4g} times; for a far "
+            f"field views are too far apart."
+        ]
+        focus = signs.focus_distance_m(told)
+        if focus is not None:
+            data["focus_distance_m"] = float(f"{focus:.6g}")
+            reasons["data.focus_distance_m"] = ["By that magnification and the distance in the file."]
+    return signs
+
+
+def _turn_scan(raw: dict[str, Any], signs: NearFieldSigns, reasons: Reasons) -> None:
+    """Turn the scan as moving images ask for, where nobody says how it lies."""
+    data, positions = raw["data"], raw.get("positions") or {}
+    if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
+        return
+    settings = signs.orientation()
+    if settings:
+        raw["positions"] = {**positions, **settings}
+        for key in settings:
+            reasons[f"positions.{key}"] = ["So images move as the sample does."]
 
 
 def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
     """How the detector lies to the scan, where nobody says, and where the patterns' centres of mass do."""
     data, positions = raw["data"], raw.get("positions") or {}
-    turned = {"rotation_deg", "transpose", "flip_y", "flip_x", "affine"} & positions.keys()
-    if turned or {"transpose", "flip_y", "flip_x"} & data.keys():
+    if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
         return
     some = data if "views" in data else {**data, "views": {"central": LOOKED_AT}}
     scan = load_measurement(DataOptions.parse(some, "data"), PositionOptions.parse(positions, "positions"))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
-from ptymesh.auto.length import ADAM, CLOSE, LSQML, OPENING, STILL, Length, sized
+from ptymesh.auto.length import ADAM, BOLDER, CLOSE, LSQML, OPENING, STILL, Length, adam, sized
 from ptymesh.auto.optics import settled
 from ptymesh.auto.race import SURE, Arena, OverBudget, Terms, Track, better, gain, side_by_side
 from ptymesh.auto.reading import ask_reading, ask_scan_geometry
@@ -32,6 +32,8 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.price import batch_for
 from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, engine_of
 
+#: The engine that goes on while the optics are looked for.
+OPTICS_ADAM = adam(BOLDER * ADAM["lr"])
 #: Epochs until the answer to a question.
 ANSWER = 8
 #: What falls by more than this share until an answer is not asked anything yet.
@@ -169,19 +171,26 @@ class Interview(Search):
     def _optics(self) -> None:
         """Defocus or distance, where they are not known."""
 
-        def begin(recipes: Sequence[Recipe], frozen: bool, times: int) -> list[Track | None]:
+        def begin(recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
             still = {"probe": {"frozen": OPENING}} if frozen else {}
             tracks: list[Track | None] = []
             for recipe in recipes:
                 try:
-                    tracks.append(self._begun(recipe, still, times * OPENING))
+                    tracks.append(self._begun(recipe, still, max(1, round(times * OPENING))))
                 except OverBudget:
                     if not tracks:
                         raise
                     break
             return tracks
 
-        found = settled(self.recipe, self.scan, begin, self.note)
+        def advance(recipe: Recipe, track: Track, epochs: int) -> Track | None:
+            with closing(self.arena(self.part(recipe))) as arena:
+                if arena.recon.state.estimate.object.shape != track.estimate.object.shape:
+                    return None  # a position on the border of two pixels
+                engine = OPTICS_ADAM | {"batch": min(64, 2 * batch_for(arena.views))}
+                return arena.run(track.using(engine), epochs, OPTICS)
+
+        found = settled(self.recipe, self.scan, begin, advance, self.note, frozenset(self.reasons))
         if found != self.recipe:
             self.recipe, self.scan = found, self.load(found)
 

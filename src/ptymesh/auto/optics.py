@@ -10,11 +10,12 @@ z               defocus;  |z| alpha the beam's radius at the sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
 from ptymesh.auto.race import OverBudget, Track, better
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
@@ -23,28 +24,45 @@ from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
 #: Radii of the beam that are tried, as shares of FOV, on either side of the focus. Between them a reconstruction finds
 #: its way; finer steps would lead to beams that are too wide, which fit any pattern more easily.
 RADII = (0.06, 0.12, 0.24)
-#: Factors of the distance: as far as this at first, then the square root of that; never further than MOST.
-STEP, MOST = 1.1, 1.5
-#: At first, longer distances look better than they are: the last word is spoken after so many times the usual epochs,
-#: among what looked best, and shorter ones by these factors.
-LONGER, SHORTER = 4, (1.0, STEP**-0.5)
 #: By so many standard errors another number has to lower the held-out residual. A share is not asked for: where counts
 #: are few, noise is most of it.
 SURE = 3.0
 #: Views by whose mean pattern the beam's cone is measured.
 VIEWS = 64
 
-#: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
-#: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
-Begin = Callable[[Sequence[Recipe], bool, int], list[Track | None]]
-Note = Callable[[str, str], None]
 
+def settled(
+    recipe: Recipe,
+    scan: Measurement,
+    begin: Begin,
+    advance: Advance,
+    note: Note,
+    chosen: Collection[str] = frozenset(),
+) -> Recipe:
+    """The recipe with the numbers that suit best, where there is one to be found.
 
-def settled(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
-    """The recipe with the numbers that suit best, where there is one to be found."""
+    Args:
+        recipe, scan: as far as they are known.
+        begin, advance: run epochs of recipes.
+        note: told why, by key of the recipe.
+        chosen: keys that nobody gave, which the looks of the patterns told.
+    """
     if scan.geometry.propagation != "far_field":
-        return _distance(recipe, scan, begin, note)
+        known = {key for key in ("distance_m", "focus_distance_m") if getattr(recipe.data, key) is not None}
+        if scan.geometry.distance_m is None or any(f"data.{key}" not in chosen for key in known):
+            return recipe
+        return find_distance(recipe, scan, begin, advance, note)
     unit = _defocus_unit(recipe, scan)
+
+    def focused() -> Track | None:
+        if unit is None:
+            return None
+        best, _ = _best(_with_defocus(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
+        return None if best is None else best[1]
+
+    near = find_near_field(recipe, scan, begin, advance, note, focused)
+    if near is not None:
+        return near
     return recipe if unit is None else _defocus(recipe, unit, begin, note)
 
 
@@ -72,16 +90,27 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
     return None
 
 
-def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+def _with_defocus(recipe: Recipe) -> Callable[[float], Recipe]:
+    """Return what makes the recipe of a defocus in metres."""
+
     def at(z: float) -> Recipe:
         start = recipe.probe.start
         changed: Any = start if isinstance(start, ElectronStart) else DataStart(kind="data")
         changed = changed.model_copy(update={"defocus_m": float(f"{z:.3g}")}) if z else start
         return recipe.model_copy(update={"probe": recipe.probe.model_copy(update={"start": changed})})
 
-    far = [sign * share * unit for share in RADII for sign in (1, -1)]
+    return at
+
+
+def _defoci(unit: float) -> list[float]:
+    """Return the defoci that are tried, on either side."""
+    return [sign * share * unit for share in RADII for sign in (1, -1)]
+
+
+def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+    at = _with_defocus(recipe)
     # a probe that moves would soon make up for the wrong defocus
-    best, first = _best(at, 0.0, far, lambda some: begin(some, True, 1))
+    best, first = _best(at, 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
     if best is None or first is None:
         return recipe
     z, track = best
@@ -92,71 +121,20 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
     return at(z)
 
 
-def _distance(recipe: Recipe, scan: Measurement, begin: Begin, note: Note) -> Recipe:
-    """By a factor along which the residual falls."""
-    told = scan.geometry.distance_m
-    if told is None or scan.geometry.focus_distance_m is not None or recipe.data.distance_m is not None:
-        return recipe
-
-    def at(factor: float) -> Recipe:
-        if factor == 1:
-            return recipe
-        data = recipe.data.model_copy(update={"distance_m": float(f"{told * factor:.4g}")})
-        return recipe.model_copy(update={"data": data})
-
-    factors = (STEP, STEP**0.5, STEP**0.25)
-    best, first = _best(at, 1.0, (STEP, 1 / STEP), lambda some: begin(some, False, 1), factors)
-    if best is None or first is None:
-        return recipe
-    lengths = dict.fromkeys((1.0, *(best[0] * each for each in SHORTER)))
-    try:
-        tracks = begin([at(factor) for factor in lengths], False, LONGER)
-    except OverBudget:
-        return recipe
-    ends = {factor: track for factor, track in zip(lengths, tracks, strict=False) if track is not None}
-    if len(ends) < len(lengths):
-        return recipe
-    factor, first = min(ends, key=lambda one: ends[one].value), ends[1.0]
-    if factor == 1 or not better(ends[factor], first, errors=SURE):
-        note("data.distance_m", "As the file says: others were tried, and none helps clearly.")
-        return recipe
-    said = f"{ends[factor].said}, as told {first.said}"
-    note("data.distance_m", f"{factor:.3g} times what the file says: {said}.")
-    return at(factor)
-
-
 def _best(
     at: Callable[[float], Recipe],
     told: float,
     others: Sequence[float],
     begin: Callable[[Sequence[Recipe]], list[Track | None]],
-    factors: Sequence[float] = (),
 ) -> tuple[tuple[float, Track] | None, Track | None]:
-    """The best number and its track, and that of the one that is told: among that one and others, then up and down by
-    each factor in turn as long as that helps. None where nothing could be begun."""
-    tried: dict[float, Track | None] = {}
-
-    def value(x: float) -> float:
-        track = tried.get(x)
-        return math.inf if track is None else track.value
-
-    def best_of(*numbers: float) -> float:
-        new = [x for x in dict.fromkeys(numbers) if x not in tried]
-        if new:
-            tried.update(zip(new, begin([at(x) for x in new]), strict=False))
-        return min(numbers, key=value)
-
+    """The best number and its track, and that of the one that is told. None where nothing could be begun."""
+    numbers = list(dict.fromkeys((told, *others)))
     try:
-        best = best_of(told, *others)
-        for factor in factors:
-            while 1 / MOST < best < MOST:
-                around = best_of(best / factor, best * factor)
-                if value(around) >= value(best):
-                    break
-                best = around
+        tracks = begin([at(x) for x in numbers])
     except OverBudget:
-        pass
-    first = tried.get(told)
-    x = min(tried, key=value, default=told)
-    track = tried.get(x)
-    return (None, None) if first is None or track is None else ((x, track), first)
+        return None, None
+    tried = {x: track for x, track in zip(numbers, tracks, strict=False) if track is not None}
+    if told not in tried:
+        return None, None
+    best = min(tried, key=lambda x: tried[x].value)
+    return (best, tried[best]), tried[told]

@@ -14,7 +14,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
 #: Shares of the sweeps.
-OPTICS, READING, ROUNDS, QUESTIONS, ENGINE = 0.2, 0.25, 0.4, 0.44, 0.5
+OPTICS, READING, ROUNDS, QUESTIONS, ENGINE = 0.22, 0.32, 0.42, 0.46, 0.52
 #: Scans with more views are asked on a part with so many, in the middle.
 LARGE, PART = 480, 320
 

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
-from ptymesh.diagnosis.shadows import correlation_at, correlations
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.io.shadows import correlation_at, correlations
 
 #: Frames by which positions may lag, at most; views that are looked at, at most; nearest views that are compared.
 MAX_LAG, MAX_VIEWS, NEAREST = 12, 4000, 6

@@ -7,8 +7,9 @@ from typing import Any
 from ptymesh.auto.orientation import unexplained
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.frames import linear_centres
-from ptymesh.diagnosis.shadows import AS_GIVEN_DEG, Shadows, shadow_map
+from ptymesh.diagnosis.shadows import shadow_map
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.io.shadows import AS_GIVEN_DEG, Shadows
 
 #: Views from which on centres of mass are a gradient or not.
 MIN_VIEWS = 40

@@ -12,94 +12,20 @@ a       minus one in a near field; minus the inverse of the probe's spread (`pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from scipy import ndimage
-from scipy.spatial import cKDTree
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.io.near_field import WIDE, effective_width
+from ptymesh.io.shadows import Shadows, find_shadows, neighbour_pairs
 
-#: Pairs of neighbouring views whose patterns are correlated, at most; and fewest.
-MAX_PAIRS, MIN_PAIRS = 160, 8
 #: Detector pixels per object pixel that are tried; angles (degrees) of R.
 SIZES, ANGLES = np.geomspace(0.3, 8, 45), np.arange(-180, 180, 10)
-#: Standard errors by which the correlation must stand out.
-STANDARD_ERRORS = 8.0
-#: Part of the window beyond which the sample that is seen at once is too wide for far-field patterns.
-WIDE = 0.55
-#: ... and how many times that before a near field is thought of: widths of a few views are known to 5 %.
+#: Views closer than this are at the same place, object pixels.
+LEAST_STEP_PX = 0.3
+#: So many times the widest sample that far-field patterns can show at once is seen before a near field is thought of:
+#: widths of a few views are known to 5 %.
 NEAR_FIELD = 1.05
-#: Degrees within which an orientation is as given.
-AS_GIVEN_DEG = 10
-
-
-@dataclass(frozen=True)
-class Shadows:
-    """The map A that explains best how features move.
-
-    Attributes:
-        size: |a|, detector pixels per object pixel; angle_deg: of R, 180 for a negative a; mirrored: x and y exchanged
-            before R.
-        score: mean correlation of the pairs; error: its standard error.
-        score_as_given: the best mean correlation of maps that leave scan and detector as given.
-    """
-
-    size: float
-    angle_deg: float
-    mirrored: bool
-    score: float
-    error: float
-    score_as_given: float
-
-    @property
-    def is_clear(self) -> bool:
-        """True if the features' moves stand out of chance, and the size is not at the end of what was tried."""
-        return self.score > STANDARD_ERRORS * self.error and SIZES[0] < self.size < SIZES[-1]
-
-    @property
-    def is_as_given(self) -> bool:
-        """True if scan and detector lie to each other as given, or turned by half a turn."""
-        return not self.mirrored and min(abs(self.angle_deg), 180 - abs(self.angle_deg)) <= AS_GIVEN_DEG
-
-    @property
-    def a(self) -> float:
-        """Signed size, for maps as given."""
-        return self.size if abs(self.angle_deg) < 90 else -self.size
-
-
-def correlations(patterns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return the cross-correlations of patterns (n, h, w) about their mean pattern, (k, h, w), zero in the middle.
-
-    Args:
-        patterns: upright, of any brightness.
-        pairs: (k, 2) indices of patterns.
-    """
-    mean = patterns.mean(axis=0)
-    scale = (patterns * mean).sum(axis=(1, 2), keepdims=True) / max(float((mean**2).sum()), 1e-30)
-    shapes = (patterns - scale * mean) / np.sqrt(mean + 0.01 * mean.mean() + 1e-30)
-    shapes = shapes / (np.linalg.norm(shapes, axis=(1, 2), keepdims=True) + 1e-30)
-    waves = np.fft.rfft2(shapes)
-    found = np.fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=mean.shape)
-    return np.asarray(np.fft.fftshift(found, axes=(1, 2)))
-
-
-def correlation_at(found: np.ndarray, moves: np.ndarray) -> np.ndarray:
-    """Return the correlations (k, h, w) of pairs at predicted moves (..., k, 2), linearly interpolated, (..., k)."""
-    k, h, w = found.shape
-    pair = np.broadcast_to(np.arange(k, dtype=float), moves.shape[:-1])
-    where = np.stack([pair, moves[..., 0] + h // 2, moves[..., 1] + w // 2])
-    return np.asarray(ndimage.map_coordinates(found, where, order=1, mode="constant"))
-
-
-def matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return orthogonal matrices R (m, 2, 2) with their angles in degrees (m,) and whether they mirror (m,)."""
-    angles = np.deg2rad(np.concatenate([ANGLES, ANGLES]))
-    mirrors = np.repeat([False, True], len(ANGLES))
-    c, s = np.cos(angles), np.sin(angles)
-    turn = np.stack([np.stack([c, -s], axis=-1), np.stack([s, c], axis=-1)], axis=-2)
-    return np.where(mirrors[:, None, None], turn[:, :, ::-1], turn), np.rad2deg(angles), mirrors
 
 
 def shadow_map(view: ResultView) -> Shadows | None:
@@ -113,30 +39,7 @@ def shadow_map(view: ResultView) -> Shadows | None:
 
 def _shadow_map(view: ResultView) -> Shadows | None:
     positions = view.result_positions[view.views]
-    pairs = neighbour_pairs(positions)
-    if len(pairs) < MIN_PAIRS:
-        return None
-    found = correlations(upright(view, view.y), pairs)
-    steps = positions[pairs[:, 1]] - positions[pairs[:, 0]]
-    turns, angles, mirrors = matrices()
-    turned = np.einsum("mab,kb->mka", turns, steps)
-    values = correlation_at(found, SIZES[:, None, None, None] * turned)
-    scores = values.mean(axis=-1)
-    size, turn = np.unravel_index(int(scores.argmax()), scores.shape)
-    given = ~mirrors & (np.minimum(np.abs(angles), 180 - np.abs(angles)) <= AS_GIVEN_DEG)
-    error = float(values[size, turn].std() / np.sqrt(len(pairs)))
-    best = (float(SIZES[size]), float(angles[turn]), bool(mirrors[turn]))
-    return Shadows(*best, float(scores[size, turn]), error, float(scores[:, given].max()))
-
-
-def neighbour_pairs(positions: np.ndarray) -> np.ndarray:
-    """Return pairs (k, 2) of indices into positions (n, 2) of views next to each other, not at the same place."""
-    if len(positions) < 4:
-        return np.empty((0, 2), int)
-    distances, others = cKDTree(positions).query(positions, k=4)
-    i, k = np.nonzero(distances[:, 1:] > 0.3)
-    pairs = np.unique(np.sort(np.stack([i, others[i, k + 1]], axis=1), axis=1), axis=0)
-    return np.asarray(pairs[np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))])
+    return find_shadows(upright(view, view.y), positions, neighbour_pairs(positions, LEAST_STEP_PX), SIZES, ANGLES)
 
 
 def upright(view: ResultView, patterns: np.ndarray) -> np.ndarray:
@@ -177,7 +80,7 @@ def find_near_field(view: ResultView) -> Evidence | None:
     if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear:
         return None
     mean = view.y.mean(axis=0)
-    seen = float(np.sqrt(mean.sum() ** 2 / max(float((mean**2).sum()), 1e-30))) / shadows.size
+    seen = effective_width(mean) / shadows.size
     number = seen / (WIDE * float(np.sqrt(mean.size)))
     if number < NEAR_FIELD:
         return None

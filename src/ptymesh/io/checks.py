@@ -3,9 +3,10 @@
 N       views
 h, w    window pixels, laid out as the patterns
 
-Three looks, so that a fault found by one does not hide what the next one would see: at the positions and units; at a
-few patterns, for pixels that never hold data; and at all patterns, as they are read (ptymesh.io.survey). What is
-decided depends on the data alone. Measurement.checks says which of it is wanted.
+Looks one after the other, so that a fault found by one does not hide what the next one would see: at the positions and
+units; at a few patterns, for pixels that never hold data and for a near field that nobody says; and at all patterns, as
+they are read (ptymesh.io.survey). What is decided depends on the data alone. Measurement.checks says which of it is
+wanted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from scipy.spatial import cKDTree
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
+from ptymesh.io.near_field import near_field_doubt
 from ptymesh.io.oddities import dark_regions, odd_views, regions_of
 from ptymesh.io.options import MOST_REGIONS, MOST_WITHOUT, CheckedData, DataOptions
 from ptymesh.io.preprocess import PreparedSource
@@ -80,7 +82,7 @@ def check_scan(measurement: Measurement) -> Findings:
     if m.checks.scan != "off" and m.views > 1:
         wrong = scan_fault(m)
         if wrong and m.checks.scan == "auto":
-            raise BadInput(wrong)
+            raise BadInput(near_field_doubt(m) or wrong)
         doubts += [wrong] if wrong else []
         if not wrong and _on_a_line(m.positions):
             doubts.append("All positions lie on a line: only a stripe of the object is seen, and across it badly.")
@@ -105,6 +107,12 @@ def scan_fault(measurement: Measurement) -> str:
     if step >= LEAST_STEP_PX:
         return too_far_apart(m.positions, m.window)
     return f"Views of {m.name} are {step:.2g} object pixels apart{_pixel(m.geometry)}: {_units(m.geometry)}."
+
+
+def check_near_field(measurement: Measurement) -> Findings:
+    """Look at a few patterns for a near field that is taken for a far field; nothing is done about it but to say so."""
+    doubt = "" if measurement.checks.scan == "off" else near_field_doubt(measurement)
+    return Findings(doubts=(doubt,) if doubt else ())
 
 
 def _pixel(geometry: Geometry) -> str:

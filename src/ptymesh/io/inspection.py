@@ -16,6 +16,7 @@ from ptymesh.files import size
 from ptymesh.io.checks import (
     applied,
     check_marks,
+    check_near_field,
     check_patterns,
     check_scan,
     scan_fault,
@@ -120,7 +121,7 @@ def summarise(measurement: Measurement) -> Summary:
     looks = [check_scan(replace(given, checks=replace(given.checks, scan="off"))), check_marks(given)]
     measurement = applied(given, replace(looks[1], left_out=looks[0].left_out[:0]))
     found = survey(measurement)
-    looks.append(check_patterns(measurement, found))
+    looks += [check_patterns(measurement, found), check_near_field(measurement)]
     left_out = np.unique(np.concatenate([look.left_out for look in looks]))
     bad = np.logical_or.reduce([look.masked for look in looks if look.masked.size] or [~given.mask & given.mask])
     diameter, origin = probe_diameter_px(measurement)

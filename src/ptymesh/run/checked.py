@@ -25,6 +25,7 @@ from ptymesh.io.checks import (
     Findings,
     applied,
     check_marks,
+    check_near_field,
     check_patterns,
     check_scan,
     recorded,
@@ -43,13 +44,16 @@ def to_stderr(sentence: str) -> None:
     print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
 
 
-def check_before_reading(scan: Measurement, world: World, *, related: bool = True) -> tuple[Measurement, list[str]]:
+def check_before_reading(
+    scan: Measurement, world: World, *, related: bool = True, near_field: bool = True
+) -> tuple[Measurement, list[str]]:
     """Check positions and units, and a few patterns. Collective.
 
     Args:
         scan: what is going to be reconstructed.
         world: the ranks.
         related: False where positions say nothing of what views share (single exposures).
+        near_field: False where a near field that nobody says is looked for otherwise.
 
     Returns:
         The scan without views that lie far from all others, and without pixels that never hold data; and what was
@@ -59,7 +63,9 @@ def check_before_reading(scan: Measurement, world: World, *, related: bool = Tru
         BadInput: positions or units cannot be.
     """
     sentences: list[str] = []
-    for look in (check_scan, check_marks) if related else (check_marks,):
+    looks = [check_scan, check_marks] if related else [check_marks]
+    looks += [check_near_field] if related and near_field else []
+    for look in looks:
         found = _agreed(world, scan, partial(look, scan))
         scan = applied(scan, found)
         sentences += found.sentences
@@ -90,7 +96,7 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     if not is_to_be_checked(scan):
         return recipe, []
     before, related = scan, "rpi" not in recipe.optics
-    scan, sentences = check_before_reading(scan, world, related=related)
+    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # asked by its caller
     seen = _everywhere(world, lambda: _read(scan, world))
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
     return noted(recipe, applied(scan, found), before), [*sentences, *found.sentences]

@@ -1,0 +1,309 @@
+"""A file that says nothing of the propagation: far field, near field of a parallel beam, or near field behind a focus.
+
+Patterns alone tell the magnification (ptymesh.io.near_field), first epochs of a reconstruction the rest: whether a near
+field explains held-out views better than a far field, and which distance does.
+
+Mag     magnification, (z1 + z2) / z1
+z1, z2  focus to sample, sample to detector;  z = z2 / Mag, the distance of the parallel beam that diffracts as much
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ptymesh.auto.race import OverBudget, Track, better
+from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
+from ptymesh.measurement import Measurement
+from ptymesh.run.recipe import Recipe
+
+#: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample,
+#: where the light fills this share of the detector, or where images are magnified less than that.
+TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 1.25, 0.55, 30.0
+#: Below this width a far field that can be is held against the near field in the best of all defoci, too.
+FAR_FIELD_WIDTH = 2.0
+#: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
+#: share of the usual epochs. No z further than LIMIT from the first one.
+FACTORS, SHARE, LIMIT = (2.5, 1.6, 1.26, 1.12), 0.5, 1e4
+#: At first, longer distances look better than they are. So the last word is spoken in further epochs from an estimate
+#: that so many epochs have made, with z at each of three factors; the least of the parabola through these is the next
+#: z, in so many rounds.
+SETTLE_EPOCHS, ROUND_EPOCHS, ROUNDS, FIRST_STEP = 48, 12, 4, 1.12
+#: A z that differs by less than UNCERTAIN from the file's is the file's; by less than CLOSE, it has to explain more by
+#: SURE standard errors.
+UNCERTAIN, CLOSE, SURE = 1.03, 1.3, 3.0
+
+#: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
+#: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
+Begin = Callable[[Sequence[Recipe], bool, float], list[Track | None]]
+#: Goes on from an estimate for so many epochs of Adam with another recipe, of the same object pixel. Raises OverBudget.
+Advance = Callable[[Recipe, Track, int], Track | None]
+Note = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class NearField:
+    """A near field in numbers.
+
+    Attributes:
+        magnification: Mag; 1 for a parallel beam.
+        effective_m: z.
+    """
+
+    magnification: float
+    effective_m: float
+
+    def recipe(self, recipe: Recipe, told_m: float | None) -> Recipe:
+        """Return the recipe with this geometry; told_m: the distance that the file says."""
+        data: dict[str, Any] = {"propagation": "angular_spectrum"}
+        distance = float(f"{self.magnification * self.effective_m:.6g}")
+        if told_m is None or abs(distance / told_m - 1) > 1e-3:
+            data["distance_m"] = distance
+        if self.magnification > 1:
+            data["focus_distance_m"] = float(f"{self.effective_m / (1 - 1 / self.magnification):.6g}")
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+
+    def times(self, factor: float) -> NearField:
+        """Return the same magnification at so many times the distance."""
+        return replace(self, effective_m=factor * self.effective_m)
+
+    @property
+    def words(self) -> str:
+        """What it is, in words."""
+        if self.magnification == 1:
+            return "a near field of a parallel beam"
+        return f"a near field behind a focus, magnified {self.magnification:.4g} times"
+
+
+def is_to_be_tried(signs: NearFieldSigns) -> bool:
+    """Return True if a near field is worth a reconstruction's first epochs."""
+    looks = signs.width > TRIED_WIDTH or signs.filled > TRIED_SHARE or signs.magnification < TRIED_MAGNIFICATION
+    return looks and signs.magnification > 1 - PARALLEL
+
+
+def near_fields(signs: NearFieldSigns, distance_m: float) -> dict[str, NearField]:
+    """Return what the distance that a file says may mean, in words, for the magnification that patterns tell."""
+    mag = signs.magnification
+    if mag < 1 + PARALLEL:
+        return {"from the sample to the detector": NearField(1.0, distance_m)}
+    found = {"from the sample to the detector": NearField(mag, distance_m / mag)}
+    if 1 / mag > 0.1:
+        found["from the focus to the detector"] = NearField(mag, distance_m * (1 - 1 / mag) / mag)
+    return found
+
+
+def find_near_field(
+    recipe: Recipe,
+    scan: Measurement,
+    begin: Begin,
+    advance: Advance,
+    note: Note,
+    focused: Callable[[], Track | None],
+) -> Recipe | None:
+    """Return the recipe with the near field that explains a scan better than the far field; None if none does.
+
+    Args:
+        recipe: that leaves the propagation open.
+        scan: as it is read for a far field.
+        begin, advance: run epochs.
+        note: told why, by key of the recipe.
+        focused: returns the first epochs of the far field in the best of all defoci.
+    """
+    told = scan.geometry.distance_m
+    if told is None or recipe.data.propagation is not None or recipe.data.focus_distance_m is not None:
+        return None
+    signs = near_field_signs(scan)
+    if signs is None or not is_to_be_tried(signs):
+        return None
+    meanings = near_fields(signs, told)
+    turned = _with_orientation(recipe, signs)
+    search = DistanceSearch(turned, told, begin, advance)
+    try:
+        far, *tracks = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
+    except OverBudget:
+        return None
+    began = {means: track for means, track in zip(meanings, tracks, strict=False) if track is not None}
+    if not began:
+        return None
+    means = min(began, key=lambda one: began[one].value)
+    near, track = search.approach(meanings[means], began[means])
+    possible = signs.width < FAR_FIELD_WIDTH and signs.magnification > TRIED_MAGNIFICATION
+    if far is not None and possible and better(track, far, errors=SURE):
+        far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
+    helps = far is None or better(track, far, errors=SURE)
+    said = f"the first epochs of {near.words} come to {track.said}, a far field's to {far.said if far else 'nothing'}"
+    if not helps:
+        note("data.propagation", f"As told: {said}.")
+        return None
+    note("data.propagation", f"Patterns are images that move with the sample: {said}.")
+    near = search.settle(near, track, list(meanings.values()))
+    _note_distance(note, near, meanings, search.words)
+    if turned != recipe:
+        note("positions", "Turned so that images move against the sample.")
+    return near.recipe(turned, told)
+
+
+def _with_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
+    """Return the recipe whose scan lies to the detector as moving images ask for, where it says nothing of that."""
+    if SCAN_LIES & recipe.positions.model_fields_set or DETECTOR_LIES & recipe.data.model_fields_set:
+        return recipe
+    turned = recipe.positions.model_copy(update=signs.orientation())
+    return recipe.model_copy(update={"positions": turned})
+
+
+def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, advance: Advance, note: Note) -> Recipe:
+    """Return the recipe with the distance that suits a near field, whose magnification stays as it is."""
+    geometry = scan.geometry
+    assert geometry.distance_m is not None
+    near = NearField(geometry.magnification, geometry.effective_distance_m)
+    search = DistanceSearch(recipe, geometry.distance_m, begin, advance)
+    try:
+        (first,) = begin([recipe], False, 1.0)
+    except OverBudget:
+        return recipe
+    if first is None:
+        return recipe
+    best = search.settle(*search.approach(near, first), [near])
+    _note_distance(note, best, {"from the sample to the detector": near}, search.words)
+    return recipe if best == near else best.recipe(recipe, geometry.distance_m)
+
+
+def _note_distance(note: Note, near: NearField, meanings: dict[str, NearField], words: str) -> None:
+    """Note how the distance follows from the file's, of which `meanings` says what it may mean; words: how well."""
+    means = [means for means, other in meanings.items() if other == near]
+    told = meanings["from the sample to the detector"]
+    if near == told:
+        how = "As the file says"
+    elif means:
+        how = f"What the file says is the way {means[0]}"
+    else:
+        how = f"Diffraction asks for {near.effective_m / told.effective_m:.3g} times what the file says"
+    note("data.distance_m", f"{how}: {words}.")
+    if near.magnification > 1:
+        note(
+            "data.focus_distance_m",
+            f"Images move {near.magnification:.4g} times as far as the sample, as behind a focus so far before it.",
+        )
+
+
+class DistanceSearch:
+    """The search for the distance z of a near field of known magnification.
+
+    Args:
+        recipe: whose geometry is another.
+        told_m: distance that the file says.
+        begin, advance: run epochs.
+    """
+
+    def __init__(self, recipe: Recipe, told_m: float, begin: Begin, advance: Advance) -> None:
+        self.recipe, self.told_m, self._begin, self._advance = recipe, told_m, begin, advance
+        #: What was found about the distance.
+        self.words = ""
+
+    def begin(self, nears: Sequence[NearField], times: float) -> list[Track | None]:
+        """Return where so many times the usual first epochs lead; None where not. Raises OverBudget."""
+        tracks = self._begin([self._recipe(near) for near in nears], False, times)
+        return [*tracks, *([None] * (len(nears) - len(tracks)))]
+
+    def approach(self, first: NearField, track: Track) -> tuple[NearField, Track]:
+        """Return the near field at which few epochs come furthest, and where usual ones lead; the first one if there
+        is none, whose track this is."""
+        tried: dict[float, float] = {}
+
+        def value(factor: float) -> float:
+            if factor not in tried:
+                (made,) = self.begin([first.times(factor)], SHARE)
+                tried[factor] = math.inf if made is None else made.value
+            return tried[factor]
+
+        best = 1.0
+        try:
+            for step in FACTORS:
+                for direction in (step, 1 / step):
+                    start = best
+                    while 1 / LIMIT < best < LIMIT and value(best * direction) < value(best):
+                        best *= direction
+                    if best != start:
+                        break
+        except OverBudget:
+            pass
+        best = min(tried, key=lambda one: tried[one], default=1.0)
+        self.words = f"{track.said}, and others come no further"
+        if best == 1.0:
+            return first, track
+        try:
+            (made,) = self.begin([first.times(best)], 1.0)
+        except OverBudget:
+            made = None
+        if made is None or made.value >= track.value:
+            return first, track
+        self.words = f"{made.said}, at first {track.said}"
+        return first.times(best), made
+
+    def settle(self, best: NearField, track: Track, told: Sequence[NearField]) -> NearField:
+        """Return the near field that explains most where epochs go on from the same estimate with several.
+
+        An estimate has adapted to the z that made it, and to a shorter and a longer one no more than to the other.
+
+        Args:
+            best: what looked best in the first epochs. track: where these led.
+            told: what the file's distance may mean.
+        """
+        step = FIRST_STEP
+        try:
+            made = self._advance(self._recipe(best), track, SETTLE_EPOCHS)
+            for _ in range(ROUNDS):
+                if made is None:
+                    return best
+                nears = [best.times(factor) for factor in (1 / step, 1.0, step)]
+                ends = [self._advance(self._recipe(near), made, ROUND_EPOCHS) for near in nears]
+                values = [math.inf if end is None else end.value for end in ends]
+                self.words = f"{min(values):.4g}, {step:.3g} times that and less {values[2]:.4g} and {values[0]:.4g}"
+                if not all(map(math.isfinite, values)):
+                    return best
+                vertex = _vertex(values)
+                best, made = best.times(step**vertex), ends[int(np.argmin(values))]
+                step = step**0.5 if abs(vertex) < 1 else step
+            return self._kept(best, made, told)
+        except OverBudget:
+            if step == FIRST_STEP:  # the first epochs alone do not tell
+                near, factor = self._nearest(best, told)
+                return near if factor < CLOSE else best
+            return best
+
+    def _kept(self, best: NearField, made: Track | None, told: Sequence[NearField]) -> NearField:
+        """Return one of those that the file tells where it is as good; else the best one. Raises OverBudget."""
+        near, factor = self._nearest(best, told)
+        if factor < UNCERTAIN:
+            return near
+        if factor > CLOSE or made is None:
+            return best
+        tracks = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
+        if tracks[0] is None or tracks[1] is None or better(tracks[0], tracks[1], errors=SURE):
+            return best
+        self.words = f"{tracks[1].said}, and {best.effective_m / near.effective_m:.3g} times that {tracks[0].said}"
+        return near
+
+    @staticmethod
+    def _nearest(best: NearField, told: Sequence[NearField]) -> tuple[NearField, float]:
+        """Return the nearest of those that the file tells, and the factor (above 1) by which it is off."""
+        factors = [math.exp(abs(math.log(best.effective_m / one.effective_m))) for one in told]
+        place = int(np.argmin(factors))
+        return told[place], factors[place]
+
+    def _recipe(self, near: NearField) -> Recipe:
+        return near.recipe(self.recipe, self.told_m)
+
+
+def _vertex(values: Sequence[float]) -> float:
+    """Return where the parabola through values at -1, 0 and 1 is least, at most 2 away; 2 towards the lower end where
+    it opens downwards."""
+    low, middle, high = values
+    bend, slope = low - 2 * middle + high, (high - low) / 2
+    if bend <= 0:
+        return -math.copysign(2.0, slope)
+    return float(np.clip(-slope / bend, -2, 2))
