@@ -192,13 +192,13 @@ def execute(
 
         load_measurement(recipe.data, recipe.positions)
         gc.enable()  # this process waits for its ranks
-        with hold(out) as lock:
+        with hold(out) as lease:
             status = launch(
                 arguments,
                 how.ranks,
                 log_dir=out / "ranks",
                 max_restarts=how.max_restarts,
-                environment={**how.environment, TOKEN: lock.token},
+                environment={**how.environment, TOKEN: lease.token},
                 bind=how.bind,
             )
         if status:
