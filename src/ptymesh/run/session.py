@@ -31,8 +31,7 @@ from ptymesh.run.checked import noted, to_stderr
 from ptymesh.run.counters import counters_of
 from ptymesh.run.lock import OwnershipCheck, hold, share
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.pairs import Patterns
-from ptymesh.run.patterns import compared_patterns
+from ptymesh.run.patterns import Patterns, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
