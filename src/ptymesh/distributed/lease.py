@@ -8,6 +8,7 @@ from a dead holder, one does. A holder that was only suspended for so long finds
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from filelock import SoftFileLease, Timeout
 
 from ptymesh.distributed.processes import began
 
+#: What file systems answer that have no advisory locks.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: Seconds that a file which says nothing of a holder is given to be written.
 WRITING_S = 1.0
 POLL_S = 0.1

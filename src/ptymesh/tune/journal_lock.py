@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 from filelock import FileLock
 from optuna.storages.journal import JournalFileSymlinkLock
 
-#: What file systems answer that have no advisory locks.
-UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+from ptymesh.distributed.lease import NO_LOCKS
+
 POLL_S = 0.002
 
 
@@ -52,7 +51,7 @@ def lock_of(journal: Path) -> JournalFileSymlinkLock:
     try:
         lock.acquire()
     except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno not in UNSUPPORTED:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
             raise
         return JournalFileSymlinkLock(str(journal))
     lock.release()
