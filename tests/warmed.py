@@ -24,5 +24,5 @@ numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])
 
 with contextlib.suppress(ImportError):  # an extra; what is started as a program of its own must not be imported
     import ptymesh.tune.objectives
-    import ptymesh.tune.queue
+    import ptymesh.tune.places
     import ptymesh.tune.storage  # noqa: F401

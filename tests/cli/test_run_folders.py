@@ -96,7 +96,7 @@ def test_two_runs_in_one_folder(made: Path, run: Run, tmp_path: Path, monkeypatc
         for ranks in ([], ["--ranks", 2]):
             status, said, err = run(*others, *ranks)
             assert (status, said) == (2, "") and len(err.splitlines()) == 1
-            assert f"out is in use: process {first.pid} on " in err and "has been writing there since 2" in err
+            assert f"out is in use: process {first.pid} on " in err and " writes there; wait until it ends" in err
     assert first.poll() is None
     first.kill()
     first.communicate(timeout=60)

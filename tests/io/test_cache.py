@@ -51,9 +51,9 @@ def read(path: Path) -> np.ndarray:
 
 
 def lying() -> tuple[Path, Path]:
-    """The only staged file, and its lock."""
-    (staged,) = (file for file in cache_folder().iterdir() if file.suffix != ".lock")
-    return staged, staged.with_name(f"{staged.name}.lock")
+    """The only staged file, and its record."""
+    (staged,) = (file for file in cache_folder().iterdir() if file.suffix not in (".lock", ".json"))
+    return staged, staged.with_name(f"{staged.name}.json")
 
 
 def plan(make: Callable[[Sink], None], path: Path = Path("a.npz"), needed: int | None = None) -> Plan:
@@ -167,20 +167,20 @@ def test_where_files_have_names_from_the_beginning(monkeypatch: pytest.MonkeyPat
         made(plan(broken))
     assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
     assert made(plan(lambda out: out.write(b"whole"))).read_bytes() == b"whole"
-    assert len(list(cache_folder().iterdir())) == 2
+    assert len(list(cache_folder().iterdir())) == 3
 
 
 # --- what was staged before ---
 
 
-def flipped(staged: Path, lock: Path) -> None:
+def flipped(staged: Path, record: Path) -> None:
     content = bytearray(staged.read_bytes())
     content[1000] ^= 1
     staged.write_bytes(content)
     os.utime(staged, (1, 1))
 
 
-def replaced(staged: Path, lock: Path) -> None:
+def replaced(staged: Path, record: Path) -> None:
     other = staged.with_name("other")
     other.write_bytes(bytes(staged.stat().st_size))
     os.replace(other, staged)
@@ -191,13 +191,13 @@ def replaced(staged: Path, lock: Path) -> None:
     [
         flipped,
         replaced,
-        lambda staged, lock: os.truncate(staged, 500),
-        lambda staged, lock: staged.unlink(),
-        lambda staged, lock: lock.unlink(),
-        lambda staged, lock: lock.write_text("{}"),
-        lambda staged, lock: lock.write_text('{"size": []}'),
-        lambda staged, lock: lock.write_bytes(b"\xff\0" * 3000),
-        lambda staged, lock: lock.write_text("[" * 4000),
+        lambda staged, record: os.truncate(staged, 500),
+        lambda staged, record: staged.unlink(),
+        lambda staged, record: record.unlink(),
+        lambda staged, record: record.write_text("{}"),
+        lambda staged, record: record.write_text('{"size": []}'),
+        lambda staged, record: record.write_bytes(b"\xff\0" * 3000),
+        lambda staged, record: record.write_text("[" * 4000),
     ],
 )
 def test_what_is_no_longer_as_it_was_made_is_made_anew(packed: Path, times: list[int], change: Any) -> None:
@@ -222,20 +222,21 @@ def test_a_copy_with_the_same_content_will_do(packed: Path, times: list[int]) ->
 def test_another_machine_sees_the_same_file(packed: Path) -> None:
     """It has another number for the file system."""
     read(packed)
-    staged, lock = lying()
+    staged, record = lying()
     kind, (fields, more) = staged.stat().__reduce__()
     elsewhere = os.stat_result((*fields[:2], fields[2] + 1, *fields[3:]), more)
     assert elsewhere.st_dev != staged.stat().st_dev and kind is os.stat_result
-    assert cache._seen(elsewhere) == json.loads(lock.read_text())["seen"]
+    assert cache._seen(elsewhere) == json.loads(record.read_text())["seen"]
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", ["data", "json", "lock"])
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling", "pipe"])
 def test_what_is_no_regular_file_is_neither_opened_nor_removed(
-    packed: Path, tmp_path: Path, which: int, kind: str
+    packed: Path, tmp_path: Path, which: str, kind: str
 ) -> None:
     read(packed)
-    there = lying()[which]
+    staged, record = lying()
+    there = {"data": staged, "json": record, "lock": record.with_suffix(".lock")}[which]
     there.unlink()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -286,12 +287,12 @@ def test_a_process_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     taken = threading.Event()
 
     def hold() -> None:
-        with cache._locked(path) as number:
-            assert number is not None and time.time() - os.fstat(number).st_mtime < 60
+        with cache._locked(path) as note_life:
+            assert time.time() - path.stat().st_mtime < 60
             taken.set()
             for _ in range(20):
                 time.sleep(0.06)
-                os.utime(number)
+                note_life()
 
     with ThreadPoolExecutor() as pool:
         holder = pool.submit(hold)

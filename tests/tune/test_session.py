@@ -20,7 +20,6 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.tune import session, storage
 from ptymesh.tune.display import Display
 from ptymesh.tune.options import Tuning
-from ptymesh.tune.queue import Queue
 from ptymesh.tune.records import Record, records
 from ptymesh.tune.report import write_report
 from ptymesh.tune.session import Outcome, run_study
@@ -248,7 +247,7 @@ def test_what_is_shown(make: Make) -> None:
     tuning = make({"stages.0.gamma_object": [1.0, 0.5], "stages.0": [{"engine": "rpie", "epochs": 1}]}, trials=2)
     run(tuning, reconstruct=False)
     study = storage.reopened(tuning.output.dir)
-    found = records(Queue(study, 2, 10.0), tuning, Space(tuning.space))
+    found = records(study, 2, tuning, Space(tuning.space))
     stream = io.StringIO()
     display = Display(2, "held out", minimize=True, stream=stream)
     display.start(found[:1])

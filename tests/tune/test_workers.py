@@ -19,7 +19,7 @@ import yaml
 from ptymesh.distributed import devices
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.tune import storage, workers
-from ptymesh.tune.workers import Crew, shares
+from ptymesh.tune.workers import WorkerProcesses, shares
 from warm import python
 
 PATIENCE_S = 250.0
@@ -243,18 +243,17 @@ def test_shares_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_that_are_killed_are_replaced_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = 0
 
-    def start(self: Crew, place: int) -> subprocess.Popen[bytes]:
+    def start(self: WorkerProcesses, place: int) -> subprocess.Popen[bytes]:
         nonlocal begun
         begun += 1
         return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
 
-    monkeypatch.setattr(Crew, "_start", start)
-    crew = Crew(tmp_path, shares("cpu", 1, 1))
+    monkeypatch.setattr(WorkerProcesses, "_start", start)
+    processes = WorkerProcesses(tmp_path, shares("cpu", 1, 1))
     end = time.monotonic() + PATIENCE_S
-    while len(crew) and time.monotonic() < end:
-        crew.look()
+    while processes.any_running() and time.monotonic() < end:
         time.sleep(0.02)
-    assert begun == 1 + workers.REPLACED and crew.ended == {0: -9}
-    crew._log(0).write_text("ptymesh: what it said\n")
+    assert begun == 1 + workers.REPLACED and processes.statuses == {0: -9}
+    processes._log(0).write_text("ptymesh: what it said\n")
     with pytest.raises(PtymeshError, match=r"Worker 0 ended with status -9 \(what it said\)"):
-        crew.check()
+        processes.raise_if_any_failed()

@@ -18,17 +18,11 @@ from ptymesh.cli.launching import Launching, environment_of
 from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-    from typing import TypeAlias
-
     from ptymesh.distributed.world import World
-    from ptymesh.run.drawing import Job
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.session import Outcome
 
-    Drawer: TypeAlias = Popen[bytes] | OSError | None
-
-#: Largest result of an object in tiles, in bytes, whose figures are drawn at the end of the run.
+#: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
 #: Files and folders that a run writes into its folder.
 FILES = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new", "recipe.yaml")
@@ -195,9 +189,7 @@ def execute(
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
-    from ptymesh.run import drawing
 
-    drawing.waits()  # raises for an invalid setting
     out, place = recipe.output.dir, world()
     if place.size > 1:
         if how.ranks is not None and how.ranks != place.size:
@@ -223,14 +215,14 @@ def execute(
         from ptymesh.run.lock import TOKEN, hold
 
         load_measurement(recipe.data, recipe.positions)
-        gc.enable()  # this process only waits from now on
-        with hold(out) as lock:
+        gc.enable()  # this process waits for its ranks
+        with hold(out) as lease:
             status = launch(
                 arguments,
                 how.ranks,
                 log_dir=out / "ranks",
                 max_restarts=how.max_restarts,
-                environment={**how.environment, TOKEN: lock.token},
+                environment={**how.environment, TOKEN: lease.token},
                 bind=how.bind,
             )
         if status:
@@ -279,15 +271,8 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        drawer = _drawer(recipe, held) if recipe.auto is None else None  # started first: both processes import for long
         from ptymesh.run.callbacks import watchers
         from ptymesh.run.session import run_recipe
-
-        def decide(open_: Recipe, world: World, stop: Callable[[], bool]) -> Recipe:
-            nonlocal drawer
-            made = found.decide(open_, world, stop)
-            drawer = _drawer(made, held)  # only now: its imports would slow down the search
-            return made
 
         watching = watchers()
         with ExitStack() as stack:
@@ -307,7 +292,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                     other_data=other_data,
                     callbacks=watching,
                     held=held,
-                    decide=decide,
+                    decide=found.decide,
                     time_s=found.time_s,
                 )
             except Interrupted as stopped:
@@ -316,27 +301,12 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                 goes_on = f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on."
                 raise Interrupted(goes_on) from stopped
         if world().rank == 0:
-            _conclude(outcome.recipe, outcome, drawer)
+            _conclude(outcome.recipe, outcome)
         return outcome
 
 
-def _drawer(recipe: Recipe, held: ExitStack) -> Drawer:
-    """Start the process that draws, for as long as `held` is open.
-
-    None if there is nothing to draw; the error if it could not be started.
-    """
-    from ptymesh.run import drawing
-
-    if world().rank or not (recipe.output.figures or recipe.output.all_writers):
-        return None
-    try:
-        return held.enter_context(drawing.standing_by(waited_for=drawing.waits()))
-    except OSError as error:
-        return error
-
-
-def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
-    """Print a summary of the result, and draw; the last line is the verdict."""
+def _conclude(recipe: Recipe, outcome: Outcome) -> None:
+    """Say what came of it, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g} to {attributes['noise_level']:.4g})" if floor else ""
@@ -350,27 +320,29 @@ def _conclude(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
         sent, count = size(attributes["bytes_per_batch"]), attributes["messages_per_batch"]
         typer.echo(f"Per batch, the busiest rank handed over {sent} in {count:.1f} messages.")
     _diagnose(outcome)
-    _figures(recipe, outcome, drawer)
+    _write_products(recipe, outcome)
     state, sentence = attributes["verdict"], attributes["verdict_sentence"]
     if state in BAD:
         typer.echo(f"ptymesh: do not believe this picture: the verdict is {state}.", err=True)
     typer.echo(f"Verdict: {state}: {sentence}.")
 
 
-def _figures(recipe: Recipe, outcome: Outcome, drawer: Drawer) -> None:
-    """Draw what the recipe asks for, or print the command that would."""
-    from ptymesh.run.drawing import Job
-
+def _write_products(recipe: Recipe, outcome: Outcome) -> None:
+    """Draw and write what the recipe asks for, or say what would; no failure of that is one of the run."""
     figures, writers = recipe.output.figures, recipe.output.all_writers
     view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
     if not (figures or writers):
         return
     if _is_too_large(outcome):
         typer.echo(f"`{view}` {_doing(writers)} the whole object, which no rank has held.")
-    else:
-        # the result is complete, and figures can be drawn again
-        stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
-        _draw(outcome, Job(str(outcome.path), figures, tuple(writers)), drawer)
+        return
+    from ptymesh.run.figures import write_products
+
+    # what is written is safe, and figures can be drawn again
+    stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
+    made = write_products(outcome.path, figures=figures, writers=writers, patterns=outcome.patterns)
+    if made:
+        typer.echo(f"{'Figures' if figures else 'Files'}: {' '.join(map(str, made))}")
 
 
 def _is_too_large(outcome: Outcome) -> bool:
@@ -380,24 +352,6 @@ def _is_too_large(outcome: Outcome) -> bool:
 
 def _doing(writers: Sequence[str]) -> str:
     return "draws and writes" if writers else "draws"
-
-
-def _draw(outcome: Outcome, job: Job, drawer: Drawer) -> None:
-    """Have the drawing process make figures and other files; its failures do not fail the run."""
-    from ptymesh.run import drawing
-
-    result = outcome.path
-    assert drawer is not None, "there is something to draw"
-    if isinstance(drawer, OSError):
-        drawing.tell(f"no process could be started for them ({drawer.strerror}).", result)
-        return
-    drawing.hand_over(drawer, job, outcome.patterns)
-    what = "Figures" if job.figures else "Files"
-    if not drawing.waits():
-        first = result.parent / "overview.png" if job.figures else f"what {' and '.join(job.writers)} writes"
-        typer.echo(f"{what} follow within seconds: {first}{' and others' if job.figures else ''}")
-    elif drawn := drawing.wait(drawer, result):
-        typer.echo(f"{what}: {' '.join(drawn)}")
 
 
 def _diagnose(outcome: Outcome) -> None:

@@ -2,8 +2,8 @@
 
 They are named after the content that they come from. Of several processes that need one, the first makes it, in a file
 without a name where the system has such, so that nothing is left of it however the process ends; the others wait.
-Beside each lies NAME.lock, which holds its size and digest: a file that was truncated, damaged or replaced since it
-was made is made anew. Files that nobody has used for a week are removed.
+Beside each lies NAME.lock, which who makes it holds, and NAME.json with its size and digest: a file that was truncated,
+damaged or replaced since it was made is made anew. Files that nobody has used for a week are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import xxhash
+from filelock import FileLock, Timeout
 
+from ptymesh.distributed.lease import NO_LOCKS
 from ptymesh.errors import BadInput
 from ptymesh.files import no_room, size
 
@@ -101,13 +102,13 @@ def made(plan: Plan) -> Path:
     folder = cache_folder()
     target = folder / plan.name
     try:
-        with _locked(folder / f"{plan.name}.lock") as lock:
-            if not _as_recorded(target, lock):
+        lock, record = (folder / f"{plan.name}.{end}" for end in ("lock", "json"))
+        with _locked(lock) as note_life:
+            if not _as_recorded(target, record, note_life):
                 _forget_old(folder)
                 target.unlink(missing_ok=True)
-                _make(plan, folder, target, lock)
-            if lock is not None:
-                os.utime(lock)
+                _make(plan, folder, target, record, note_life)
+            note_life()
     except OSError as error:
         raise _refusal(plan, folder, error) from error
     return target
@@ -155,14 +156,13 @@ def _refusal(plan: Plan, folder: Path, error: OSError) -> BadInput:
     return BadInput(f"{fact}; set PTYMESH_CACHE to a folder with room, or {plan.remedy}.")
 
 
-def _make(plan: Plan, folder: Path, target: Path, lock: int | None) -> None:
+def _make(plan: Plan, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
     check_room(plan, folder, plan.needed or 0)
     with _published(target) as file:
-        sink = Sink(file, folder, plan, lambda: None if lock is None else os.utime(lock))
+        sink = Sink(file, folder, plan, note_life)
         plan.make(sink)
         file.flush()
-    if lock is not None:
-        _record(lock, target.lstat(), sink.digest())
+    _record(record, target.lstat(), sink.digest())
 
 
 @contextlib.contextmanager
@@ -212,29 +212,38 @@ def _name(number: int, path: Path) -> None:
     os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
 
 
-def _as_recorded(target: Path, lock: int | None) -> bool:
-    """Whether the file is there and still what was written. It is read again only where its inode or times changed."""
-    try:
-        there = target.lstat()
-    except FileNotFoundError:
+def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> bool:
+    """Return True if the file is there and still what was written; it is read again where its inode or times changed.
+
+    Raises BadInput where something else has one of the names.
+    """
+    _refuse_odd(record, "a record")
+    if not _refuse_odd(target, "where unpacked data belong"):
         return False
-    if not stat.S_ISREG(there.st_mode):
-        raise BadInput(f"{target}, where unpacked data belong, is no regular file; remove it.")
-    if lock is None:
-        return True
-    record = _recorded(lock)
-    if record.get("size") != there.st_size:
+    there, noted = target.lstat(), _recorded(record)
+    if noted.get("size") != there.st_size:
         return False
-    if record.get("seen") == _seen(there):
+    if noted.get("seen") == _seen(there):
         return True
     digest = xxhash.xxh3_128()
     with target.open("rb") as file:
         while piece := file.read(CHECK_BYTES):
             digest.update(piece)
-            os.utime(lock)
-    if record.get("digest") != digest.hexdigest():
+            note_life()
+    if noted.get("digest") != digest.hexdigest():
         return False
-    _record(lock, there, digest.hexdigest())
+    _record(record, there, digest.hexdigest())
+    return True
+
+
+def _refuse_odd(path: Path, what: str) -> bool:
+    """Return whether the file is there. Raises BadInput where it is no regular file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{path}, {what}, is no regular file; remove it.")
     return True
 
 
@@ -246,42 +255,42 @@ def _seen(there: os.stat_result) -> list[int]:
     return [there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
 
 
-def _recorded(lock: int) -> dict[str, Any]:
+def _recorded(record: Path) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(lock, 4096, 0))
-    except (ValueError, RecursionError):
+        with record.open("rb") as file:
+            found = json.loads(file.read(4096))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _record(lock: int, there: os.stat_result, digest: str) -> None:
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps({"size": there.st_size, "digest": digest, "seen": _seen(there)}).encode(), 0)
+def _record(record: Path, there: os.stat_result, digest: str) -> None:
+    temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"size": there.st_size, "digest": digest, "seen": _seen(there)}))
+    os.replace(temporary, record)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
-    """Processes of one machine take turns; where files cannot be locked they may do the work twice, and agree."""
-    if sys.platform == "win32":
-        yield None
-        return
-    import fcntl
+def _locked(path: Path) -> Iterator[Callable[[], None]]:
+    """Let processes of one machine take turns; yield what shows those who wait that this one goes on.
 
+    Where files cannot be locked, as on some network file systems, two processes may do the same work, and agree: nobody
+    sees half of a file, as it gets its name when it is whole.
+    """
+    _refuse_odd(path, "a lock of unpacked data")
+    lock = FileLock(path, mode=0o600, fallback_to_soft=False)
+
+    def note_life() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+
+    wait, last, since = 0.01, -1, 0.0
     try:
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise BadInput(f"{path}, a lock of unpacked data, is no regular file; remove it.") from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise BadInput(f"{path}, a lock of unpacked data, is no regular file; remove it.")
-        wait, last, since = 0.01, -1, 0.0
         while True:
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                touched = os.fstat(number).st_mtime_ns  # only compared with itself: the file server's clock may differ
+                lock.acquire(blocking=False)
+            except Timeout:
+                touched = path.lstat().st_mtime_ns  # only compared with itself: the file server's clock may differ
                 if touched != last:
                     last, since = touched, time.monotonic()
                 elif time.monotonic() - since > STALLED_S:
@@ -289,26 +298,28 @@ def _locked(path: Path) -> Iterator[int | None]:
                         f"Another process holds {path} and has written nothing for {STALLED_S:.0f} s; end it, or set "
                         f"PTYMESH_CACHE to another folder."
                     ) from None
-            except OSError:
-                # Some network file systems have no locks. Two processes may then do the same work; nobody sees half of
-                # a file, as it gets its name when it is whole.
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
                 break
             else:
-                os.utime(number)  # those who wait see that another process has its turn
+                note_life()
                 break
             time.sleep(wait)
             wait = min(2 * wait, 0.5)
-        yield number
+        yield note_life
     finally:
-        os.close(number)
+        lock.release()
 
 
 def _forget_old(folder: Path) -> None:
-    """Removes what nobody has used for a week: its lock is touched whenever it is."""
+    """Remove what nobody has used for a week: its lock is touched whenever it is."""
     for file in folder.iterdir():
         if not OURS.match(file.name):
             continue
         with contextlib.suppress(OSError):  # another process removed it first, or we may not
-            used = [one.lstat() for one in (file, file.with_name(f"{file.name}.lock")) if one.exists()]
+            data = file.with_name(file.name.removesuffix(".lock").removesuffix(".json"))
+            three = (data, data.with_name(f"{data.name}.lock"), data.with_name(f"{data.name}.json"))
+            used = [one.lstat() for one in three if os.path.lexists(one)]
             if all(stat.S_ISREG(one.st_mode) and time.time() - one.st_mtime > WEEK_S for one in used):
                 file.unlink()

@@ -1,12 +1,10 @@
-"""All figures of a result, written to a folder."""
+"""All figures of a result, written to a folder; and what a run makes of its result once that is safe."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,21 +14,15 @@ from matplotlib.figure import Figure
 
 from ptymesh import plot
 from ptymesh.compare import illumination
-from ptymesh.distributed.child import end_with
-from ptymesh.distributed.processes import cores
+from ptymesh.errors import PtymeshError
 from ptymesh.files import writing
 from ptymesh.io.results import Result
 
 if TYPE_CHECKING:
-    from ptymesh.run.pairs import Patterns
-
-#: Processes that draw at the same time, at most.
-MOST_PROCESSES = 4
+    from ptymesh.run.patterns import Patterns
 
 #: Makes a figure.
 Make = Callable[[], Figure]
-#: What processes that share the work draw: they are copies of the one that has it all. Name -> draws it, to this path.
-_shared: dict[str, Callable[[], Path]] = {}
 
 
 def write_figures(
@@ -40,16 +32,12 @@ def write_figures(
     prefix: str = "",
     suffix: str = "png",
     patterns: Patterns | None = None,
-    before_each: Callable[[], None] = lambda: None,
-    processes: int = 1,
 ) -> list[Path]:
     """Write every figure that the result has something for; `prefix` goes before their names.
 
     Args:
         suffix: png, pdf or svg.
         patterns: of `compared_patterns`; None: no such figure.
-        before_each: called before each file is written; may raise.
-        processes: that draw at the same time (Linux).
 
     Returns the paths written. Raises BadInput where the folder cannot be written to, or a name is taken by what is no
     file, PtymeshError where the disk refuses.
@@ -57,46 +45,74 @@ def write_figures(
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
 
-    def draw(path: Path, make: Make) -> Path:
-        figure = make()
-        before_each()
-        plot.save_figure(figure, path)
-        return path
-
+    paths = []
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        draws = {
-            name: partial(draw, folder / f"{prefix}{name}.{suffix}", make)
-            for name, make in _figures(result, light, patterns)
-        }
-        if processes > 1 and sys.platform == "linux":
-            return _by_several(draws, processes)
-        return [one() for one in draws.values()]
+        for name, make in _figures(result, light, patterns):
+            paths.append(folder / f"{prefix}{name}.{suffix}")
+            plot.save_figure(make(), paths[-1])
+    return paths
 
 
-def processes_here() -> int:
-    """As many as draw at the same time where nothing else is going on."""
-    return min(cores(), MOST_PROCESSES)
+def write_products(path: Path, *, figures: bool, writers: Sequence[str], patterns: Patterns | None) -> list[Path]:
+    """Draw the figures of a run's result, have its writers write, and return the paths of what is there.
+
+    The result is safe by then: where something fails, standard error and the run's log say so, and the rest goes on.
+    Each reads the result anew, as a writer may change what it is given.
+
+    Args:
+        path: of the result.
+        figures: whether they are drawn.
+        writers: names of those that write further files, as in `run.writers.WRITERS`.
+        patterns: that a figure shows; None: they are made of the data set that the result names.
+    """
+    from ptymesh.run.writers import write
+
+    made: list[Path] = []
+    if figures:
+        try:
+            result = Result.load(path)
+            made += write_figures(result, path.parent, patterns=patterns or _patterns_of(result))
+        except Exception as error:
+            again = f"The result is complete; `ptymesh view {path}` draws them."
+            _report(f"No figures were drawn: {_one_sentence(error)} {again}", path)
+    for name in writers:
+        try:
+            made += write(name, Result.load(path), path.parent)
+        except Exception as error:
+            again = f"The result is complete; `ptymesh view {path} --write {name}` tries again."
+            _report(f"{_one_sentence(error)} {again}", path)
+    return made
 
 
-def _by_several(draws: Mapping[str, Callable[[], Path]], processes: int) -> list[Path]:
-    """The paths that were drawn, by processes that share the work, and end with this one."""
-    _shared.clear()
-    _shared.update(draws)
+def _patterns_of(result: Result) -> Patterns | None:
+    from ptymesh.run.patterns import patterns_of
+
     try:
-        fork = multiprocessing.get_context("fork")  # a copy has the result, and all that was imported
-        with ProcessPoolExecutor(processes, fork, initializer=end_with, initargs=(os.getpid(),)) as pool:
-            return list(pool.map(_draw_shared, draws))
-    finally:
-        _shared.clear()
+        return patterns_of(result)
+    except PtymeshError as error:
+        print(f"ptymesh: No patterns are shown: {error}", file=sys.stderr, flush=True)
+        return None
 
 
-def _draw_shared(name: str) -> Path:
-    return _shared[name]()
+def _one_sentence(error: Exception) -> str:
+    """Return what an exception says as one sentence of bounded length."""
+    said = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
+    return f"{' '.join(said.split())[:500].rstrip('.')}."
+
+
+def _report(sentence: str, result: Path) -> None:
+    """Say it on standard error and in the run's log."""
+    print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
+    try:
+        with (result.parent / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {sentence}\n")
+    except OSError:  # the disk has no room for a line
+        pass
 
 
 def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> Iterator[tuple[str, Make]]:
-    """Names, and what makes the figures; those that take long come first."""
+    """Yield names, and what makes the figures; the overview comes first."""
     pixel, title = result.pixel_size_m, title_of(result)
     final = result.attrs.get("final_residual")
     stages = str(result.attrs["engine"]).split("+") if "engine" in result.attrs else None

@@ -6,6 +6,8 @@ h, w    window pixels
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -15,12 +17,26 @@ from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.pairs import Patterns
 from ptymesh.run.yaml_text import parsed
 
 #: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
 LOOKED_AT = 1024
 CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Measured patterns against the model.
+
+    Attributes:
+        pairs: title of each -> measured and modelled counts, both (h, w).
+        mask: (h, w) bool, True where the detector is good.
+        far_field: whether DC is at the corner.
+    """
+
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
+    mask: np.ndarray
+    far_field: bool
 
 
 def patterns_of(result: Result) -> Patterns:

@@ -29,10 +29,9 @@ from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
 from ptymesh.run.checked import noted, to_stderr
 from ptymesh.run.counters import counters_of
-from ptymesh.run.lock import Fence, hold, share
+from ptymesh.run.lock import OwnershipCheck, hold, share
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.pairs import Patterns
-from ptymesh.run.patterns import compared_patterns
+from ptymesh.run.patterns import Patterns, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
@@ -96,25 +95,25 @@ def run_recipe(
         with world.heartbeat.doing("read"):
             facts = recipe_facts(recipe, other_data=other_data, time_s=time_s)
             refuse_differences(world, facts, REMEDY)
-        fence = _hold(world, recipe.output.dir, own if held is None else held)
+        checks = _hold(world, recipe.output.dir, own if held is None else held)
         if decide is not None and recipe.auto is not None:
             recipe = decide(recipe, world, lambda: stop.requested)
-        return _run(recipe, world, resume, other_data, [*fence, *callbacks] if world.rank == 0 else (), stop)
+        return _run(recipe, world, resume, other_data, [*checks, *callbacks] if world.rank == 0 else (), stop)
 
 
 def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
-    """Rank 0 has the folder's lock from here on, and what looks after it; or no rank goes on."""
+    """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on."""
     failure: Exception | None = None
-    fence: list[Callback] = []
+    checks: list[Callback] = []
     try:
         if world.rank == 0:
-            fence.append(Fence(held.enter_context(hold(folder))))
-        elif lock := share(folder):
-            held.callback(lock.close)
+            checks.append(OwnershipCheck(held.enter_context(hold(folder))))
+        elif lease := share(folder):
+            held.callback(lease.close)
     except Exception as error:
         failure = error
     world.all_well(failure, "taking the output folder")
-    return fence
+    return checks
 
 
 def _run(

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ptymesh.files import replacing, writing
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune.options import Tuning
-from ptymesh.tune.queue import RELEASED, RETRY_OF, Queue
+from ptymesh.tune.places import RETRY_OF, is_given_up, reason, trials_that_count
 from ptymesh.tune.space import Space, composed
 
 TRIALS, BEST = "trials.jsonl", "best.yaml"
@@ -68,24 +68,24 @@ def record(trial: FrozenTrial, tuning: Tuning, space: Space) -> Record:
     worker = notes.get("worker") or {}
     return Record(
         number=trial.number,
-        state="released" if RELEASED in notes and trial.state == TrialState.FAIL else _STATES[trial.state],
+        state="released" if is_given_up(trial) else _STATES[trial.state],
         value=trial.value if trial.values else None,
         settings={key: space.meaning(key, value) for key, value in trial.params.items()},
         recipe=recipe,
         seed=recipe.get("seed", 0),
         device=str(notes.get("device", "")),
         seconds=notes.get("seconds"),
-        why=str(notes.get("pruned") or notes.get("error") or notes.get(RELEASED) or ""),
+        why=reason(trial),
         retry_of=notes.get(RETRY_OF),
         values_by_epoch=dict(trial.intermediate_values),
         worker=f"{worker['machine'].split()[0]} {worker['pid']}" if worker else "",
     )
 
 
-def records(queue: Queue, tuning: Tuning, space: Space) -> list[Record]:
-    """All trials that have begun, those that were given up too, by number."""
-    begun = [t for t in queue.valid(queue.trials()) if t.state != TrialState.WAITING]
-    return [record(trial, tuning, space) for trial in begun]
+def records(study: Study, total: int, tuning: Tuning, space: Space) -> list[Record]:
+    """Return all trials that have begun, those that were given up too, by number."""
+    counted = trials_that_count(study.get_trials(deepcopy=False), total)
+    return [record(trial, tuning, space) for trial in counted if trial.state != TrialState.WAITING]
 
 
 def write_trials(folder: Path, found: list[Record]) -> None:

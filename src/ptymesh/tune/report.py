@@ -20,7 +20,7 @@ from ptymesh.plot.fonts import own_font
 from ptymesh.tune import storage
 from ptymesh.tune.display import said
 from ptymesh.tune.offered import quiet
-from ptymesh.tune.queue import RELEASED, Queue
+from ptymesh.tune.places import finished_trials
 from ptymesh.tune.records import best_of, records, write_best, write_trials
 from ptymesh.tune.session import named
 from ptymesh.tune.space import Space
@@ -45,18 +45,18 @@ def write_report(folder: Path) -> Report:
     study = storage.reopened(folder)
     tuning = storage.tuning_of(study, folder)
     space = Space(tuning.space)
-    queue = Queue(study, total(tuning, space), tuning.heartbeat_s)
-    found = records(queue, tuning, space)
+    wanted = total(tuning, space)
+    found = records(study, wanted, tuning, space)
     best = best_of(study, found)
     if best is None:
         raise BadInput(f"No trial of {folder} is done yet; report it later.")
     write_trials(folder, found)
     write_best(folder, best, named(tuning))
-    clean = _counted(study, queue)
+    clean = _finished(study, wanted)
     importance = _importance(clean)
     counts = {state: sum(one.state == state for one in found) for state in dict.fromkeys(one.state for one in found)}
     lines = [
-        f"{queue.total} trials by {named(tuning)}: {', '.join(f'{n} {state}' for state, n in counts.items())}",
+        f"{wanted} trials by {named(tuning)}: {', '.join(f'{n} {state}' for state, n in counts.items())}",
         f"Best: trial {best.number}, {best.value:.6g}: {said(best.settings)}",
     ]
     if importance:
@@ -72,16 +72,15 @@ def write_report(folder: Path) -> Report:
     return Report(lines, paths, importance)
 
 
-def _counted(study: Study, queue: Queue) -> Study:
-    """The study without tickets and without trials that were given up, in memory."""
+def _finished(study: Study, total: int) -> Study:
+    """Return the study in memory, without trials that run, were given up, or are too many."""
     with quiet():
         clean = optuna.create_study(
             direction="minimize" if study.direction == StudyDirection.MINIMIZE else "maximize",
             study_name=study.study_name,
         )
-        for trial in queue.valid(queue.trials()):
-            if trial.state.is_finished() and RELEASED not in trial.user_attrs:
-                clean.add_trial(trial)
+        for trial in finished_trials(study.get_trials(deepcopy=False), total):
+            clean.add_trial(trial)
     return clean
 
 

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ptymesh.tune import offered
 from ptymesh.tune.offered import quiet
 from ptymesh.tune.options import Named
-from ptymesh.tune.queue import RELEASED
+from ptymesh.tune.places import UNUSED
 from ptymesh.tune.space import Space
 
 #: Draws before a set of values that is new is looked for among all.
@@ -33,20 +33,24 @@ def seed_of(*parts: int) -> int:
 
 
 class Drawing(BaseSampler):
-    """A sampler for trial `index` of a study: Optuna's `chosen` one, with a seed of its own.
+    """Optuna's `chosen` sampler with a seed of its own for each trial, by the trial's number.
 
     Optuna asks for a relative sample once, before all else, and gets all values that exist together. Sets of values
     that the study has already are drawn again; in a finite space, an unused one is taken at last. So a study that goes
     on after an interruption does not repeat itself.
+
+    Attributes:
+        repeats: True where the last draw found no set of values that is new.
     """
 
-    def __init__(self, space: Space, chosen: Named, seed: int, index: int) -> None:
-        self.space, self.chosen, self.seed, self.index = space, chosen, seed, index
-        self.inner = self._make(0)
+    def __init__(self, space: Space, chosen: Named, seed: int) -> None:
+        self.space, self.chosen, self.seed = space, chosen, seed
+        self.inner = self._make(0, 0)
+        self.repeats = False
 
-    def _make(self, attempt: int) -> BaseSampler:
+    def _make(self, number: int, attempt: int) -> BaseSampler:
         name = offered.SAMPLERS.find("sampler", self.chosen.name).__name__
-        parts = (self.seed,) if name in ONE_SEQUENCE else (self.seed, self.index, attempt)
+        parts = (self.seed,) if name in ONE_SEQUENCE else (self.seed, number, attempt)
         ours: dict[str, Any] = {"seed": seed_of(*parts)}
         if name == "GridSampler":
             ours["search_space"] = self.space.grid()
@@ -58,13 +62,16 @@ class Drawing(BaseSampler):
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         """Values of all parameters that no earlier trial has had."""
-        space, used = self.space, used_values(study.get_trials(deepcopy=False), trial.number)
+        space, number = self.space, trial.number
+        used = used_values(study.get_trials(deepcopy=False), number)
+        self.repeats = False
         for attempt in range(DRAWS):
-            values = _draw(space, self.inner if attempt == 0 else self._make(attempt), study, trial.number)
+            values = _draw(space, self.inner if attempt == 0 else self._make(number, attempt), study, number)
             if signature(values) not in used:
                 return values
         free = [] if space.count() is None else [point for point in space.points() if signature(point) not in used]
-        return random.Random(seed_of(self.seed, self.index)).choice(free) if free else values
+        self.repeats = not free
+        return random.Random(seed_of(self.seed, number)).choice(free) if free else values
 
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Never called, as all parameters are drawn together."""
@@ -73,6 +80,7 @@ class Drawing(BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """What Optuna's sampler does before a trial."""
         with quiet():
+            self.inner = self._make(trial.number, 0)
             self.inner.before_trial(study, trial)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
@@ -104,12 +112,22 @@ def _draw(space: Space, inner: BaseSampler, study: Study, number: int) -> dict[s
 
 
 def used_values(trials: list[FrozenTrial], but: int) -> set[str]:
-    """Signatures of what the study's trials have tried or are trying, but for one of them and those given up."""
+    """Return signatures of all values that the study's trials have tried, are trying or will try again.
+
+    Args:
+        trials: of the study.
+        but: number of a trial whose own values are left out.
+    """
     return {
         signature(trial.params)
         for trial in trials
-        if trial.params and trial.number != but and RELEASED not in trial.user_attrs
+        if trial.params and trial.number != but and UNUSED not in trial.user_attrs
     }
+
+
+def is_drawn_twice(trials: list[FrozenTrial], number: int) -> bool:
+    """Return True if another trial has the values of trial `number` too."""
+    return next(signature(trial.params) for trial in trials if trial.number == number) in used_values(trials, number)
 
 
 def signature(values: Mapping[str, Any]) -> str:

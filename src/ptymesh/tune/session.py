@@ -28,12 +28,12 @@ from ptymesh.tune import objectives, storage
 from ptymesh.tune.display import Display, said
 from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Function, Tuning
-from ptymesh.tune.queue import Queue
+from ptymesh.tune.places import finished_trials
 from ptymesh.tune.records import Record, best_of, records, write_best, write_trials
 from ptymesh.tune.sampling import Drawing
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
-from ptymesh.tune.workers import Crew, Share, shares
+from ptymesh.tune.workers import Share, WorkerProcesses, shares
 
 #: Random points of the space whose recipes are checked before any trial begins.
 CHECKED = 24
@@ -103,12 +103,10 @@ def run_study(
         storage.forget(tuning)
     study = storage.begin(tuning, objectives.direction(tuning.objective), join=join)
     tuning = storage.tuning_of(study, tuning.output.dir)
-    queue = Queue(study, total(tuning, space), tuning.heartbeat_s)
-    if queue.total < tuning.trials:
-        notes.append(
-            f"The space has {queue.total} different points: so many trials are run instead of {tuning.trials}."
-        )
-    watch = _Watch(tuning, space, study, queue, quiet=quiet or join)
+    wanted = total(tuning, space)
+    if wanted < tuning.trials:
+        notes.append(f"The space has {wanted} different points: so many trials are run instead of {tuning.trials}.")
+    watch = _Watch(tuning, space, study, wanted, quiet=quiet or join)
     with StopSignal() as stop:
         try:
             watch.start()
@@ -124,7 +122,7 @@ def checked(tuning: Tuning, space: Space) -> list[str]:
     """Look at recipes from all over the space. Raise BadInput where none is sound; return notes about those that are
     not.
     """
-    Drawing(space, tuning.sampler, tuning.seed, 0)
+    Drawing(space, tuning.sampler, tuning.seed)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
@@ -169,22 +167,26 @@ def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
 class _Watch:
     """Looks at the study while workers work: display and trials.jsonl."""
 
-    def __init__(self, tuning: Tuning, space: Space, study: Study, queue: Queue, *, quiet: bool) -> None:
-        self.tuning, self.space, self.study, self.queue = tuning, space, study, queue
+    def __init__(self, tuning: Tuning, space: Space, study: Study, total: int, *, quiet: bool) -> None:
+        self.tuning, self.space, self.study, self.total = tuning, space, study, total
         minimize = objectives.direction(tuning.objective) == "minimize"
-        self._display = None if quiet else Display(queue.total, named(tuning), minimize=minimize)
+        self._display = None if quiet else Display(total, named(tuning), minimize=minimize)
         self.found: list[Record] = []
         self._written: list[Record] | None = None
 
     def start(self) -> None:
         """Reads the study's records before the first trial."""
-        self.found = records(self.queue, self.tuning, self.space)
+        self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.start(self.found)
 
+    def finished(self) -> int:
+        """Return how many trials have come to an end of their own."""
+        return len(finished_trials(self.study.get_trials(deepcopy=False), self.total))
+
     def look(self) -> None:
         """Reads the study's records again, every now and then."""
-        self.found = records(self.queue, self.tuning, self.space)
+        self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.show(self.found)
         ended = [one for one in self.found if one.state != "running"]
@@ -215,28 +217,24 @@ def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Ca
         except Interrupted as error:
             raise _interrupted(watch) from error
         return
-    crew = Crew(folder, given)
+    workers = WorkerProcesses(folder, given)
     try:
-        while len(crew):
-            if stop():
-                crew.stop()
-                break
-            crew.look()
+        while not stop() and workers.any_running():
             watch.look()
             time.sleep(POLL_S)
     finally:
-        crew.close()
+        workers.close()
     if stop():
         raise _interrupted(watch)
-    crew.check()
-    if not watch.queue.finished():
-        raise PtymeshError(f"All workers have ended before the study did; see {crew.logs}, and run it again to go on.")
+    workers.raise_if_any_failed()
+    if watch.finished() < watch.total:
+        raise PtymeshError(
+            f"All workers have ended before the study did; see {workers.logs}, and run it again to go on."
+        )
 
 
 def _interrupted(watch: _Watch) -> Interrupted:
-    return Interrupted(
-        f"Stopped after {len(watch.queue.done())} of {watch.queue.total} trials; the same command runs the others."
-    )
+    return Interrupted(f"Stopped after {watch.finished()} of {watch.total} trials; the same command runs the others.")
 
 
 def _conclude(

@@ -38,6 +38,10 @@ class Space:
                 return False
         return True
 
+    def is_complete(self, values: Mapping[str, Any]) -> bool:
+        """Return True if every parameter that exists, given the others, has a value."""
+        return all(key in values for key in self.distributions if self.active(key, values))
+
     def meaning(self, key: str, value: Any) -> Any:
         """What a value of Optuna's says in the recipe."""
         choices = self.parameters[key].choices

@@ -13,7 +13,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import replacing, writing
-from ptymesh.tune.lock import lock_of
+from ptymesh.tune.dead_workers import SILENT
+from ptymesh.tune.journal_lock import lock_of
 from ptymesh.tune.offered import need_optuna, quiet
 from ptymesh.tune.options import Tuning
 
@@ -22,8 +23,17 @@ JOURNAL, POINTER = "journal.log", "study.json"
 DEFINITION, SETTINGS = "definition", "settings"
 
 
-def open_storage(url: str | None, folder: Path) -> BaseStorage:
-    """The journal in the study's folder, or a database. Raises BadInput where that cannot be reached."""
+def open_storage(url: str | None, folder: Path, heartbeat_s: float = 10.0) -> BaseStorage:
+    """Return the journal in the study's folder, or a database.
+
+    Args:
+        url: of a database; None for the journal.
+        folder: of the study.
+        heartbeat_s: how often Optuna notes in a database that a trial's worker lives.
+
+    Raises:
+        BadInput: it cannot be reached.
+    """
     need_optuna()
     try:
         with quiet():
@@ -32,7 +42,13 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
                 journal = (folder / JOURNAL).absolute()
                 journal.touch()
                 return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock_of(journal)))
-            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+            interval = max(1, round(heartbeat_s))  # in whole seconds
+            return RDBStorage(
+                url,
+                engine_kwargs={"pool_pre_ping": True},
+                heartbeat_interval=interval,
+                grace_period=SILENT * interval,
+            )
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror}); choose another folder with --out.") from error
     except Exception as error:  # whatever a database driver raises
@@ -48,7 +64,7 @@ def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: b
     folder, name = tuning.output.dir, study_name(tuning)
     if join and tuning.storage is None and not (folder / JOURNAL).exists():
         raise BadInput(f"{folder} holds no study to join; start it without --join, or name its folder with --out.")
-    storage = open_storage(tuning.storage, folder)
+    storage = open_storage(tuning.storage, folder, tuning.heartbeat_s)
     known = name in [study.study_name for study in storage.get_all_studies()]
     if join and not known:
         raise BadInput(f"The storage has no study {name} to join; start it without --join.")
@@ -64,7 +80,8 @@ def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: b
         study.set_user_attr(DEFINITION, ours)
     if not join:
         study.set_user_attr(SETTINGS, tuning.settings)
-    pointer = {"storage": tuning.storage, "name": name}
+    settings = study.user_attrs.get(SETTINGS, tuning.settings)
+    pointer = {"storage": tuning.storage, "name": name, "heartbeat_s": settings["heartbeat_s"]}
     with writing(folder / POINTER):
         folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / POINTER) as temporary:
@@ -76,10 +93,10 @@ def reopened(folder: Path) -> Study:
     """The study in a folder. Raises BadInput where there is none."""
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-        url, name = pointer["storage"], pointer["name"]
+        url, name, heartbeat_s = pointer["storage"], pointer["name"], float(pointer.get("heartbeat_s", 10.0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{folder} holds no study; give the output folder of ptymesh tune.") from error
-    storage = open_storage(url, folder)
+    storage = open_storage(url, folder, heartbeat_s)
     try:
         return optuna.load_study(storage=storage, study_name=name)
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""A worker: claims one trial after the other, until the study is finished or it is told to stop.
+"""A worker: runs one trial after the other, until the study is finished or it is told to stop.
 
 `python -m ptymesh.tune.worker FOLDER DEVICE NAME` is one process of several; in a study with a single worker it runs
 in the process that was asked to tune.
@@ -6,34 +6,41 @@ in the process that was asked to tune.
 
 from __future__ import annotations
 
+import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optuna import Trial
-from optuna.trial import FrozenTrial, TrialState
+from optuna import Trial, TrialPruned
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import JournalStorage
 
 from ptymesh.distributed.child import settle
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import Interrupted, PtymeshError
+from ptymesh.files import machine
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.signals import StopSignal
-from ptymesh.tune import storage
+from ptymesh.tune import places, storage
+from ptymesh.tune.dead_workers import DeadWorkers, WorkerLease
 from ptymesh.tune.offered import pruner, quiet
 from ptymesh.tune.options import Tuning
-from ptymesh.tune.queue import BEAT, DRAWN, Queue
-from ptymesh.tune.sampling import Drawing, suggest
+from ptymesh.tune.places import ERROR, RELEASED, RETRY_OF, UNUSED, WORKER
+from ptymesh.tune.sampling import Drawing, is_drawn_twice, suggest
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.trial import Outcome, on_ranks, reporter, run
 
-#: Between two looks at the queue, for a worker that waits for others.
+#: Between two looks at the study, for a worker that waits for others.
 POLL_S = 0.2
+
+
+class NoValue(Exception):
+    """A trial has ended without a value; why is among its attributes."""
 
 
 class Worker:
@@ -50,115 +57,116 @@ class Worker:
         self.study = storage.reopened(folder)
         #: Called when a trial has ended.
         self.between: Callable[[], None] = lambda: None
-        self._asked: Any = None
-        self._settle()
+        self._settings: Any = None
+        self._read_settings()
+        journal = isinstance(self.study._storage, JournalStorage)
+        self._lease = WorkerLease(folder, self.tuning.heartbeat_s) if journal else None
 
-    def _settle(self) -> None:
-        """What the newest command asks for, where that has changed."""
-        asked = self.study.user_attrs.get(storage.SETTINGS)
-        if asked is not None and asked == self._asked:
-            return
-        self._asked = asked
-        self.tuning = storage.tuning_of(self.study, self.folder)
-        self.space = Space(self.tuning.space)
-        self.queue = Queue(self.study, total(self.tuning, self.space), self.tuning.heartbeat_s)
+    @property
+    def identity(self) -> dict[str, Any]:
+        """This worker, as its trials name it."""
+        return {"machine": machine(), "pid": os.getpid(), **(self._lease.notes if self._lease else {})}
 
     def run(self) -> None:
-        """Works until every trial of the study is finished, by whomever. Raises Interrupted when told to stop."""
-        while True:
-            self._settle()
-            if self.stop():
-                raise Interrupted("The worker was told to stop between two trials.")
-            self.queue.release_dead()
-            claimed = self.queue.claim()
-            if claimed is not None:
-                self._trial(claimed)
-                self.between()
-            elif self.queue.finished():
-                return
-            else:
-                time.sleep(POLL_S)
+        """Work until every trial of the study is finished, by whomever. Raises Interrupted when told to stop."""
+        try:
+            while self._take_turn():
+                pass
+        finally:
+            if self._lease:
+                self._lease.release()
 
-    def _trial(self, claimed: FrozenTrial) -> None:
+    def _take_turn(self) -> bool:
+        """Run a trial, or wait a moment where others run the last ones; return False when all are finished."""
+        self._read_settings()
+        if self.stop():
+            raise Interrupted("The worker was told to stop between two trials.")
+        self._dead.fail_trials()
+        places.enqueue_retries(self.study, self.space)
+        trials = self.study.get_trials(deepcopy=False)
+        if places.has_open_place(trials, self.total):
+            self._run_trial()
+            self.between()
+        elif len(places.finished_trials(trials, self.total)) == self.total:
+            return False
+        else:
+            time.sleep(POLL_S)
+        return True
+
+    def _read_settings(self) -> None:
+        """Take over what the newest command asks for, where that has changed."""
+        settings = self.study.user_attrs.get(storage.SETTINGS)
+        if settings is not None and settings == self._settings:
+            return
+        self._settings = settings
+        self.tuning = storage.tuning_of(self.study, self.folder)
+        self.space = Space(self.tuning.space)
+        self.total = total(self.tuning, self.space)
+        self._dead = DeadWorkers(self.study, self.folder, self.tuning.heartbeat_s)
+
+    def _run_trial(self) -> None:
+        """Run a retry that waits, or else a new trial."""
+        tuning = self.tuning
+        if self._lease:
+            self._lease.hold()
+        self.study.pruner = pruner(tuning.pruner.name, tuning.pruner.options)
+        self._sampler = self.study.sampler = Drawing(self.space, tuning.sampler, tuning.seed)
+        with suppress(UpdateFinishedTrialError):  # it stood still for so long that another worker was given its trial
+            self.study.optimize(self._evaluate, n_trials=1, catch=(NoValue,))
+
+    def _evaluate(self, trial: Trial) -> float:
+        """Return the objective of a trial. Raises TrialPruned, NoValue, Interrupted."""
         began = time.perf_counter()
-        with self._beating(claimed):
-            try:
-                trial, recipe = self._drawn(claimed)
-                outcome = self._outcome(trial, recipe)
-            except Interrupted:
-                self.queue.release(self._now(claimed), "its worker was told to stop", death=False)
-                raise
-            except PtymeshError as error:
-                outcome = Outcome(error=str(error))
-            except Exception as error:
-                traceback.print_exc()
-                outcome = Outcome(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            self._tell(claimed, outcome, time.perf_counter() - began)
+        trial.set_user_attr(WORKER, self.identity)
+        trial.set_user_attr("device", self.name)
+        try:
+            outcome = self._outcome(trial, self._draw(trial))
+        except Interrupted:
+            trial.set_user_attr(RELEASED, "its worker was told to stop")
+            raise
+        except (NoValue, UpdateFinishedTrialError):
+            raise
+        except PtymeshError as error:
+            outcome = Outcome(error=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        trial.set_user_attr("seconds", time.perf_counter() - began)
+        if outcome.error:
+            trial.set_user_attr(ERROR, outcome.error)
+            raise NoValue(outcome.error)
+        if outcome.value is None:
+            trial.set_user_attr("pruned", outcome.pruned)
+            raise TrialPruned(outcome.pruned)
+        return outcome.value
 
-    def _drawn(self, claimed: FrozenTrial) -> tuple[Trial, Recipe]:
-        """Draws values when it is this trial's turn. Raises BadInput where they make no sound recipe."""
-        while self.queue.before(claimed.number):
-            if self.stop():
-                raise Interrupted("The worker was told to stop.")
-            self.queue.release_dead()
-            time.sleep(POLL_S / 4)
-        tuning, study = self.tuning, self.study
-        study.pruner = pruner(tuning.pruner.name, tuning.pruner.options)
-        study.sampler = Drawing(self.space, tuning.sampler, tuning.seed, self.queue.index(claimed))
-        trial = Trial(study, claimed._trial_id)
+    def _draw(self, trial: Trial) -> Recipe:
+        """Return a trial's recipe. Raises NoValue where it is one too many, BadInput where its values make none.
+
+        Workers draw side by side. Of two that took the last place the second one gives it up; those that drew the same
+        values at the same moment draw again.
+        """
+        if trial.number not in self._counting():
+            self._give_back(trial, "other workers have filled the study")
         with quiet():
             values = suggest(trial, self.space)
-        for name, value in (("device", self.name), (DRAWN, True)):
-            trial.set_user_attr(name, value)
-        return trial, recipe_of(tuning, self.space, values)
+        is_new = RETRY_OF not in trial.user_attrs and not self._sampler.repeats
+        if is_new and is_drawn_twice(self.study.get_trials(deepcopy=False), trial.number):
+            self._give_back(trial, "another worker has drawn the same values")
+        return recipe_of(self.tuning, self.space, values)
+
+    def _counting(self) -> set[int]:
+        return {t.number for t in places.trials_that_count(self.study.get_trials(deepcopy=False), self.total)}
+
+    def _give_back(self, trial: Trial, why: str) -> None:
+        trial.set_user_attr(UNUSED, why)
+        raise NoValue(why)
 
     def _outcome(self, trial: Trial, recipe: Recipe) -> Outcome:
         if self.tuning.ranks_per_trial > 1:
-            return on_ranks(self.tuning, self._now(trial), recipe, self.device)
+            return on_ranks(self.tuning, self.study._storage.get_trial(trial._trial_id), recipe, self.device)
         world: World = Solo(join(self.device).device)
         return run(self.tuning.objective, recipe, world, self.stop, reporter(trial))
-
-    def _tell(self, claimed: FrozenTrial, outcome: Outcome, seconds: float) -> None:
-        """Stores how it ended; nothing where the trial was given to another worker meanwhile."""
-        study, trial_id = self.study, claimed._trial_id
-        state = TrialState.COMPLETE if outcome.value is not None else TrialState.PRUNED
-        try:
-            notes = {"seconds": seconds, "pruned": outcome.pruned, "error": outcome.error}
-            for name, value in notes.items():
-                if value:
-                    study._storage.set_trial_user_attr(trial_id, name, value)
-            if outcome.error:
-                self.queue.fail(self._now(claimed), outcome.error)
-            else:
-                study.tell(claimed.number, outcome.value, state)
-        except (RuntimeError, ValueError):
-            if not self._now(claimed).state.is_finished():
-                raise
-
-    def _now(self, trial: FrozenTrial | Trial) -> FrozenTrial:
-        return self.study._storage.get_trial(trial._trial_id)
-
-    @contextmanager
-    def _beating(self, claimed: FrozenTrial) -> Iterator[None]:
-        """Counts up the trial's beat, beside whatever this thread does."""
-        over = threading.Event()
-
-        def beat() -> None:
-            count = 0
-            while not over.wait(self.tuning.heartbeat_s):
-                count += 1
-                try:
-                    self.study._storage.set_trial_user_attr(claimed._trial_id, BEAT, count)
-                except RuntimeError:  # the trial is over, or another's
-                    return
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
 
 def total(tuning: Tuning, space: Space) -> int:

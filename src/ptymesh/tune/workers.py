@@ -68,70 +68,65 @@ def shares(device: str, workers: int | None, ranks_per_trial: int) -> list[Share
     return made
 
 
-class Crew:
-    """Worker processes of a study in `folder`, one for each share."""
+class WorkerProcesses:
+    """Worker processes of a study in `folder`, one for each share; those that are killed are replaced for a while.
 
-    def __init__(self, folder: Path, given: list[Share]) -> None:
-        self.folder, self.given = folder, given
+    Attributes:
+        logs: folder of what they print.
+        statuses: of those that ended by themselves, or were killed once too often, by place.
+    """
+
+    def __init__(self, folder: Path, shares: list[Share]) -> None:
+        self.folder, self.shares = folder, shares
         self.logs = folder / "workers"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self._left = dict.fromkeys(range(len(given)), REPLACED)
-        self._running = {place: self._start(place) for place in range(len(given))}
-        #: Statuses of those that ended by themselves, or were killed once too often.
-        self.ended: dict[int, int] = {}
-        self._stopping = False
+        self.statuses: dict[int, int] = {}
+        self._replacements = dict.fromkeys(range(len(shares)), REPLACED)
+        self._running = {place: self._start(place) for place in range(len(shares))}
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def look(self) -> None:
-        """Notes who has ended; those that were killed are replaced."""
+    def any_running(self) -> bool:
+        """Return True while one works; replace those that were killed."""
         for place, process in list(self._running.items()):
             status = process.poll()
-            if status is None:
-                continue
-            del self._running[place]
-            if status < 0 and self._left[place] and not self._stopping:
-                self._left[place] -= 1
-                self._running[place] = self._start(place)
-            else:
-                self.ended[place] = status
-
-    def stop(self) -> None:
-        """Tells all to stop between two batches; their trials are left to be tried again."""
-        self._stopping = True
-        for process in self._running.values():
-            process.send_signal(signal.SIGTERM)
+            if status is not None:
+                del self._running[place]
+                if status < 0 and self._replacements[place]:
+                    self._replacements[place] -= 1
+                    self._running[place] = self._start(place)
+                else:
+                    self.statuses[place] = status
+        return bool(self._running)
 
     def close(self) -> None:
-        """Nobody is left when this returns."""
-        if self._running:
-            self.stop()
+        """Tell all to stop between two batches, and end those that do not in time."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
         end = time.monotonic() + STOP_S
-        for place, process in self._running.items():
+        for process in self._running.values():
             try:
-                self.ended[place] = process.wait(timeout=max(0.1, end - time.monotonic()))
+                process.wait(timeout=max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                self.ended[place] = process.wait()
+                process.wait()
         self._running.clear()
 
-    def check(self) -> None:
-        """Raises PtymeshError where workers failed, with what they said last."""
-        for place, status in self.ended.items():
-            if status not in (0, Interrupted.exit_status) and not self._stopping:
+    def raise_if_any_failed(self) -> None:
+        """Raise PtymeshError where a worker failed, with what it said last."""
+        for place, status in self.statuses.items():
+            if status not in (0, Interrupted.exit_status):
                 lines = self._log(place).read_text(encoding="utf-8", errors="replace").split("\n")
                 said = next((line for line in reversed(lines) if line.strip()), "nothing").removeprefix("ptymesh: ")
                 raise PtymeshError(f"Worker {place} ended with status {status} ({said}); see {self._log(place)}.")
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
-        share = self.given[place]
-        arguments = [str(self.folder), share.device, share.name]
+        share = self.shares[place]
         with self._log(place).open("ab") as log:
             return start_python(
                 "-m",
                 "ptymesh.tune.worker",
-                *arguments,
+                str(self.folder),
+                share.device,
+                share.name,
                 environment={**share.environment, LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
