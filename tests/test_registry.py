@@ -16,7 +16,7 @@ from ptymesh.cli.main import app
 from ptymesh.engines import ENGINES, RPIE, Constraint
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.io.cxi import write_measurement
+from ptymesh.io.formats.cxi import write_measurement
 from ptymesh.io.load import READERS, cxi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement

@@ -63,7 +63,9 @@ class KeyMap(Options):
     `pattern_axes` names the axes of the patterns as stored: n view, y x detector, r c rows and columns of a raster
     (`nyx` for three axes, `rcyx` for four, if nothing is said; `nxy`, `yxn` ... otherwise).
     Positions are one dataset, (N, 2) or (2, N), in `position_order`, or two (N,) datasets.
-    Scalars (energy, wavelength, distance, pixel) are in eV and metres.
+    Scalars (energy, wavelength, distance, pixel) are in the unit that the dataset says, else in eV and metres.
+    A name of which the file has no dataset may name another file: `file.h5:/path`, `file.csv:y,x`, relative to the
+    recipe or to the data file.
     """
 
     patterns: str
@@ -105,6 +107,26 @@ class ViewRange(Options):
     step: int = Field(1, gt=0)
     without: Annotated[tuple[Index, ...], Field(max_length=MOST_WITHOUT)] = ()
     central: int | None = Field(None, gt=0)
+
+
+class FrameOptions(Options):
+    """Recipe key `data.frames`: how a list of frames makes a raster.
+
+    Fields:
+        shape: [rows, columns] of the scan.
+        skip: frames in front that belong to no view.
+        flyback: frames after each row that belong to no view.
+    """
+
+    shape: Size | None = None
+    skip: int = Field(0, ge=0)
+    flyback: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _rows_known(self) -> FrameOptions:
+        if self.flyback and self.shape is None:
+            raise ValueError("flyback frames come after each row; give shape too, the rows and columns of the scan")
+        return self
 
 
 class CheckOptions(Options):
@@ -149,9 +171,11 @@ class DataOptions(Options):
 
     Fields:
         path: of the data set, whose format is found by content; or `sample:NAME`, which is fetched (`ptymesh.fetch`).
+        further: files of the same format whose views follow; `*` in a name stands for a numbered series.
         keys: dataset names of a generic HDF5 or npz file.
         follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
             links, raw storage, sources of virtual datasets).
+        frames: how a list of frames makes a raster, and which of them belong to no view.
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
@@ -175,8 +199,10 @@ class DataOptions(Options):
     """
 
     path: FilePath
+    further: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     keys: KeyMap | None = None
     follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
+    frames: FrameOptions | None = None
     dc: Literal["centre", "corner"] | None = None
 
     radiation: Radiation | None = None
