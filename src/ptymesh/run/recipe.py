@@ -296,7 +296,9 @@ def _anchor_keys(raw: dict[str, Any], folder: Path) -> None:
     """Make absolute what in `data.keys` is no dataset's name but a file that lies in `folder`, in place."""
     data = raw.get("data")
     keys = data.get("keys") if isinstance(data, dict) else None
-    for name, value in keys.items() if isinstance(keys, dict) else ():
+    if not isinstance(keys, dict):
+        return
+    for name, value in keys.items():
         if isinstance(value, str) and not value.startswith("/"):
             keys[name] = names_file(str(folder.absolute() / value), folder) or value
 
