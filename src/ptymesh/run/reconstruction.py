@@ -62,7 +62,7 @@ from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
     NoiseFloor,
     Verdict,
-    collect_evidence,
+    collect_misfits,
     count_fitted,
     judge,
     judge_convergence,
@@ -477,9 +477,9 @@ class Reconstruction(Displayed):
 
     def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
-        evidence = collect_evidence(self.problem, self.state.estimate, by_view)
+        misfits = collect_misfits(self.problem, self.state.estimate, by_view)
         fitted = 0 if self.noise is None else self._count_fitted()
-        return judge(residual, self.noise, fitted, evidence, self._history())
+        return judge(residual, self.noise, fitted, misfits, self._history())
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan

@@ -28,7 +28,7 @@ MISFIT, EXPECTED, VARIANCE, COUNTS, ROOTS, GOOD = range(6)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Misfits:
     """Sums of misfits over the good pixels of single views, and over the views of single pixels.
 
     Attributes:
@@ -55,7 +55,7 @@ class Evidence:
         return float(self.by_view[:, MISFIT].sum() / max(self.by_view[:, COUNTS].sum(), 1e-300))
 
 
-def collect_evidence(problem: Problem, estimate: Estimate, by_all: np.ndarray) -> Evidence:
+def collect_misfits(problem: Problem, estimate: Estimate, by_all: np.ndarray) -> Misfits:
     """Compare some 256 patterns with their model. Collective: every rank gets the same.
 
     Args:
@@ -65,7 +65,7 @@ def collect_evidence(problem: Problem, estimate: Estimate, by_all: np.ndarray) -
     seen = problem.layout.seen(estimate.object)
     total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, seen))
     (by_pixel,), (by_view,) = problem.fields.totals(total), problem.world.sum(rows)
-    return Evidence(views, by_view.cpu().numpy()[views], by_pixel.cpu().numpy(), by_all)
+    return Misfits(views, by_view.cpu().numpy()[views], by_pixel.cpu().numpy(), by_all)
 
 
 def _sums(problem: Problem, estimate: Estimate, views: np.ndarray, seen: Tensor) -> tuple[Reduction, Tensor]:
