@@ -117,7 +117,7 @@ def made_up(misfits: np.ndarray, static: float = 0.05, pixels: np.ndarray | None
     by_pixel[5] = views
     if pixels is not None:
         by_pixel[0] = pixels
-    return Misfits(np.arange(views), by_view, by_pixel, by_view[:, [0, 3]])
+    return Misfits(np.arange(views), by_view, by_pixel, by_view[:, [0, 3]], np.zeros((views, 7)), np.zeros((views, 2)))
 
 
 def verdict_of(evidence: Misfits, fall: float = 0.0) -> Verdict:

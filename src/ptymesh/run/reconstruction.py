@@ -10,6 +10,7 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -61,12 +62,15 @@ from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
     NoiseFloor,
+    Sign,
     Verdict,
     collect_misfits,
     count_fitted,
     judge,
     judge_convergence,
     measure_noise_floor,
+    signs_of_misfits,
+    signs_of_scan,
 )
 
 #: Views that a result's attributes name as not explained, at most.
@@ -207,7 +211,7 @@ class Reconstruction(Displayed):
             made: Problem = self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
             return made
 
-        related = "rpi" not in (optics or {})
+        related = self._related = "rpi" not in (optics or {})
         checking = saved is None and scan.checks != NO_CHECKS
         #: What checks of the data have led to, one sentence each, and the scan before them.
         self.findings: list[str] = []
@@ -479,7 +483,24 @@ class Reconstruction(Displayed):
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
         misfits = collect_misfits(self.problem, self.state.estimate, by_view)
         fitted = 0 if self.noise is None else self._count_fitted()
-        return judge(residual, self.noise, fitted, misfits, self._history())
+        near = self.scan.geometry.propagation != "far_field"
+        left = signs_of_misfits(misfits, are_counts=self.noise is not None, near_field=near)
+        signs = [*left, *self._signs_of_scan()]
+        signs.sort(key=lambda sign: -sign.strength)
+        return judge(residual, self.noise, fitted, misfits, self._history(), signs)
+
+    def _signs_of_scan(self) -> list[Sign]:
+        """Return what patterns and positions alone tell of a wrong model, as the first rank sees it. Collective."""
+        found: list[Sign] = []
+        failure: Exception | None = None
+        if self.world.rank == 0 and self._related:
+            try:
+                found = signs_of_scan(self.scan, self.state.estimate.positions.cpu().numpy().astype(np.float64))
+            except Exception as error:
+                failure = error
+        self.world.all_well(failure, "looking for signs of a wrong model")
+        said = self.world.words(json.dumps([sign.as_dict() for sign in found]))
+        return [Sign(**one) for one in json.loads(said[0])]
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
@@ -509,6 +530,7 @@ class Reconstruction(Displayed):
                 "times_noise": verdict.times,
                 "verdict": verdict.state,
                 "verdict_sentence": verdict.sentence,
+                "verdict_causes": list(verdict.signs) or None,
                 "unexplained_views": list(verdict.views[:MOST_NAMED]) or None,
                 "convergence": str(judge_convergence(history, self.noise_level)) if len(history["epoch"]) else None,
                 "subpixel": self.subpixel,

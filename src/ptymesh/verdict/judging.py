@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.misfits import COUNTS, EXPECTED, MISFIT, VARIANCE, Misfits
+from ptymesh.verdict.signs import Sign
 
 State = Literal["good", "poor", "failed", "unknown"]
 STATES: tuple[State, ...] = ("good", "poor", "failed", "unknown")
@@ -66,6 +67,7 @@ class Verdict:
         noise_floor: least residual that counting explains, None where patterns are no counts.
         times: t, None where patterns are no counts.
         views: indices of views that the model does not explain.
+        signs: names of causes that do not need a high residual (signs.py), the surest first.
     """
 
     state: State
@@ -74,6 +76,7 @@ class Verdict:
     noise_floor: float | None = None
     times: float | None = None
     views: tuple[int, ...] = ()
+    signs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.state}: {self.sentence}"
@@ -89,6 +92,7 @@ def judge(
     fitted: int,
     misfits: Misfits,
     history: Mapping[str, np.ndarray] | None = None,
+    signs: Sequence[Sign] = (),
 ) -> Verdict:
     """Return the verdict on a final estimate.
 
@@ -98,7 +102,29 @@ def judge(
         fitted: real numbers that were fitted.
         misfits: what the estimate leaves of single views and pixels.
         history: columns `stage` and `residual`, one value per epoch.
+        signs: of a wrong model, the surest first, which do not need a high residual.
     """
+    verdict = _by_misfits(residual, floor, fitted, misfits, history)
+    if not signs or (verdict.state == "failed" and not math.isfinite(residual)):
+        return verdict
+    names = tuple(dict.fromkeys(sign.cause for sign in signs if sign.cause))
+    if verdict.state in ("poor", "failed"):
+        return replace(verdict, signs=names)
+    told = (
+        "" if verdict.times is None else f"the residual is {factor_in_words(verdict.times)} times what counting leaves"
+    )
+    sentence = f"{told}, but {signs[0].sentence}" if told else signs[0].sentence
+    return replace(verdict, state="poor", sentence=sentence, signs=names)
+
+
+def _by_misfits(
+    residual: float,
+    floor: NoiseFloor | None,
+    fitted: int,
+    misfits: Misfits,
+    history: Mapping[str, np.ndarray] | None,
+) -> Verdict:
+    """Return the verdict by what is left of the counts alone; arguments as of `judge`."""
     if not math.isfinite(residual):
         return Verdict("failed", "the residual is no finite number", residual)
     odd = odd_views(misfits)
