@@ -64,6 +64,8 @@ BY_AUTO = (
     "single slice",
 )
 AUTO_LEVEL = 2
+#: Level of which `ptymesh diagnose` is asked as well, with its trials; a run names its first cause without them.
+DIAGNOSED_LEVEL = 2
 #: Kinds, levels and ways of `--quick`.
 QUICK = (
     ("spiral path", 0, "recipe"),
@@ -133,7 +135,8 @@ def judge(task: Task) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fog-") as folder:
         place = Path(folder)
         row["simulation_s"] = round(time.perf_counter() - began, 2)
-        row["run"] = run_case(setup, wrong, place / "judged", task.way)
+        diagnosed = task.level == DIAGNOSED_LEVEL
+        row["run"] = run_case(setup, wrong, place / "judged", task.way, diagnosed)
         if not (task.is_healthy and task.way == "recipe"):
             row["right"] = run_case(setup, right, place / "right", "recipe", diagnosed=False)
     row["seconds"] = round(time.perf_counter() - began, 2)

@@ -484,7 +484,8 @@ class Reconstruction(Displayed):
         misfits = collect_misfits(self.problem, self.state.estimate, by_view)
         fitted = 0 if self.noise is None else self._count_fitted()
         near = self.scan.geometry.propagation != "far_field"
-        left = signs_of_misfits(misfits, are_counts=self.noise is not None, near_field=near)
+        refined = any(stage.positions for stage in self.stages)
+        left = signs_of_misfits(misfits, are_counts=self.noise is not None, are_refined=refined, near_field=near)
         signs = [*left, *self._signs_of_scan()]
         signs.sort(key=lambda sign: -sign.strength)
         return judge(residual, self.noise, fitted, misfits, self._history(), signs)

@@ -168,19 +168,21 @@ def asked_moves(misfits: Misfits) -> np.ndarray:
     return np.asarray(step / determinant[:, None])
 
 
-def signs_of_misfits(misfits: Misfits, *, are_counts: bool, near_field: bool) -> list[Sign]:
+def signs_of_misfits(misfits: Misfits, *, are_counts: bool, are_refined: bool, near_field: bool) -> list[Sign]:
     """Return signs in what is left of the patterns, the strongest first.
 
     Args:
         misfits: of the final estimate.
         are_counts: the patterns are counts, of which the noise is known.
+        are_refined: positions were, so that what views ask of them is what refinement still had to do.
         near_field: the detector is in the near field, where another distance is another scale.
     """
     found = signs_of_blur(misfits) if are_counts else []
     if misfits.slopes[:, : X + 1].any():
-        found += signs_of_moves(misfits, near_field=near_field)
+        moves = signs_of_moves(misfits, near_field=near_field)
+        found += [sign for sign in moves if not (are_refined and sign.cause == "drift")]
         gain = float(np.median(move_gains(misfits)))
-        if are_counts and gain > MOST_GAIN:
+        if are_counts and not are_refined and gain > MOST_GAIN:
             sentence = "views ask to be moved by more than noise makes them, which no right model leaves"
             found.append(Sign("", gain / MOST_GAIN, sentence))
     return sorted(found, key=lambda sign: -sign.strength)
