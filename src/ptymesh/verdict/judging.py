@@ -110,10 +110,9 @@ def judge(
     names = tuple(dict.fromkeys(sign.cause for sign in signs if sign.cause))
     if verdict.state in ("poor", "failed"):
         return replace(verdict, signs=names)
-    told = (
-        "" if verdict.times is None else f"the residual is {factor_in_words(verdict.times)} times what counting leaves"
-    )
-    sentence = f"{told}, but {signs[0].sentence}" if told else signs[0].sentence
+    sentence = next((sign.sentence for sign in signs if sign.cause), signs[0].sentence)
+    if verdict.times is not None:
+        sentence = f"the residual is {factor_in_words(verdict.times)} times what counting leaves, but {sentence}"
     return replace(verdict, state="poor", sentence=sentence, signs=names)
 
 

@@ -135,7 +135,10 @@ class LinearMoves:
 
 
 def linear_moves(moves: np.ndarray, positions: np.ndarray) -> LinearMoves | None:
-    """Return the linear map that moves (B, 2) of views at positions (B, 2) amount to; None where there are too few."""
+    """Return the linear map that moves (B, 2) of views at positions (B, 2) amount to; None where there are too few.
+
+    Curves in time are fitted beside it: a drift along a raster is no map. A steady one is, as rows follow each other.
+    """
     size = np.linalg.norm(moves, axis=1)
     use = size <= FAR * np.median(size) + 1e-12
     if int(use.sum()) < LEAST_MOVES:
@@ -144,14 +147,21 @@ def linear_moves(moves: np.ndarray, positions: np.ndarray) -> LinearMoves | None
     p = p / max(float(p.std()), 1e-12)
     y, x = p.T
     terms = {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
-    basis = np.stack([np.stack(along, axis=1).ravel() for along in terms.values()], axis=1)
+    t = np.linspace(-1, 1, len(use))[use]
+    none = np.zeros_like(t)
+    curves = [
+        pair
+        for curve in (t**2 - (t**2).mean(), t**3 - t * (t**4).mean() / (t**2).mean())
+        for pair in ((curve, none), (none, curve))
+    ]
+    basis = np.stack([np.stack(along, axis=1).ravel() for along in (*terms.values(), *curves)], axis=1)
     inverse = np.linalg.pinv(basis.T @ basis)
     sizes = inverse @ basis.T @ d.ravel()
     left = d.ravel() - basis @ sizes
-    errors = np.sqrt(np.maximum(np.diag(inverse), 0) * (left**2).sum() / max(1, left.size - 6))
+    errors = np.sqrt(np.maximum(np.diag(inverse), 0) * (left**2).sum() / max(1, left.size - 10))
     ratios = sizes / np.maximum(errors, 1e-12)
     return LinearMoves(
-        dict(zip(terms, sizes.tolist(), strict=True)), dict(zip(terms, np.abs(ratios).tolist(), strict=True))
+        dict(zip(terms, sizes.tolist(), strict=False)), dict(zip(terms, np.abs(ratios).tolist(), strict=False))
     )
 
 
