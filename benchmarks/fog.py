@@ -202,7 +202,9 @@ def main() -> None:
     print("\n".join(lines(rows)))
     summary = totals(rows)
     print("\n".join(f"{name}: {value}" for name, value in summary.items()))
-    write(given.out, machine | {"seconds": round(time.monotonic() - began), "totals": summary, "rows": rows})
+    seconds = round(time.monotonic() - began)
+    print(f"{len(todo)} scans in {seconds / 60:.0f} minutes; {len(rows)} of {len(tasks)} are done")
+    write(given.out, machine | {"seconds": seconds, "scans": len(tasks), "totals": summary, "rows": rows})
 
 
 if __name__ == "__main__":
