@@ -158,9 +158,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if row["kind"] in FAULTS:  # what is the right cause may have been said more exactly since
+            row |= {"causes": FAULTS[row["kind"]].causes, "words": FAULTS[row["kind"]].words}
+        found.append(row)
     return found
 
 

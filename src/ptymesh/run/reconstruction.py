@@ -61,6 +61,7 @@ from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
+    Misfits,
     NoiseFloor,
     Sign,
     Verdict,
@@ -483,25 +484,29 @@ class Reconstruction(Displayed):
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
         misfits = collect_misfits(self.problem, self.state.estimate, by_view)
         fitted = 0 if self.noise is None else self._count_fitted()
-        near = self.scan.geometry.propagation != "far_field"
-        refined = any(stage.positions for stage in self.stages)
-        left = signs_of_misfits(misfits, are_counts=self.noise is not None, are_refined=refined, near_field=near)
-        signs = [*left, *self._signs_of_scan()]
-        signs.sort(key=lambda sign: -sign.strength)
-        return judge(residual, self.noise, fitted, misfits, self._history(), signs)
+        return judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
 
-    def _signs_of_scan(self) -> list[Sign]:
-        """Return what patterns and positions alone tell of a wrong model, as the first rank sees it. Collective."""
+    def _signs(self, misfits: Misfits) -> list[Sign]:
+        """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
         found: list[Sign] = []
         failure: Exception | None = None
-        if self.world.rank == 0 and self._related:
+        if self.world.rank == 0:
+            positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
             try:
-                found = signs_of_scan(self.scan, self.state.estimate.positions.cpu().numpy().astype(np.float64))
+                found = signs_of_misfits(
+                    misfits,
+                    are_counts=self.noise is not None,
+                    are_refined=any(stage.positions for stage in self.stages),
+                    near_field=self.scan.geometry.propagation != "far_field",
+                )
+                if self._related:
+                    found += signs_of_scan(self.scan, positions)
             except Exception as error:
                 failure = error
         self.world.all_well(failure, "looking for signs of a wrong model")
         said = self.world.words(json.dumps([sign.as_dict() for sign in found]))
-        return [Sign(**one) for one in json.loads(said[0])]
+        signs = [Sign(**one) for one in json.loads(said[0])]
+        return sorted(signs, key=lambda sign: -sign.strength)
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
