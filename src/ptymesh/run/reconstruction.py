@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -31,7 +32,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
-from ptymesh.errors import BadInput, Poor
+from ptymesh.errors import BadInput, Poor, PtymeshError
 from ptymesh.estimate import REACH
 from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
@@ -500,7 +501,8 @@ class Reconstruction(Displayed):
                     near_field=self.scan.geometry.propagation != "far_field",
                 )
                 if self._related:
-                    found += signs_of_scan(self.scan, positions)
+                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and the result is here
+                        found += signs_of_scan(self.scan, positions)
             except Exception as error:
                 failure = error
         self.world.all_well(failure, "looking for signs of a wrong model")

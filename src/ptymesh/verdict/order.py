@@ -72,9 +72,9 @@ def lag_gain(views: OrderedViews) -> tuple[float, int] | None:
 def serpentine_gain(views: OrderedViews) -> float | None:
     """Return the standard errors by which patterns of neighbours are more alike with every second row reversed.
 
-    None where the scan has no rows.
+    None where the scan has no rows, or too few views.
     """
-    rows = scan_rows(views.positions)
+    rows = scan_rows(views.positions) if len(views.positions) >= MIN_VIEWS else None
     if rows is None:
         return None
     source = np.arange(len(views.positions))

@@ -24,6 +24,8 @@ from ptymesh.verdict.scan_pass import scan_pass, thumbnail_pixels
 
 #: Views, and numbers in their patterns, that are read for the order of views, at most.
 MOST_VIEWS, MOST_NUMBERS = 600, 1 << 24
+#: Views of a scan from which on its order tells anything.
+LEAST_VIEWS = 25
 #: Standard errors and degrees from which on a rotation of features is one of the scan.
 ROTATION_ERRORS, ROTATION_DEG = 6.0, 1.5
 #: Standard errors, and ratio of correlations, by which another orientation is better than the given one.
@@ -85,6 +87,8 @@ def signs_of_scan(scan: Measurement, positions: np.ndarray) -> list[Sign]:
 def signs_of_order(scan: Measurement, positions: np.ndarray) -> list[Sign]:
     """Return signs that patterns belong to other positions."""
     h, w = scan.window
+    if scan.views < LEAST_VIEWS:
+        return []
     most = min(MOST_VIEWS, MOST_NUMBERS // (h * w), scan.views)
     seen = scan_pass(scan, most)
     views = OrderedViews(positions[:most], seen.shapes, thumbnail_pixels(scan.window))
@@ -187,6 +191,8 @@ def signs_of_misfits(misfits: Misfits, *, are_counts: bool, are_refined: bool, n
         are_refined: positions were, so that what views ask of them is what refinement still had to do.
         near_field: the detector is in the near field, where another distance is another scale.
     """
+    if not np.isfinite(misfits.slopes).all():
+        return []
     found = signs_of_blur(misfits) if are_counts else []
     if misfits.slopes[:, : X + 1].any():
         moves = signs_of_moves(misfits, near_field=near_field)
