@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import ndimage
 
+from ptymesh import Reconstruction
+from ptymesh.diagnosis import ResultView
 from ptymesh.geometry import far_field
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.verdict import NoiseFloor, Sign, judge
+from ptymesh.simulate import simulate
+from ptymesh.verdict import NoiseFloor, Sign, collect_misfits, judge
 from ptymesh.verdict.features import find_feature_map
 from ptymesh.verdict.misfits import Misfits
 from ptymesh.verdict.order import scan_rows
-from ptymesh.verdict.signs import linear_moves, signs_of_features, signs_of_misfits, signs_of_order, signs_of_scan
+from ptymesh.verdict.signs import (
+    asked_moves,
+    linear_moves,
+    move_gains,
+    signs_of_features,
+    signs_of_misfits,
+    signs_of_order,
+    signs_of_scan,
+)
 
 N, SIDE = 100, 48
 
@@ -156,3 +169,19 @@ def test_signs_make_a_good_fit_poor() -> None:
     unknown = judge(0.1, None, 0, misfits, None, signs[1:])
     assert unknown.state == "poor" and unknown.sentence == "positions are behind"
     assert judge(float("nan"), floor, 0, misfits, None, signs).signs == ()
+
+
+@pytest.mark.parametrize("kind", ["xray", "near"])
+def test_moves_are_those_of_a_diagnosis(kind: str) -> None:
+    """The slopes by which a run judges are the derivatives that `diagnose` takes by differences."""
+    measured = simulate(kind=kind, views=40, window=32, photons_per_view=1e5, seed=4).measurement
+    wrong = replace(measured, positions=measured.positions @ turned(6.0).T)
+    recon = Reconstruction(wrong)
+    for _ in recon.run({"engine": "rpie", "epochs": 6, "batch": 8}):
+        pass
+    misfits = collect_misfits(recon.problem, recon.state.estimate, np.zeros((40, 2)))
+    moves, _ = ResultView(recon.result(), wrong).moves
+    by_run = asked_moves(misfits)
+    assert np.corrcoef(by_run.ravel(), moves.ravel())[0, 1] > 0.98, "differences over half a pixel are no derivatives"
+    assert 0.8 < by_run.std() / moves.std() < 1.25
+    assert np.allclose(move_gains(misfits), (by_run * misfits.slopes[:, [3, 4]]).sum(axis=1))

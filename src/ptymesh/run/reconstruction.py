@@ -502,13 +502,12 @@ class Reconstruction(Displayed):
                 )
                 if self._related:
                     with suppress(PtymeshError, OSError):  # the file may be gone by now, and the result is here
-                        found += signs_of_scan(self.scan, positions)
+                        found = [*signs_of_scan(self.scan, positions), *found]  # no fit has a part in these
             except Exception as error:
                 failure = error
         self.world.all_well(failure, "looking for signs of a wrong model")
         said = self.world.words(json.dumps([sign.as_dict() for sign in found]))
-        signs = [Sign(**one) for one in json.loads(said[0])]
-        return sorted(signs, key=lambda sign: -sign.strength)
+        return [Sign(**one) for one in json.loads(said[0])]
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
