@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
+from scipy import fft
 from scipy.spatial import cKDTree
 
 #: Pairs of neighbouring views whose patterns are correlated, at most; and fewest.
@@ -68,7 +68,7 @@ def pattern_waves(patterns: np.ndarray) -> np.ndarray:
     scale = (patterns * mean).sum(axis=(1, 2), keepdims=True) / max(float((mean**2).sum()), 1e-30)
     shapes = (patterns - scale * mean) / np.sqrt(mean + 0.01 * mean.mean() + 1e-30)
     shapes = shapes / (np.linalg.norm(shapes, axis=(1, 2), keepdims=True) + 1e-30)
-    return np.asarray(np.fft.rfft2(shapes))
+    return np.asarray(fft.rfft2(shapes))
 
 
 def correlations(patterns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
@@ -79,16 +79,28 @@ def correlations(patterns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
         pairs: (k, 2) indices of patterns.
     """
     waves = pattern_waves(patterns)
-    found = np.fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=patterns.shape[1:])
-    return np.asarray(np.fft.fftshift(found, axes=(1, 2)))
+    found = fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=patterns.shape[1:])
+    return np.asarray(fft.fftshift(found, axes=(1, 2)))
 
 
-def correlation_at(found: np.ndarray, moves: np.ndarray) -> np.ndarray:
-    """Return the correlations (k, h, w) of pairs at predicted moves (..., k, 2), linearly interpolated, (..., k)."""
-    k, h, w = found.shape
-    pair = np.broadcast_to(np.arange(k, dtype=float), moves.shape[:-1])
-    where = np.stack([pair, moves[..., 0] + h // 2, moves[..., 1] + w // 2])
-    return np.asarray(ndimage.map_coordinates(found, where, order=1, mode="constant"))
+def correlation_at(found: np.ndarray, moves: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
+    """Return the correlations of pairs at predicted moves, linearly interpolated, (..., k); 0 outside the window.
+
+    Args:
+        found: (K, h, w) correlations, zero move in the middle.
+        moves: (..., k, 2) in detector pixels.
+        pairs: (k,) which of the correlations; all of them by default.
+    """
+    _, h, w = found.shape
+    y, x = moves[..., 0] + h // 2, moves[..., 1] + w // 2
+    inside = (y >= 0) & (y <= h - 1) & (x >= 0) & (x <= w - 1)
+    top, left = np.clip(y, 0, h - 2).astype(np.int64), np.clip(x, 0, w - 2).astype(np.int64)
+    y, x = y - top, x - left
+    first = np.arange(len(found)) if pairs is None else pairs
+    flat, place = found.reshape(-1), (first * h + top) * w + left
+    values = (1 - y) * ((1 - x) * flat[place] + x * flat[place + 1])
+    values += y * ((1 - x) * flat[place + w] + x * flat[place + w + 1])
+    return np.where(inside, values, 0.0)
 
 
 def matrices(angles_deg: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -131,14 +143,14 @@ def find_shadows(
     for index, (size, some) in enumerate(zip(sizes, used, strict=True)):
         if len(some) >= MIN_PAIRS:
             some = used[index] = evenly(some)
-            scores[index] = correlation_at(found[some], size * turned[:, some]).mean(axis=-1)
+            scores[index] = correlation_at(found, size * turned[:, some], some).mean(axis=-1)
             sums[index] = scores[index] * np.sqrt(len(some))  # of chance all are as large
     best, turn = np.unravel_index(int(sums.argmax()), sums.shape)
     if not np.isfinite(sums[best, turn]):
         return None
     some = used[best]
     given = ~mirrors & (np.minimum(np.abs(angles), 180 - np.abs(angles)) <= AS_GIVEN_DEG)
-    error = float(correlation_at(found[some], sizes[best] * turned[turn, some]).std() / np.sqrt(len(some)))
+    error = float(correlation_at(found, sizes[best] * turned[turn, some], some).std() / np.sqrt(len(some)))
     tried = np.flatnonzero(np.isfinite(sums[:, 0]))
     return Shadows(
         size=float(sizes[best]),
