@@ -138,6 +138,14 @@ def test_moves_name_a_map_or_a_drift() -> None:
     assert causes(scattered, are_counts=False) == []
 
 
+def test_errors_of_positions_along_a_raster_are_no_drift() -> None:
+    """Views ask to be moved back by the errors of the positions, which time along a raster is a map of."""
+    errors = np.random.default_rng(8).normal(0, 0.5, (N, 2))
+    misfits = misfits_of(-errors, positions_of() + errors)
+    signs = signs_of_misfits(misfits, are_counts=True, are_refined=False, near_field=False)
+    assert [sign.cause for sign in signs] == [""]
+
+
 def test_sizes_and_errors_of_a_map() -> None:
     p = positions_of() - positions_of().mean(axis=0)
     found = linear_moves(p @ np.array([[0.01, -0.02], [0.02, 0.01]]).T, positions_of())

@@ -34,6 +34,8 @@ ORIENTATION_ERRORS, ORIENTATION_RATIO = 6.0, 1.3
 LAG_ERRORS, SERPENTINE_ERRORS = 4.0, 5.0
 #: Views from which on their moves tell anything; times of the median beyond which a move is left out.
 LEAST_MOVES, FAR = 20, 5.0
+#: Share of the variance of time that is no map of the positions, below which time is left to these.
+LEAST_APART = 0.3
 #: F, and pixels, from which on moves are a drift.
 DRIFT_RATIO, DRIFT_PX = 6.0, 0.03
 #: Median over views of the fall of the misfit by a move from which on no right model asks for it; noise makes 0.35.
@@ -232,7 +234,8 @@ def move_gains(misfits: Misfits) -> np.ndarray:
 def smooth_moves(moves: np.ndarray, misfits: Misfits) -> tuple[float, float]:
     """Return how much of the moves (B, 2) is a curve in time beyond a linear map of the positions: F, and its size.
 
-    F is the variance that a cubic in time explains, for each of its numbers, over that which is left.
+    F is the variance that a cubic in time explains, for each of its numbers, over that which is left. Along a raster
+    time itself is a map of the positions but for their errors, which views ask to be moved by: it is no curve then.
     """
     size = np.linalg.norm(moves, axis=1)
     use = size <= FAR * np.median(size) + 1e-12
@@ -240,11 +243,16 @@ def smooth_moves(moves: np.ndarray, misfits: Misfits) -> tuple[float, float]:
     t = np.linspace(-1, 1, len(use))[use]
     plain = np.column_stack([np.ones(len(d)), p])
     curve = np.stack([t, t**2, t**3], axis=1)
+    apart = t - plain @ np.linalg.lstsq(plain, t, rcond=None)[0]
+    if apart.var() < LEAST_APART * t.var():
+        plain, curve = np.column_stack([plain, t]), curve[:, 1:]
     rest = d - plain @ np.linalg.lstsq(plain, d, rcond=None)[0]
     curve = curve - plain @ np.linalg.lstsq(plain, curve, rcond=None)[0]
     fitted = curve @ np.linalg.lstsq(curve, rest, rcond=None)[0]
     left = float(((rest - fitted) ** 2).sum()) / max(1, 2 * len(d) - 12)
-    return float((fitted**2).sum()) / 6 / max(left, 1e-30), float(np.sqrt((fitted**2).sum(axis=1).mean()))
+    return float((fitted**2).sum()) / (2 * curve.shape[1]) / max(left, 1e-30), float(
+        np.sqrt((fitted**2).sum(axis=1).mean())
+    )
 
 
 def signs_of_blur(misfits: Misfits) -> list[Sign]:
