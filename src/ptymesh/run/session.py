@@ -62,6 +62,7 @@ class Outcome:
 JUDGED = (
     "verdict",
     "verdict_sentence",
+    "verdict_causes",
     "unexplained_views",
     "times_noise",
     "final_residual",
