@@ -64,6 +64,8 @@ BY_AUTO = (
     "single slice",
 )
 AUTO_LEVEL = 2
+#: Level of which `ptymesh diagnose` is asked as well, with its trials; a run names its first cause without them.
+DIAGNOSED_LEVEL = 2
 #: Kinds, levels and ways of `--quick`.
 QUICK = (
     ("spiral path", 0, "recipe"),
@@ -133,7 +135,8 @@ def judge(task: Task) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fog-") as folder:
         place = Path(folder)
         row["simulation_s"] = round(time.perf_counter() - began, 2)
-        row["run"] = run_case(setup, wrong, place / "judged", task.way)
+        diagnosed = task.level == DIAGNOSED_LEVEL
+        row["run"] = run_case(setup, wrong, place / "judged", task.way, diagnosed)
         if not (task.is_healthy and task.way == "recipe"):
             row["right"] = run_case(setup, right, place / "right", "recipe", diagnosed=False)
     row["seconds"] = round(time.perf_counter() - began, 2)
@@ -155,9 +158,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if row["kind"] in FAULTS:  # what is the right cause may have been said more exactly since
+            row |= {"causes": FAULTS[row["kind"]].causes, "words": FAULTS[row["kind"]].words}
+        found.append(row)
     return found
 
 
@@ -199,7 +205,9 @@ def main() -> None:
     print("\n".join(lines(rows)))
     summary = totals(rows)
     print("\n".join(f"{name}: {value}" for name, value in summary.items()))
-    write(given.out, machine | {"seconds": round(time.monotonic() - began), "totals": summary, "rows": rows})
+    seconds = round(time.monotonic() - began)
+    print(f"{len(todo)} scans in {seconds / 60:.0f} minutes; {len(rows)} of {len(tasks)} are done")
+    write(given.out, machine | {"seconds": seconds, "scans": len(tasks), "totals": summary, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -153,6 +153,18 @@ def safe_rates() -> str:
     return table(f"| unknown | {' | '.join(sets)} |", rows)
 
 
+def fog(what: str) -> str:
+    """Verdicts on simulated scans: every scan, or what they amount to."""
+    sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+    from fog_table import lines, totals
+
+    found = newest("fog")
+    if what == "totals":
+        done = f"{len(found['rows'])} of {found['scans']}"
+        return table("| what | how many |", [("scans that were run", done), *totals(found["rows"]).items()])
+    return "\n".join(lines(found["rows"]))
+
+
 #: As benchmarks/bars.py calls them: engine and number of modes.
 BARS = {
     "rpie": ("rPIE", 1),
@@ -183,6 +195,8 @@ def bars() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "bars": bars,
     "auto-studies": auto_studies,
+    "fog": lambda: fog("scans"),
+    "fog-totals": lambda: fog("totals"),
     "safe-rates": safe_rates,
     "floor": floor,
     "batches": lambda: turns("bench-batches", lambda one: int(one["batch"]), (16, 64, 256), True),

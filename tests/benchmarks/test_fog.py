@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptymesh.diagnosis import CAUSES
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -62,6 +64,7 @@ def test_every_kind_has_five_levels_or_says_why_it_is_apart(monkeypatch: pytest.
     counted = {name: kind for name, kind in faults.items() if not kind.apart}
     assert len(counted) >= 20 and all(len(kind.levels) == 5 and kind.causes for kind in counted.values())
     assert sum(kind.held_back for kind in counted.values()) == 2
+    assert {cause for kind in faults.values() for cause in kind.causes} <= {cause.name for cause in CAUSES}
     tasks = fog.all_tasks(held_back=True)
     assert len(set(tasks)) == len(tasks)
     assert sum(task.is_healthy and task.way == "recipe" for task in tasks) == 100

@@ -15,7 +15,7 @@ from ptymesh.errors import BadInput, Poor
 from ptymesh.io.results import Result, add_attributes, read_attributes
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.simulate import simulate
-from ptymesh.verdict import Evidence, NoiseFloor, Verdict, factor_in_words, judge
+from ptymesh.verdict import Misfits, NoiseFloor, Verdict, factor_in_words, judge
 from ptymesh.verdict.judging import name_views
 
 STAGES = [{"engine": "rpie", "epochs": 25, "batch": 12}]
@@ -106,7 +106,7 @@ def test_ranks_and_layouts_agree(ranks) -> None:  # type: ignore[no-untyped-def]
             assert all(other == one for other in ranks(size, on_ranks, layout)), (layout, size)
 
 
-def made_up(misfits: np.ndarray, static: float = 0.05, pixels: np.ndarray | None = None) -> Evidence:
+def made_up(misfits: np.ndarray, static: float = 0.05, pixels: np.ndarray | None = None) -> Misfits:
     """Return evidence of views with 1,000 counts and 10,000 on 64 pixels, and these misfits in what counting leaves."""
     views, expected = len(misfits), 16.0
     by_view = np.zeros((views, 6))
@@ -117,10 +117,10 @@ def made_up(misfits: np.ndarray, static: float = 0.05, pixels: np.ndarray | None
     by_pixel[5] = views
     if pixels is not None:
         by_pixel[0] = pixels
-    return Evidence(np.arange(views), by_view, by_pixel, by_view[:, [0, 3]])
+    return Misfits(np.arange(views), by_view, by_pixel, by_view[:, [0, 3]], np.zeros((views, 7)), np.zeros((views, 2)))
 
 
-def verdict_of(evidence: Evidence, fall: float = 0.0) -> Verdict:
+def verdict_of(evidence: Misfits, fall: float = 0.0) -> Verdict:
     history = {"stage": np.zeros(10), "residual": (1 - fall) ** np.arange(10.0)}
     return judge(evidence.residual, NoiseFloor(0.0016, 0.0016, 1e6), 2000, evidence, history)
 

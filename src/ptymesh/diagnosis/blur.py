@@ -23,6 +23,8 @@ STEP_PX = 0.5
 BRIGHT, MIN_BRIGHT_PIXELS = 5.0, 1000
 #: Spacings of slices that are tried, in units of pixel^2 / wavelength.
 SPACINGS = (12, 30)
+#: Share of the misfit that a blur must explain if contrast is said to be lost; noise of few counts takes contrast, too.
+LEAST_SHARE = 0.002
 #: A blur along the motion explains so many times what others do.
 ANISOTROPY = 1.25
 
@@ -136,6 +138,8 @@ def find_lost_contrast(view: ResultView) -> Evidence | None:
     if np.count_nonzero(bright) < MIN_BRIGHT_PIXELS:
         return None
     number = 1 - contrast(view.y, view.y, bright) / max(contrast(view.modelled, None, bright), 1e-30)
+    if max(explained_blur(view).share.values()) < LEAST_SHARE:
+        number = min(number, 0.0)
     sentence = f"fringes have {100 * number:.2g} % less contrast than those of the model"
     if number > 0 and explained_blur(view).share["detector"] > 0:
         share = explained_blur(view).share["detector"]

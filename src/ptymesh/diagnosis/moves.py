@@ -15,6 +15,8 @@ from ptymesh.diagnosis.view import ResultView
 
 #: Standard errors by which a rotation or a scale must stand out; how far what is smooth in time may exceed it.
 STANDARD_ERRORS, SIMILAR = 3.5, 1.3
+#: Share of what is not explained that moves must take away: all wrong models ask for some, wrong positions for more.
+LEAST_SHARE = 0.08
 #: Views from which on their moves tell anything.
 MIN_VIEWS = 12
 
@@ -50,7 +52,7 @@ def find_vibration(view: ResultView) -> Evidence | None:
     moves = move_statistics(view)
     if moves is None:
         return None
-    number = moves.parts["vibration"] if moves.kind == "vibration" else 0.0
+    number = moves.parts["vibration"] if moves.kind == "vibration" and moves.share > LEAST_SHARE else 0.0
     sentence = f"views ask to be moved by {moves.parts['vibration']:.2g} px each in its own direction"
     return Evidence(number, sentence, (_refine_positions(),))
 
@@ -69,12 +71,14 @@ class MoveStatistics:
         kind: which of them says most.
         largest_term: of the linear map, rotation, scale, aspect or shear.
         linear_errors: standard errors by which that stands out.
+        share: of what counting does not explain, what moves would take away.
     """
 
     parts: dict[str, float]
     kind: str
     largest_term: str
     linear_errors: float
+    share: float
 
 
 def move_statistics(view: ResultView) -> MoveStatistics | None:
@@ -103,7 +107,7 @@ def move_statistics(view: ResultView) -> MoveStatistics | None:
         kind = "geometry"
     else:
         kind = "drift" if parts["drift"] >= parts["vibration"] else "vibration"
-    return MoveStatistics(parts, kind, largest, abs(sizes[largest]) / max(error_of_size, 1e-12))
+    return MoveStatistics(parts, kind, largest, abs(sizes[largest]) / max(error_of_size, 1e-12), view.share_of_moves)
 
 
 def _explained(d: np.ndarray, basis: np.ndarray) -> float:

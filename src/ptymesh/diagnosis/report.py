@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ SHOWN = 3
 CERTAIN = 10.0
 #: Share of the residual without a remedy below which it helps much; strength of a finding that just does.
 MUCH, SMALLEST_GAIN = 0.9, 2.0
+#: Wavelength in metres below which radiation is taken for electrons; photons of 100 keV have more.
+ELECTRONS_M = 1e-11
+#: Strength of causes that the verdict has a sign of: above what others can have.
+SURE = 1e6
 #: Verdicts of which the cause is asked.
 BAD = ("poor", "failed")
 
@@ -113,6 +117,8 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
+        if cause.name in view.signs:
+            evidence = _as_sure(evidence, cause, view)
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:
             found.append((cause, evidence))
@@ -138,20 +144,36 @@ def _times(attrs: dict[str, Any]) -> float | None:
 
 
 def is_open(view: ResultView, cause: Cause) -> bool:
-    """Return True if the residual leaves something that this cause could explain."""
-    return not cause.from_times or view.misfit_times > cause.from_times
+    """Return True if the residual leaves something that this cause could explain, or the verdict is bad anyway."""
+    return not cause.from_times or view.misfit_times > cause.from_times or view.result.verdict in BAD
+
+
+def _as_sure(evidence: Evidence | None, cause: Cause, view: ResultView) -> Evidence:
+    """Return the evidence for a cause of which the verdict has a sign, at least as strong as that is."""
+    said = evidence or Evidence(0.0)
+    sentence = said.sentence if said.number > cause.threshold else str(view.result.attrs.get("verdict_sentence", ""))
+    sure = cause.threshold * (SURE / (1 + view.signs.index(cause.name))) ** (1 / cause.weight)
+    return replace(said, number=max(said.number, sure), sentence=sentence)
 
 
 def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Trials | None) -> list[Finding]:
     """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
     certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
     findings = [finding(view, *one, trials if place < SHOWN else None) for place, one in enumerate(certain)]
+    if not certain and trials is None and _is_of_electrons(view):  # nothing else is known to leave so much
+        return [finding(view, *one) for one in found]
     sure = bool(findings) and findings[0].strength > CERTAIN
     for cause, evidence in found:
         if cause.needs_trial and trials is not None and not sure:
             tried = tried_finding(view, cause, evidence, trials)
             findings += [] if tried is None else [tried]
     return sorted(findings, key=lambda one: -one.strength)
+
+
+def _is_of_electrons(view: ResultView) -> bool:
+    """Return True if the wavelength is that of electrons."""
+    wavelength = None if view.scan is None else view.scan.geometry.wavelength_m
+    return wavelength is not None and wavelength < ELECTRONS_M
 
 
 def tried_finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials) -> Finding | None:

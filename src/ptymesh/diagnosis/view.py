@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from ptymesh.compare import illumination
-from ptymesh.diagnosis.scan_pass import SIDE, ScanPass, scan_pass
 from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
+from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.model import Model
 from ptymesh.run.patterns import CHUNK, optics_of
 from ptymesh.run.patterns import modelled as intensities_of
 from ptymesh.run.recipe import Recipe
+from ptymesh.verdict.scan_pass import ScanPass, scan_pass
 
 #: Views, and numbers in an array of their patterns, that are looked at, at most.
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16
@@ -117,6 +118,11 @@ class ResultView:
         q = min(2 * pixels / max(4 * misfit, 1e-30), 0.6)
         return (1 + q) / (1 - q)
 
+    @cached_property
+    def signs(self) -> tuple[str, ...]:
+        """Names of causes that the run's verdict has signs of, the surest first (verdict/signs.py)."""
+        return tuple(str(name) for name in self.result.attrs.get("verdict_causes", None) or ())
+
     # --- the result alone ---
 
     @cached_property
@@ -158,18 +164,6 @@ class ResultView:
         """What one pass over all patterns gathers."""
         assert self.scan is not None
         return scan_pass(self.scan)
-
-    @cached_property
-    def thumbnail_shapes(self) -> np.ndarray:
-        """Thumbnails of all patterns, each of norm 1, (N, a, b)."""
-        thumbnails = self.scan_pass.thumbnails.astype(np.float64)
-        return np.asarray(thumbnails / (np.linalg.norm(thumbnails, axis=(1, 2), keepdims=True) + 1e-30))
-
-    @cached_property
-    def thumbnail_pixels(self) -> np.ndarray:
-        """Detector pixels that a thumbnail's pixel is wide, (2,) y x."""
-        assert self.scan is not None
-        return np.array([-(-n // SIDE) for n in self.scan.window], float)
 
     @cached_property
     def views(self) -> np.ndarray:
@@ -240,6 +234,16 @@ class ResultView:
         inverse = np.linalg.inv(weight)
         moves = np.einsum("jab,jb->ja", inverse, force)
         return moves, 0.5 * np.sqrt(np.einsum("jaa->ja", inverse))
+
+    @cached_property
+    def share_of_moves(self) -> float:
+        """Share of what counting does not explain that the views' moves would take away, the most extreme ones cut."""
+        moves, errors = self.moves
+        gains = (moves**2 / (4 * errors**2)).sum(axis=1)
+        expected, _ = misfit_of(torch.from_numpy(self.modelled))
+        left = np.where(self.good, self.misfit**2 - expected.numpy(), 0).sum()
+        by_noise = 0.5
+        return float((np.minimum(gains, np.quantile(gains, 0.95)) - by_noise).sum() / max(left, 1e-30))
 
     def _along(self, axis: int) -> np.ndarray:
         """Derivative of sqrt I by the position, (B, h, w)."""

@@ -10,8 +10,10 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -30,7 +32,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
-from ptymesh.errors import BadInput, Poor
+from ptymesh.errors import BadInput, Poor, PtymeshError
 from ptymesh.estimate import REACH
 from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
@@ -60,13 +62,17 @@ from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
+    Misfits,
     NoiseFloor,
+    Sign,
     Verdict,
-    collect_evidence,
+    collect_misfits,
     count_fitted,
     judge,
     judge_convergence,
     measure_noise_floor,
+    signs_of_misfits,
+    signs_of_scan,
 )
 
 #: Views that a result's attributes name as not explained, at most.
@@ -207,7 +213,7 @@ class Reconstruction(Displayed):
             made: Problem = self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
             return made
 
-        related = "rpi" not in (optics or {})
+        related = self._related = "rpi" not in (optics or {})
         checking = saved is None and scan.checks != NO_CHECKS
         #: What checks of the data have led to, one sentence each, and the scan before them.
         self.findings: list[str] = []
@@ -477,9 +483,31 @@ class Reconstruction(Displayed):
 
     def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
-        evidence = collect_evidence(self.problem, self.state.estimate, by_view)
+        misfits = collect_misfits(self.problem, self.state.estimate, by_view)
         fitted = 0 if self.noise is None else self._count_fitted()
-        return judge(residual, self.noise, fitted, evidence, self._history())
+        return judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
+
+    def _signs(self, misfits: Misfits) -> list[Sign]:
+        """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
+        found: list[Sign] = []
+        failure: Exception | None = None
+        if self.world.rank == 0:
+            positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
+            try:
+                found = signs_of_misfits(
+                    misfits,
+                    are_counts=self.noise is not None,
+                    are_refined=any(stage.positions for stage in self.stages),
+                    near_field=self.scan.geometry.propagation != "far_field",
+                )
+                if self._related:
+                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and the result is here
+                        found = [*signs_of_scan(self.scan, positions), *found]  # no fit has a part in these
+            except Exception as error:
+                failure = error
+        self.world.all_well(failure, "looking for signs of a wrong model")
+        said = self.world.words(json.dumps([sign.as_dict() for sign in found]))
+        return [Sign(**one) for one in json.loads(said[0])]
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
@@ -509,6 +537,7 @@ class Reconstruction(Displayed):
                 "times_noise": verdict.times,
                 "verdict": verdict.state,
                 "verdict_sentence": verdict.sentence,
+                "verdict_causes": list(verdict.signs) or None,
                 "unexplained_views": list(verdict.views[:MOST_NAMED]) or None,
                 "convergence": str(judge_convergence(history, self.noise_level)) if len(history["epoch"]) else None,
                 "subpixel": self.subpixel,

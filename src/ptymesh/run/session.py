@@ -61,6 +61,7 @@ class Outcome:
 JUDGED = (
     "verdict",
     "verdict_sentence",
+    "verdict_causes",
     "unexplained_views",
     "times_noise",
     "final_residual",

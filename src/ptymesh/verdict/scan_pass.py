@@ -34,9 +34,20 @@ class ScanPass:
     thumbnails: np.ndarray
     speckles: np.ndarray
 
+    @property
+    def shapes(self) -> np.ndarray:
+        """Thumbnails, each of norm 1, (N, a, b) float64."""
+        thumbnails = self.thumbnails.astype(np.float64)
+        return np.asarray(thumbnails / (np.linalg.norm(thumbnails, axis=(1, 2), keepdims=True) + 1e-30))
 
-def scan_pass(scan: Measurement) -> ScanPass:
-    """Return what a pass over all patterns gathers; pixels without data count as zero."""
+
+def thumbnail_pixels(window: tuple[int, int]) -> np.ndarray:
+    """Return the detector pixels that a thumbnail's pixel is wide, (2,) y x."""
+    return np.array([-(-n // SIDE) for n in window], float)
+
+
+def scan_pass(scan: Measurement, views: int | None = None) -> ScanPass:
+    """Return what a pass over the first views gathers, or over all; pixels without data count as zero."""
     far = scan.geometry.propagation == "far_field"
     h, w = scan.window
     bins = [-(-n // SIDE) for n in (h, w)]
@@ -45,8 +56,9 @@ def scan_pass(scan: Measurement) -> ScanPass:
     rows, columns = (np.arange(n) - n // 2 for n in (h, w))
     lags = [min(n // 2, SIDE // 2) for n in (h, w)]
     parts: list[tuple[np.ndarray, ...]] = []
-    for start in range(0, scan.views, CHUNK):
-        stored = scan.patterns.read(np.arange(start, min(start + CHUNK, scan.views)))
+    most = scan.views if views is None else min(views, scan.views)
+    for start in range(0, most, CHUNK):
+        stored = scan.patterns.read(np.arange(start, min(start + CHUNK, most)))
         y = np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64)
         y = np.fft.fftshift(y, axes=(1, 2)) if far else y
         totals = y.sum(axis=(1, 2))

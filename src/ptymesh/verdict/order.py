@@ -1,0 +1,135 @@
+"""Whether patterns and positions belong together: positions that lag, rows that run the other way.
+
+Patterns of neighbouring views are alike. Where positions are assigned to the wrong patterns, those of views that are
+said to be neighbours are not, and another order makes them so. This does not depend on how well a model fits.
+
+N       views that are looked at
+p       their positions (N, 2), object pixels
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from ptymesh.io.shadows import correlation_at, correlations
+
+#: Frames by which positions may lag, at most; nearest views that are compared.
+MAX_LAG, NEAREST = 12, 6
+#: Fewest pairs that two orders must differ in, and fewest views.
+MIN_PAIRS, MIN_VIEWS = 8, 25
+#: Jump to the next row, in steps along it; fewest views of a row.
+ROW_JUMP, MIN_ROW = 2.5, 3
+#: So many times more alike are patterns of true neighbours than those of others.
+MORE_ALIKE = 1.5
+#: Detector pixels per object pixel by which features may move.
+TRIED = np.concatenate([-np.geomspace(8, 0.3, 20), [0.0], np.geomspace(0.3, 8, 20)])
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which view's position belongs to each pattern: positions[source] for the patterns `use`."""
+
+    source: np.ndarray
+    use: np.ndarray
+
+
+@dataclass(frozen=True)
+class OrderedViews:
+    """Views in the order in which they were taken.
+
+    Attributes:
+        positions: (N, 2) as the scan has them, object pixels.
+        shapes: (N, a, b) thumbnails of their patterns, each of norm 1.
+        pixels: (2,) detector pixels that a thumbnail's pixel is wide, y x.
+    """
+
+    positions: np.ndarray
+    shapes: np.ndarray
+    pixels: np.ndarray
+
+
+def lag_gain(views: OrderedViews) -> tuple[float, int] | None:
+    """Return the standard errors by which patterns of neighbours are more alike if positions lag, and by what.
+
+    Returns:
+        The gain of the best lag, and that lag in frames, positive if positions are behind the patterns; None where
+        there are too few views.
+    """
+    n = len(views.positions)
+    if n < MIN_VIEWS:
+        return None
+    gains = {}
+    for lag in [k for k in range(-MAX_LAG, MAX_LAG + 1) if k and abs(k) < n // 4]:
+        use = np.arange(max(0, -lag), min(n, n - lag))
+        gains[lag] = order_gain(views, Order(use + lag, use))
+    best = max(gains, key=lambda lag: gains[lag])
+    return gains[best], best
+
+
+def serpentine_gain(views: OrderedViews) -> float | None:
+    """Return the standard errors by which patterns of neighbours are more alike with every second row reversed.
+
+    None where the scan has no rows, or too few views.
+    """
+    rows = scan_rows(views.positions) if len(views.positions) >= MIN_VIEWS else None
+    if rows is None:
+        return None
+    source = np.arange(len(views.positions))
+    for row in rows[1::2]:
+        source[row] = source[row][::-1]
+    return order_gain(views, Order(source, np.arange(len(source))))
+
+
+def order_gain(views: OrderedViews, order: Order) -> float:
+    """Return the standard errors by which pairs that only this order makes neighbours are more alike than others.
+
+    The others are pairs that only the given order makes neighbours. Each order may move the patterns' features by what
+    suits it best, A (p_j - p_i) with A = a or 0.
+    """
+    given, other = views.positions[order.use], views.positions[order.source]
+    as_given, as_tried = _neighbours(given), _neighbours(other)
+    if min(len(as_tried - as_given), len(as_given - as_tried)) < MIN_PAIRS:
+        return 0.0
+    alike = []
+    for positions, pairs, only in (
+        (other, as_tried, as_tried - as_given),
+        (given, as_given, as_given - as_tried),
+    ):
+        listed = np.array(sorted(pairs))
+        found = correlations(views.shapes, order.use[listed])
+        steps = (positions[listed[:, 1]] - positions[listed[:, 0]]) / views.pixels
+        values = correlation_at(found, TRIED[:, None, None] * steps)
+        best = int(values.mean(axis=1).argmax())
+        alike.append(values[best, [tuple(pair) in only for pair in listed.tolist()]])
+    if alike[0].mean() < MORE_ALIKE * alike[1].mean():
+        return 0.0
+    error = np.sqrt(sum(values.var() / len(values) for values in alike))
+    return float((alike[0].mean() - alike[1].mean()) / max(float(error), 1e-12))
+
+
+def _neighbours(positions: np.ndarray) -> set[tuple[int, int]]:
+    """Return pairs (i, j), i < j, of views among each other's nearest, not further than 1.6 steps apart."""
+    near = min(NEAREST, len(positions) - 1)
+    distances, others = cKDTree(positions).query(positions, k=near + 1)
+    i, k = np.nonzero(distances[:, 1:] <= 1.6 * np.median(distances[:, 1]) + 1e-9)
+    j = others[i, k + 1]
+    return {(int(min(p)), int(max(p))) for p in zip(i, j, strict=True)}
+
+
+def scan_rows(positions: np.ndarray) -> list[np.ndarray] | None:
+    """Return the views of each row of a raster (N, 2), in time order; None where the scan has no rows."""
+    steps = np.diff(positions, axis=0)
+    fast = int(np.median(np.abs(steps[:, 1])) > np.median(np.abs(steps[:, 0])))
+    slow, length = np.abs(steps[:, 1 - fast]), np.abs(steps[:, fast])
+    step = float(np.median(length))
+    jumps = length > ROW_JUMP * step
+    if int(jumps.sum()) < MIN_ROW - 1:  # rows that turn back: a jittered row may take a step to the side as well
+        jumps |= slow > 0.6 * step
+    rows = np.split(np.arange(len(positions)), np.flatnonzero(jumps) + 1)
+    long = [row for row in rows if len(row) >= MIN_ROW]
+    if step <= 0 or len(long) < MIN_ROW or sum(map(len, long)) < 0.8 * len(positions):
+        return None
+    return long
