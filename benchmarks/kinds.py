@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ptymesh.geometry import near_field
-from ptymesh.io.cxi_writer import write_measurement
+from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.simulate import Truth, checked, patterns, truth
 

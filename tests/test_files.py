@@ -25,7 +25,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io import checkpoint
-from ptymesh.io.cxi_writer import write_cxi
+from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.plot import save_figure, save_tiff
 from ptymesh.run.bench import save as save_speeds

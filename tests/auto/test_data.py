@@ -13,7 +13,7 @@ import pytest
 from ptymesh.auto import described, described_recipe, is_data, named_after
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.io.cxi_writer import write_measurement
+from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.run.recipe import Recipe

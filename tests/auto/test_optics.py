@@ -15,7 +15,7 @@ from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.io.cxi_writer import write_measurement
+from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate
 

@@ -138,7 +138,7 @@ def make(folder: Path) -> None:
 
 def _own(path: Path, patterns: np.ndarray, positions_m: np.ndarray, mask: np.ndarray, probe: np.ndarray) -> None:
     from ptymesh.geometry import far_field
-    from ptymesh.io.cxi import write_cxi
+    from ptymesh.io.formats.cxi import write_cxi
 
     write_cxi(
         path,

@@ -14,7 +14,7 @@ from scipy import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, far_field, near_field
 from ptymesh.io import load_measurement
-from ptymesh.io.cxi import write_cxi, write_measurement
+from ptymesh.io.formats.cxi import write_cxi, write_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import ArraySource, Measurement
 

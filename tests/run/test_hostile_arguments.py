@@ -13,7 +13,7 @@ import ptymesh as pm
 from ptymesh.engines.autodiff import Regulariser
 from ptymesh.engines.constraints import Limits
 from ptymesh.engines.schedulers import Scheduler
-from ptymesh.io.cxi_writer import write_cxi
+from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.options import PositionOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe

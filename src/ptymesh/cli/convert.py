@@ -20,7 +20,7 @@ def command(
     """Write a data set, prepared as --set says, as CXI 1.6."""
     from ptymesh.cli.dataset import load_dataset
     from ptymesh.errors import BadInput
-    from ptymesh.io.cxi import write_measurement
+    from ptymesh.io.formats.cxi import write_measurement
 
     if target.exists() and not force:
         raise BadInput(f"{target} exists; choose another name, or replace it with --force.")

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ptymesh.errors import BadInput
-from ptymesh.io import cxi, generic, tike
 from ptymesh.io.fingerprint import fingerprint
+from ptymesh.io.formats import cxi, empad, key_map, tike
 from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
+from ptymesh.io.rasters import select_frames
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
 from ptymesh.io.staging import is_npz, npz_members, unpacked
@@ -40,7 +41,12 @@ def _is_reader(thing: object) -> bool:
 READERS: Registry[Reader] = Registry(
     "reader", "ptymesh.readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
 )
-for _name, _reader in (("cxi", cxi), ("tike", tike)):
+_OWN: tuple[tuple[str, Reader], ...] = (
+    ("cxi", cxi),
+    ("tike", tike),
+    ("empad", empad),  # the last one: its raw files have no header
+)
+for _name, _reader in _OWN:
     READERS.register(_name)(_reader)
 #: Formats that people have, by their first bytes, and what to do about them.
 KNOWN = {
@@ -67,11 +73,11 @@ def open_scan(data: DataOptions) -> RawScan:
     _is_file(data.path)
     path = unpacked(data.path)
     if data.keys is not None:
-        return generic.read(path, data.keys, data)
+        return select_frames(key_map.read(path, data.keys, data), data.frames, str(data.path))
     for name in READERS.names():
         reader = READERS[name]
         if reader.recognises(path, data):
-            return reader.read(path, data)
+            return select_frames(reader.read(path, data), data.frames, str(data.path))
     raise BadInput(_unknown(path, data.path))
 
 
@@ -90,13 +96,15 @@ def _is_file(path: Path) -> None:
 
 def _unknown(path: Path, shown: Path) -> str:
     """What can be said about a file that no reader knows."""
-    known = " nor ".join(READERS[name].NAME for name in READERS.names())
     if is_hdf5(path):
         with open_hdf5(path) as file:
-            return f"{shown} is HDF5, but not {known}; name its datasets {IN_KEYS}: it has {listing(file)}."
+            return (
+                f"{shown} is HDF5, but of no layout that is known; name its datasets {IN_KEYS}: it has {listing(file)}."
+            )
     if is_npz(path):
         arrays = ", ".join(f"{name} {shape}" for name, (shape, _) in npz_members(path).items())
-        return f"{shown} is a zip file, but not {known}; name its arrays {IN_KEYS}: it has {arrays or 'none'}."
+        unnamed = f"{shown} is a zip file, but of no layout that is known; name its arrays {IN_KEYS}"
+        return f"{unnamed}: it has {arrays or 'none'}."
     with path.open("rb") as file:
         start = file.read(8)
     if start.startswith(b"PK"):
@@ -106,4 +114,4 @@ def _unknown(path: Path, shown: Path) -> str:
     for magic, name in KNOWN.items():
         if start.startswith(magic):
             return f"{shown} is {name}, which is not read; {REWRITE}."
-    return f"{shown} is of no known format (it starts with {start!r}); known are HDF5 (CXI or by data.keys) and npz."
+    return f"{shown} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers."

@@ -107,6 +107,26 @@ class ViewRange(Options):
     central: int | None = Field(None, gt=0)
 
 
+class FrameOptions(Options):
+    """Recipe key `data.frames`: how a list of frames makes a raster.
+
+    Fields:
+        shape: [rows, columns] of the scan.
+        skip: frames in front that belong to no view.
+        flyback: frames after each row that belong to no view.
+    """
+
+    shape: Size | None = None
+    skip: int = Field(0, ge=0)
+    flyback: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _rows_known(self) -> FrameOptions:
+        if self.flyback and self.shape is None:
+            raise ValueError("flyback frames come after each row; give shape too, the rows and columns of the scan")
+        return self
+
+
 class CheckOptions(Options):
     """Recipe key `data.checks`: what is done about data that look wrong, before a reconstruction believes them.
 
@@ -152,6 +172,7 @@ class DataOptions(Options):
         keys: dataset names of a generic HDF5 or npz file.
         follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
             links, raw storage, sources of virtual datasets).
+        frames: how a list of frames makes a raster, and which of them belong to no view.
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
@@ -177,6 +198,7 @@ class DataOptions(Options):
     path: FilePath
     keys: KeyMap | None = None
     follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
+    frames: FrameOptions | None = None
     dc: Literal["centre", "corner"] | None = None
 
     radiation: Radiation | None = None

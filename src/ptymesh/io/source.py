@@ -55,7 +55,8 @@ class SlabSource(Protocol):
 class MappedSource:
     """Patterns in an uncompressed array on disk, memory-mapped; `axes` names its axes as in the key map.
 
-    `offset` is where the numbers start in the file (an .npy, or an uncompressed .npz).
+    `offset` is where the numbers start in the file (an .npy, or an uncompressed .npz); `strides`: bytes from one to the
+    next along each axis, where other bytes (headers of frames) lie between them.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class MappedSource:
         axes: str = "nyx",
         offset: int = 0,
         fortran_order: bool = False,
+        strides: tuple[int, ...] | None = None,
     ) -> None:
         self._path, self._stored, self._on_disk = path, shape, dtype
+        self._strides = strides
         self._axes, self._offset = axes, offset
         self._order: Literal["F", "C"] = "F" if fortran_order else "C"
         self._pid, self._map = -1, np.empty(0)
@@ -89,7 +92,9 @@ class MappedSource:
         if self._pages is None or self._pid != os.getpid():
             with self._path.open("rb") as file:
                 self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            array: np.ndarray = np.ndarray(self._stored, self._on_disk, self._pages, self._offset, order=self._order)
+            array: np.ndarray = np.ndarray(
+                self._stored, self._on_disk, self._pages, self._offset, self._strides, order=self._order
+            )
             order = "rcyx" if self.raster else "nyx"
             self._map, self._pid = array.transpose([self._axes.index(a) for a in order]), os.getpid()
         if self.raster:
@@ -104,6 +109,34 @@ class MappedSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pid": -1, "_map": np.empty(0), "_pages": None}
+
+
+class JoinedSource:
+    """Patterns of several sources of one shape and type, one after the other."""
+
+    def __init__(self, sources: Sequence[SlabSource]) -> None:
+        self._sources = tuple(sources)
+        self._starts = np.cumsum([0, *(source.shape[0] for source in sources)])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, H, W)."""
+        return (int(self._starts[-1]), *self._sources[0].shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of all sources."""
+        return self._sources[0].dtype
+
+    def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        """(len(views), rows, columns)."""
+        views = np.asarray(views)
+        out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), self.dtype)
+        part = np.searchsorted(self._starts, views, side="right") - 1
+        for index in np.unique(part):
+            members = part == index
+            out[members] = self._sources[index].read(views[members] - self._starts[index], rows, columns)
+        return out
 
 
 class Hdf5Source:

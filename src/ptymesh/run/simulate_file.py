@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.cxi_writer import write_cxi
+from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import Result
 from ptymesh.simulate import Simulation, Truth, patterns, truth
 

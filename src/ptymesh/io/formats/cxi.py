@@ -19,7 +19,7 @@ import numpy as np
 from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import LENGTHS_M, Pair, Propagation, Radiation
-from ptymesh.io.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
+from ptymesh.io.formats.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
 from ptymesh.io.hdf5 import (
     Hdf5File,
     attribute,
@@ -35,6 +35,7 @@ from ptymesh.io.options import DataOptions
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source, SlabSource, slabs
 from ptymesh.io.staging import sliceable
+from ptymesh.io.units import ENERGY_J, LENGTH_M
 
 __all__ = ["NAME", "read", "recognises", "write_cxi", "write_measurement"]
 
@@ -46,9 +47,6 @@ TRANSLATIONS = tuple(
 BEAMS = ("/entry_1/instrument_1/beam_1", "/entry_1/beam_1")
 #: Mask bit that marks a pixel with signal; such a pixel is good.
 HAS_SIGNAL = 0x00001000
-ENERGY_J = {"j": 1.0, "ev": constants.e, "kev": 1e3 * constants.e, "mev": 1e6 * constants.e}
-LENGTH_M = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "µm": 1e-6, "micron": 1e-6, "nm": 1e-9, "pm": 1e-12}
-LENGTH_M |= {"meter": 1.0, "metre": 1.0, "meters": 1.0, "metres": 1.0, "angstrom": 1e-10, "a": 1e-10, "cm": 1e-2}
 #: Photons used for imaging lie well inside these bounds (eV, m); anything else is a mistake of units.
 PLAUSIBLE_EV = (1.0, 1e7)
 PLAUSIBLE_M = (1e-14, 1e-2)
