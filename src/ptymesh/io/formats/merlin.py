@@ -1,0 +1,188 @@
+"""Merlin (Medipix3) `.mib`: frames, each behind a header of text; and the `.hdr` beside it, which may say the scan.
+
+The header's fields are separated by commas: `MQ1`, number of the frame, bytes of the header, chips, columns, rows, type
+(U08, U16, U32; R64 is the chips' own order, which is not read), layout (`1x1`, `2x2`, `2x2G` with a gap between
+chips). Numbers are big-endian. The file says neither energy nor camera length nor step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import Shape, scan_shape
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import MappedSource
+
+NAME = "Merlin (.mib)"
+MAGIC = b"MQ1,"
+#: Bytes in which the fields that are needed stand, and the least and the most that a header has.
+FIELDS_BYTES, HEADER_BYTES = 256, (128, 1 << 16)
+DTYPES = {"U08": np.dtype(">u1"), "U16": np.dtype(">u2"), "U32": np.dtype(">u4"), "U64": np.dtype(">u8")}
+#: Of Medipix3 chips: metres, and pixels along a side.
+PIXEL_M, CHIP = 55e-6, 256
+MOST_PIXELS = 1 << 15
+HDR_BYTES = 1 << 20
+ORIENTATION = (
+    "Merlin files do not say how the detector lies to the scan; some programs turn its rows around: see ptymesh orient."
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before a frame.
+
+    Attributes:
+        number: of the frame, counted from 1.
+        size: bytes of the header.
+        shape: (rows, columns) of the detector.
+        dtype: of the frame's numbers.
+        layout: of the chips, such as `2x2G`.
+    """
+
+    number: int
+    size: int
+    shape: Shape
+    dtype: np.dtype
+    layout: str
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes from one frame to the next."""
+        return self.size + self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+
+def recognises(path: Path, _: DataOptions) -> bool:
+    """Return True for a file that begins with a frame's header."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of a `.mib` file.
+
+    Raises:
+        BadInput: It is cut short, its headers contradict each other or its length, or its frames are undecoded (R64).
+    """
+    first = _header(path, 0)
+    count, cut = _frames(path, first, data)
+    last = _header(path, (count - 1) * first.frame_bytes)
+    if (last.size, last.shape, last.dtype) != (first.size, first.shape, first.dtype):
+        raise BadInput(
+            f"{path} begins with frames of {first.shape} {first.dtype} and ends with such of {last.shape} "
+            f"{last.dtype}: split it where they change."
+        )
+    notes = [] if cut is None else [cut]
+    if last.number - first.number != count - 1:
+        notes.append(
+            f"The frames are numbered from {first.number} to {last.number}, and there are {count}: some were lost, or "
+            "several acquisitions are joined."
+        )
+    declared, origin = _declared_shape(path)
+    shape = scan_shape(count, declared, data, origin)
+    mask = _gap_mask(first)
+    if mask is not None:
+        notes.append(f"{int((~mask).sum())} pixels in the gap between the chips ({first.layout}) are masked.")
+    rows, columns = first.shape
+    item = first.dtype.itemsize
+    return RawScan(
+        patterns=MappedSource(
+            path,
+            (count, rows, columns),
+            first.dtype,
+            offset=first.size,
+            strides=(first.frame_bytes, columns * item, item),
+        ),
+        optics=Optics(detector_pixel_m=(PIXEL_M, PIXEL_M)),
+        raster=shape.shape,
+        mask=mask,
+        name=path.stem,
+        notes=(*shape.notes, *notes, ORIENTATION),
+    )
+
+
+def _header(path: Path, offset: int) -> Header:
+    """Return the header that begins at an offset; BadInput where there is none, or it cannot be."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        text = file.read(FIELDS_BYTES).decode("latin-1")
+    fields = [field.strip() for field in text.split(",")]
+    what = f"The frame's header at byte {offset} of {path}"
+    if fields[0] != "MQ1" or len(fields) < 8:
+        raise BadInput(f"{what} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
+    numbers = [int(field) if re.fullmatch(r"\d{1,9}", field) else -1 for field in fields[1:6]]
+    number, size, _, columns, rows = numbers
+    if fields[6] == "R64":
+        raise BadInput(
+            f"{path} holds undecoded frames (R64, in the order of the chips), which are not read; export it from the "
+            "camera's software as U08, U16 or U32."
+        )
+    if fields[6] not in DTYPES:
+        raise BadInput(f"{what} says the type {fields[6][:20]!r}; known are {', '.join(DTYPES)}.")
+    if not (HEADER_BYTES[0] <= size <= HEADER_BYTES[1] and 0 < rows <= MOST_PIXELS and 0 < columns <= MOST_PIXELS):
+        raise BadInput(
+            f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
+            "the file is damaged: copy it again."
+        )
+    return Header(number, size, (rows, columns), DTYPES[fields[6]], fields[7])
+
+
+def _frames(path: Path, header: Header, data: DataOptions) -> tuple[int, str | None]:
+    """Return the number of whole frames, and what to say of the bytes behind them.
+
+    Raises:
+        BadInput: The last frame is cut, and the recipe does not say which frames are the scan's.
+    """
+    size = path.stat().st_size
+    count, over = divmod(size, header.frame_bytes)
+    if not over and count:
+        return count, None
+    said = f"{path} has {size} bytes, which are {count} frames of {header.frame_bytes} bytes and {over} bytes"
+    if data.frames is None or data.frames.shape is None or not count:
+        raise BadInput(
+            f"{said}: copy it again, or, if the acquisition was stopped, set data.frames.shape to the whole rows and "
+            "the columns that there are."
+        )
+    return count, f"{said}, which are left out."
+
+
+def _declared_shape(path: Path) -> tuple[Shape | None, str]:
+    """Return (rows, columns) that the `.hdr` beside a file says, None where there is none; and its name."""
+    beside = next((path.with_suffix(ending) for ending in (".hdr", ".HDR") if path.with_suffix(ending).is_file()), None)
+    if beside is None or beside.stat().st_size > HDR_BYTES:
+        return None, str(path)
+    lines = beside.read_bytes().decode("latin-1").splitlines()
+    values = {key.strip().rstrip(":"): value.strip() for key, _, value in (line.partition("\t") for line in lines)}
+
+    def number(name: str) -> int:
+        text = values.get(name, "")
+        return int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+
+    rows, columns = number("ScanY"), number("ScanX")
+    if rows and columns:
+        return (rows, columns), str(beside)
+    total, row = number("Frames in Acquisition (Number)"), number("Frames per Trigger (Number)")
+    if 1 < row < total and total % row == 0:  # a trigger for each row of the scan
+        return (total // row, row), str(beside)
+    return None, str(beside)
+
+
+def _gap_mask(header: Header) -> np.ndarray | None:
+    """Return (rows, columns) bool, False in the cross between four chips; None where no gap is stored."""
+    if not header.layout.endswith("G"):
+        return None
+    gaps = [side - 2 * CHIP for side in header.shape]
+    if not all(0 < gap < CHIP for gap in gaps):
+        return None
+    mask = np.ones(header.shape, bool)
+    mask[CHIP : CHIP + gaps[0]] = False
+    mask[:, CHIP : CHIP + gaps[1]] = False
+    return mask
