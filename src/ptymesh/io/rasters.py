@@ -81,6 +81,14 @@ def _contradiction(declared: Shape, count: int, data: DataOptions, origin: str) 
     return f"{said}: set data.frames.shape to the rows and columns that there are."
 
 
+def orientation_note(files: str) -> str:
+    """Return what is said of files ("EMPAD") whose rows may run either way, as their readers disagree."""
+    return (
+        f"{files} files do not say how the detector lies to the scan; some programs turn its rows around: see ptymesh "
+        "orient."
+    )
+
+
 def raster_positions(shape: Shape, step: Pair) -> np.ndarray:
     """Return (N, 2) positions, y x, of a raster around (0, 0): rows along y, columns along x (fast)."""
     index = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, 2)

@@ -21,7 +21,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.options import DataOptions
-from ptymesh.io.rasters import Shape, scan_shape
+from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 from ptymesh.io.units import ELECTRON_EV, check_energy
@@ -45,9 +45,6 @@ CAMERA_LENGTH = (
 )
 ANGLE = "calibrated_diffraction_angle"
 FIELD = "optics.get_full_scan_field_of_view"
-ORIENTATION = (
-    "EMPAD files do not say how the detector lies to the scan; some programs turn its rows around: see ptymesh orient."
-)
 
 
 def recognises(path: Path, data: DataOptions) -> bool:
@@ -94,7 +91,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         positions=shape.positions(step),
         raster=shape.shape,
         name=path.stem,
-        notes=(*shape.notes, *notes, *more, ORIENTATION),
+        notes=(*shape.notes, *notes, *more, orientation_note("EMPAD")),
     )
 
 

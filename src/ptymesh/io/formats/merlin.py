@@ -15,7 +15,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.io.rasters import Shape, scan_shape
+from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 
@@ -28,9 +28,6 @@ DTYPES = {"U08": np.dtype(">u1"), "U16": np.dtype(">u2"), "U32": np.dtype(">u4")
 PIXEL_M, CHIP = 55e-6, 256
 MOST_PIXELS = 1 << 15
 HDR_BYTES = 1 << 20
-ORIENTATION = (
-    "Merlin files do not say how the detector lies to the scan; some programs turn its rows around: see ptymesh orient."
-)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         raster=shape.shape,
         mask=mask,
         name=path.stem,
-        notes=(*shape.notes, *notes, ORIENTATION),
+        notes=(*shape.notes, *notes, orientation_note("Merlin")),
     )
 
 

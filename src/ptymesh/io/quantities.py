@@ -1,0 +1,122 @@
+"""Numbers of HDF5 files with their units: an attribute is honoured; a unit that is missing and matters is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ptymesh import constants
+from ptymesh.errors import BadInput
+from ptymesh.io.hdf5 import Hdf5File, attribute, dataset_of, item_of, read_dataset, text_of
+from ptymesh.io.units import ENERGY_J, LENGTH_M, normalised
+
+#: Values of a dataset that holds a number for each view, or more, of which the first is taken.
+MOST_VALUES = 1 << 24
+UNIT_ATTRIBUTES = ("units", "unit")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A kind of quantity.
+
+    Attributes:
+        units: each unit's size in the recipe's own.
+        own: the recipe's unit.
+        is_plain: whether a value without a unit can only be meant in the recipe's own.
+    """
+
+    units: Mapping[str, float]
+    own: str
+    is_plain: Callable[[float], bool]
+
+
+#: An energy below 1000 may be meant in keV; a distance of 100 m in mm, a pixel of 1 mm in um, and so on.
+ENERGY = Quantity({unit: joule / constants.e for unit, joule in ENERGY_J.items()}, "eV", lambda value: value >= 1e3)
+DISTANCE = Quantity(LENGTH_M, "m", lambda value: 1e-3 <= value <= 50)
+PIXEL = Quantity(LENGTH_M, "m", lambda value: value <= 1e-3)
+WAVELENGTH = Quantity(LENGTH_M, "m", lambda value: value <= 1e-7)
+
+
+def unit_of(file: Hdf5File, name: str) -> str | None:
+    """Return the unit that a dataset's attribute says, None where it says none."""
+    data = dataset_of(file, name)
+    for key in UNIT_ATTRIBUTES:
+        text = text_of(attribute(data, key), 60)
+        if text:
+            return text
+    return None
+
+
+def read_numbers(file: Hdf5File, name: str, quantity: Quantity, remedy: str) -> np.ndarray:
+    """Return the values of a dataset in the recipe's unit, (n,) float64.
+
+    Args:
+        file: open.
+        name: of the dataset.
+        quantity: what its values are.
+        remedy: what to set instead, such as "data.energy_eV".
+
+    Raises:
+        BadInput: It has no values, its unit is of another kind, or is missing where that matters.
+    """
+    values = read_dataset(file, name, MOST_VALUES, "iuf").reshape(-1).astype(np.float64)
+    what = f"{name} in {file.filename}"
+    if not len(values):
+        raise BadInput(f"{what} is empty; set {remedy}.")
+    unit = unit_of(file, name)
+    if unit is not None:
+        return values * factor(unit, quantity, what, remedy)
+    ask_for_unit(float(values[0]), quantity, what, remedy)
+    return values
+
+
+def factor(unit: str, quantity: Quantity, what: str, remedy: str) -> float:
+    """Return the size of a unit in the recipe's; BadInput where it is not known."""
+    known = quantity.units.get(normalised(unit))
+    if known is None:
+        raise BadInput(f"{what} is in {unit!r}; known are {', '.join(quantity.units)}: set {remedy}.")
+    return known
+
+
+def ask_for_unit(value: float, quantity: Quantity, what: str, remedy: str) -> None:
+    """Raise BadInput where a value without a unit may be meant in another than the recipe's."""
+    if value != 0 and not quantity.is_plain(value):
+        raise BadInput(
+            f"{what} is {value:g} and says no unit; in {quantity.own} that is unlikely: set {remedy}, in "
+            f"{quantity.own}."
+        )
+
+
+def read_number(
+    file: Hdf5File, names: tuple[str, ...], quantity: Quantity, replaced: Any, remedy: str
+) -> tuple[float | None, str]:
+    """Return the first number that there is of these datasets, None for none, and for zero; and which it was.
+
+    Args:
+        file: open.
+        names: datasets, looked for in this order.
+        quantity: what they hold.
+        replaced: what the recipe says instead; unless it is None, nothing is looked at.
+        remedy: the key that says it.
+
+    Raises:
+        BadInput: As `read_numbers`.
+    """
+    if replaced is not None:
+        return None, ""
+    for name in names:
+        if holds_numbers(file, name):
+            value = float(read_numbers(file, name, quantity, remedy)[0])
+            if value != 0 and np.isfinite(value):
+                return value, name
+    return None, ""
+
+
+def holds_numbers(file: Hdf5File, name: str) -> bool:
+    """Return True for a dataset of numbers; False for a group, text, or nothing."""
+    item = item_of(file, name)
+    return isinstance(item, h5py.Dataset) and item.dtype.kind in "iuf"
