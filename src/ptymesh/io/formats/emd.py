@@ -1,0 +1,261 @@
+"""EMD files of electron diffraction: py4DSTEM (version 1.0 and those before) and Prismatic.
+
+The patterns are four-dimensional (scan rows, scan columns, detector rows, detector columns). Version 1.0 has a group
+whose `python_class` is `DataCube`, with vectors `dim0` to `dim3` and a `calibration` beside it; before, data lie in
+`data/datacubes/NAME/data` or, Prismatic's, `datacube`, with vectors `dim1` to `dim4`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.hdf5 import (
+    DAMAGE,
+    Hdf5File,
+    attribute,
+    dataset_of,
+    is_hdf5,
+    item_of,
+    open_hdf5,
+    read_dataset,
+    text_of,
+)
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import raster_positions
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import Hdf5Source
+from ptymesh.io.staging import sliceable
+from ptymesh.io.units import ELECTRON_EV, angle_rad, check_energy, length_m, per_length
+
+NAME = "EMD (py4DSTEM, Prismatic)"
+#: Groups that are looked into, and how deep, for the patterns.
+GROUPS, DEPTH = 500, 5
+#: Where programs keep the patterns of a data cube.
+ARRAYS = ("data", "datacube")
+#: Units of Prismatic's axes, which it calls nanometres.
+PRISMATIC = ("A", "A", "1/A", "1/A")
+#: A microscope's values, where they are found.
+ENERGY_NAMES = ("beam_energy", "accelerating_voltage", "accelerating voltage", "high tension", "voltage")
+
+
+def recognises(path: Path, data: DataOptions) -> bool:
+    """Return True for HDF5 with a data cube."""
+    if not is_hdf5(path):
+        return False
+    try:
+        with open_hdf5(path, follow=data.follow) as file:
+            return bool(_cubes(file))
+    except BadInput:
+        return False
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of the first data cube.
+
+    Raises:
+        BadInput: Its patterns are not four-dimensional, or something that it says of them cannot be.
+    """
+    with open_hdf5(path, follow=data.follow) as file:
+        cubes = _cubes(file)
+        group, array = cubes[0]
+        name = f"{group}/{array}"
+        source = Hdf5Source(path, name, follow=data.follow)
+        if source.raster is None:
+            raise BadInput(
+                f"{name} in {path} has shape {source.shape}; a data cube has four axes: name it in data.keys."
+            )
+        notes = [f"Of {len(cubes)} data cubes ({', '.join(one for one, _ in cubes[:4])}), {group} is read."][
+            : len(cubes) - 1
+        ]
+        calibration = Calibration(file, group)
+        energy = None
+        if data.energy_eV is None and data.wavelength_m is None:
+            energy = calibration.energy_eV()
+        optics = Optics(
+            radiation="electron",
+            energy_eV=energy,
+            object_pixel_m=calibration.object_pixel_m(source.shape[1:], energy or data.energy_eV, data, notes),
+        )
+        step = calibration.step_m(notes)
+        return RawScan(
+            patterns=sliceable(source),
+            optics=optics,
+            positions=None if step is None else raster_positions(source.raster, step),
+            raster=source.raster,
+            name=path.stem,
+            notes=(*notes, *calibration.rotation_notes()),
+        )
+
+
+def _cubes(file: Hdf5File) -> list[tuple[str, str]]:
+    """Return (group, array) of the data cubes, in the order of their names."""
+    found = []
+    for name, group in _groups(file):
+        said = text_of(attribute(group, "python_class")) or ""
+        old = name.split("/")[-2] == "datacubes" if name.count("/") > 1 else False
+        if said == "DataCube" or old:
+            array = next((one for one in ARRAYS if isinstance(item_of(file, f"{name}/{one}"), h5py.Dataset)), None)
+            if array is not None:
+                found.append((name, array))
+    return found
+
+
+def _groups(file: Hdf5File) -> Iterator[tuple[str, h5py.Group]]:
+    """Yield groups of the file, to a depth; links to elsewhere are not followed."""
+    waiting, looked = [""], 0
+    while waiting and looked < GROUPS:
+        name = waiting.pop(0)
+        group = item_of(file, name or "/")
+        looked += 1
+        if not isinstance(group, h5py.Group):
+            continue
+        if name:
+            yield name, group
+        if name.count("/") < DEPTH:
+            try:
+                names = [one for one in group if isinstance(group.get(one, getlink=True), h5py.HardLink)]
+                waiting += [f"{name}/{one}" for one in names if group.get(one, getclass=True) is h5py.Group]
+            except DAMAGE as error:
+                raise BadInput(
+                    f"{name or '/'} in {file.filename} is damaged ({error}): copy the file again."
+                ) from error
+
+
+class Calibration:
+    """What a file says of the axes of a data cube, of the microscope, and of the scan's rotation."""
+
+    def __init__(self, file: Hdf5File, group: str) -> None:
+        self._file, self._group = file, group
+        first = 0 if item_of(file, f"{group}/dim0") is not None else 1
+        self._axes = [self._axis(f"{group}/dim{first + k}") for k in range(4)]
+        self._values = self._found_values()
+        #: Prismatic's own parameters stand beside its results; its lengths are in angstrom, whatever its axes say.
+        self._is_prismatic = {"e", "rx", "ry"} <= set(self._values)
+        if self._is_prismatic:
+            self._axes = [(step, unit) for (step, _), unit in zip(self._axes, PRISMATIC, strict=True)]
+
+    def _axis(self, name: str) -> tuple[float, str]:
+        """Return (step, unit) of a vector: its first two values, or those of a linear one."""
+        item = item_of(self._file, name)
+        if not isinstance(item, h5py.Dataset) or item.ndim != 1 or item.dtype.kind not in "iuf" or len(item) < 2:
+            return 0.0, ""
+        values = read_dataset(self._file, name, 1 << 20, "iuf").astype(np.float64)
+        unit = text_of(attribute(dataset_of(self._file, name), "units"), 40) or ""
+        step = float(values[1] - values[0])
+        return (step if math.isfinite(step) else 0.0), unit
+
+    def _found_values(self) -> dict[str, Any]:
+        """Return numbers and words of calibration and microscope, by their names in lower case.
+
+        Version 1.0 keeps them in a `metadatabundle` beside the cube or in it; files before it in `metadata`.
+        """
+        root = "/" + self._group.strip("/").split("/")[0]
+        places = [f"{root}/metadatabundle", f"{self._group}/metadatabundle", f"{root}/metadata", "/metadata"]
+        found: dict[str, Any] = {}
+        for place in places:
+            waiting = [place]
+            while waiting and len(found) < GROUPS:
+                name = waiting.pop(0)
+                item = item_of(self._file, name)
+                if isinstance(item, h5py.Group):
+                    found |= {key.lower(): self._value(attribute(item, key)) for key in list(item.attrs)[:GROUPS]}
+                    waiting += [f"{name}/{key}" for key in item]
+                elif isinstance(item, h5py.Dataset) and item.size is not None and item.size <= 4:
+                    found.setdefault(name.rpartition("/")[2].lower(), self._value(item[()]))
+        return found
+
+    @staticmethod
+    def _value(stored: Any) -> Any:
+        text = text_of(stored, 100)
+        if text is not None:
+            return text
+        values = np.asarray(stored)
+        if values.dtype.kind not in "iufb" or not values.size:
+            return None
+        return [float(value) for value in values.reshape(-1)[:4]]
+
+    def _number(self, name: str) -> float | None:
+        value = self._values.get(name)
+        if isinstance(value, str):
+            try:
+                value = [float(value)]
+            except ValueError:
+                return None
+        return value[0] if value and math.isfinite(value[0]) else None
+
+    def _word(self, name: str) -> str:
+        value = self._values.get(name)
+        return value if isinstance(value, str) else ""
+
+    def energy_eV(self) -> float | None:
+        """Return the electrons' energy; BadInput where it cannot be told whether it is in V or kV.
+
+        Prismatic's `E` is in keV, py4DSTEM's and the microscopes' own are in V.
+        """
+        name = next((name for name in ENERGY_NAMES if self._number(name)), None)
+        if name is not None:
+            value = self._number(name) or 0.0
+            return check_energy(value, ELECTRON_EV, f"{name} in {self._file.filename}", f"{value:g}")
+        value = self._number("e") if self._is_prismatic else None
+        if value is None:
+            return None
+        return check_energy(1e3 * value, ELECTRON_EV, f"E in {self._file.filename}", f"{value:g} keV")
+
+    def step_m(self, notes: list[str]) -> Pair | None:
+        """Return the metres from view to view (y, x), None where the file does not say them in a length."""
+        size, unit = self._number("r_pixel_size"), self._word("r_pixel_units") or self._word("r_units")
+        if size and (metres := length_m(unit)):
+            return size * metres, size * metres
+        (y, unit_y), (x, unit_x) = self._axes[:2]
+        metres_y, metres_x = length_m(unit_y), length_m(unit_x)
+        if y <= 0 or x <= 0 or metres_y is None or metres_x is None:
+            said = f"{size:g} {unit or 'without a unit'}" if size else f"{y:g} {unit_y or 'without a unit'}"
+            notes.append(f"The file's scan step is {said}, which is no length: set positions.raster.step_m.")
+            return None
+        return y * metres_y, x * metres_x
+
+    def object_pixel_m(
+        self, window: tuple[int, int], energy_eV: float | None, data: DataOptions, notes: list[str]
+    ) -> Pair | None:
+        """Return the object pixel (y, x) that follows from the detector's, None where that is not calibrated."""
+        size, unit = self._number("q_pixel_size"), self._word("q_pixel_units") or self._word("q_units")
+        steps = [(size, unit)] * 2 if size else self._axes[2:]
+        found = []
+        for side, (step, word) in zip(window, steps, strict=True):
+            reciprocal, angle = per_length(word), angle_rad(word)
+            wavelength = data.wavelength_m or (electron_wavelength_m(energy_eV) if energy_eV else None)
+            if step > 0 and reciprocal is not None:
+                found.append(1 / (side * step * reciprocal))
+            elif step > 0 and angle is not None and wavelength is not None:
+                found.append(wavelength / (side * step * angle))
+        if len(found) == 2:
+            return found[0], found[1]
+        step, word = steps[0]
+        needs = " and the energy (data.energy_eV)" if angle_rad(word) is not None and step > 0 else ""
+        notes.append(
+            f"The file's detector pixel is {step:g} {word or 'without a unit'}, which does not give the object pixel"
+            f"{needs}: set data.object_pixel_m."
+        )
+        return None
+
+    def rotation_notes(self) -> list[str]:
+        """Return what the file says of the detector against the scan, which is not applied."""
+        angle, flip = self._number("qr_rotation_degrees"), self._number("qr_flip")
+        if angle is None:
+            radians = self._number("qr_rotation")
+            angle = None if radians is None else math.degrees(radians)
+        if angle is None and not flip:
+            return []
+        transposed = ", transposed" if flip else ""
+        return [
+            f"The file says that the detector lies rotated by {angle or 0:.4g} degrees against the scan{transposed} "
+            "(py4DSTEM's QR_rotation), which is not applied: see ptymesh orient."
+        ]
