@@ -1,4 +1,6 @@
-"""Arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, recognised by content.
+"""Arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, `file.csv:column`.
+
+They are recognised by content.
 
 What a file says of an array is looked at first; it is read when type and shape are those that the option can use.
 """
@@ -31,10 +33,13 @@ from ptymesh.io.hdf5 import (
 )
 from ptymesh.io.npy import MOST_VALUES, numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
+from ptymesh.io.tables import is_table, read_table
 
+#: Characters of the longest path that a system knows.
+LONGEST = 4096
 #: Numbers, real ones, and what they are called.
 REAL, ANY = "buif", "buifc"
-KNOWN = "file.npy, file.tif, file.npz:name or file.h5:/path"
+KNOWN = "file.npy, file.tif, file.csv, file.npz:name or file.h5:/path"
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,18 @@ def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Sto
         opened = _hdf5(path, inside, follow)
     elif is_npz(path):
         opened = _npz(path, inside, option)
+    elif is_table(path):
+        opened = _table(path, inside, what)
     else:
-        raise BadInput(f"{option}: {path} is neither .npy, TIFF, HDF5 nor npz; convert it to one of these.")
+        raise BadInput(f"{option}: {path} is neither .npy, TIFF, HDF5, npz nor a table; convert it to one of these.")
     with opened as stored:
         yield stored
+
+
+@contextlib.contextmanager
+def _table(path: Path, inside: str, what: str) -> Iterator[Stored]:
+    values = read_table(path, inside, what)
+    yield Stored(values.shape, values.dtype, lambda: values)
 
 
 @contextlib.contextmanager
@@ -194,6 +207,14 @@ def _check_tiff(series: Any, needed: int, size: int) -> None:
         parts = list(zip(page.dataoffsets, page.databytecounts, strict=True))
         if not parts or any(count <= 0 or offset + count > size for offset, count in parts):
             raise ValueError("parts of the image are missing")
+
+
+def names_file(reference: str, folder: Path) -> str | None:
+    """Return a reference with the path of the file that it names, there or in a folder; None where there is none."""
+    for candidate in (reference, str(folder / reference)):
+        if "\0" not in candidate and len(candidate) < LONGEST and _split(candidate)[0].is_file():
+            return candidate
+    return None
 
 
 def _split(reference: str) -> tuple[Path, str]:

@@ -63,7 +63,9 @@ class KeyMap(Options):
     `pattern_axes` names the axes of the patterns as stored: n view, y x detector, r c rows and columns of a raster
     (`nyx` for three axes, `rcyx` for four, if nothing is said; `nxy`, `yxn` ... otherwise).
     Positions are one dataset, (N, 2) or (2, N), in `position_order`, or two (N,) datasets.
-    Scalars (energy, wavelength, distance, pixel) are in eV and metres.
+    Scalars (energy, wavelength, distance, pixel) are in the unit that the dataset says, else in eV and metres.
+    A name of which the file has no dataset may name another file: `file.h5:/path`, `file.csv:y,x`, relative to the
+    recipe or to the data file.
     """
 
     patterns: str

@@ -33,6 +33,8 @@ def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = 
     if options.raster is not None:
         positions, unit = _raster(options.raster, raw)
     elif raw.positions is not None:
+        if raw.unit_doubt and options.unit is None:
+            raise BadInput(raw.unit_doubt)
         positions, unit = raw.positions, options.unit or raw.unit
     elif raw.raster is not None:
         raise BadInput(f"{raw.name} is a raster of {raw.raster} views without a step; set positions.raster.step_m.")

@@ -84,6 +84,7 @@ class RawScan:
         optics: beam and detector as the file tells.
         centred: DC of far-field patterns at (H//2, W//2), else at the corner; mask, dark ... follow.
         positions: (N, 2) y x in `unit`: the probe's place on the object; None where the file has none.
+        unit_doubt: a sentence that asks for the unit, where the file says one that cannot be used.
         raster: (rows, columns) where the patterns are stored as 4-D data.
         mask: (H, W) bool, True where good. view_mask: the same for every view, (N, H, W).
         dark: (H, W) detector units. background: (H, W) counts. intensity: (N,).
@@ -97,6 +98,7 @@ class RawScan:
     centred: bool = True
     positions: np.ndarray | None = None
     unit: Unit = "m"
+    unit_doubt: str = ""
     raster: tuple[int, int] | None = None
     mask: np.ndarray | None = None
     view_mask: SlabSource | None = None

@@ -38,6 +38,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
+from ptymesh.io.arrays import names_file
 from ptymesh.io.options import DataOptions, Options, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, WaveOperator, named
@@ -285,6 +286,16 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
             options[name] = _absolute(found, folder, key)
         elif isinstance(found, list):
             options[name] = [_absolute(one, folder, key) if isinstance(one, str) else one for one in found]
+    _anchor_keys(raw, folder)
+
+
+def _anchor_keys(raw: dict[str, Any], folder: Path) -> None:
+    """Make absolute what in `data.keys` is no dataset's name but a file that lies in `folder`, in place."""
+    data = raw.get("data")
+    keys = data.get("keys") if isinstance(data, dict) else None
+    for name, value in keys.items() if isinstance(keys, dict) else ():
+        if isinstance(value, str) and not value.startswith("/"):
+            keys[name] = names_file(str(folder.absolute() / value), folder) or value
 
 
 def _absolute(value: str, folder: Path, key: str) -> str:

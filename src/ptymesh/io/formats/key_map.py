@@ -10,14 +10,29 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
-from ptymesh.io.hdf5 import check_count, check_kind, dataset_of, is_hdf5, open_hdf5, read_dataset, reading
-from ptymesh.io.options import DataOptions, KeyMap
+from ptymesh.io.arrays import ANY, load_array, names_file
+from ptymesh.io.hdf5 import check_count, check_kind, dataset_of, has, is_hdf5, open_hdf5, read_dataset, reading
+from ptymesh.io.options import DataOptions, KeyMap, Unit
+from ptymesh.io.positions import METRES
+from ptymesh.io.quantities import (
+    DISTANCE,
+    ENERGY,
+    PIXEL,
+    WAVELENGTH,
+    Quantity,
+    ask_for_unit,
+    factor,
+    unit_of,
+)
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 from ptymesh.io.staging import is_npz, npz_members, npz_source, read_member, sliceable
+from ptymesh.io.units import LENGTH_M, normalised
 
 #: Probe modes that a file can reasonably hold.
 MODES = 4096
+#: Words for positions in object pixels.
+PIXELS = ("px", "pixel", "pixels")
 
 
 def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
@@ -39,20 +54,24 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
     else:
         raise BadInput(f"{options.path} is neither HDF5 nor npz, so data.keys cannot name its arrays; convert it.")
 
+    get = _OtherFiles(get, path, options.follow)
     count, height, width = source.shape
     probe, notes = _probe(get, keys.probe, (height, width))
     mask = get(keys.mask, 2 * height * width, "buif")
     intensity = get(keys.intensity, 2 * count, "buif")
+    unit, doubt = _position_unit(get, keys)
     return RawScan(
         patterns=patterns,
         optics=Optics(
             radiation=options.radiation,
-            energy_eV=_scalar(get, keys.energy_eV),
-            wavelength_m=_scalar(get, keys.wavelength_m),
-            distance_m=_scalar(get, keys.distance_m),
-            detector_pixel_m=_pair(get, keys.detector_pixel_m),
+            energy_eV=_scalar(get, keys.energy_eV, ENERGY, options.energy_eV, "data.energy_eV"),
+            wavelength_m=_scalar(get, keys.wavelength_m, WAVELENGTH, options.wavelength_m, "data.wavelength_m"),
+            distance_m=_scalar(get, keys.distance_m, DISTANCE, options.distance_m, "data.distance_m"),
+            detector_pixel_m=_pair(get, keys.detector_pixel_m, options.detector_pixel_m),
         ),
         positions=_positions(get, keys, count),
+        unit=unit,
+        unit_doubt=doubt,
         raster=source.raster,
         mask=None if mask is None else (mask != 0) == (options.mask_true == "good"),
         dark=get(keys.dark, 2 * height * width, "buif"),
@@ -68,6 +87,14 @@ class _NpzArrays:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an array."""
+        return name in npz_members(self._path)
+
+    def unit(self, name: str) -> str | None:
+        """None: an npz says no units."""
+        return None
 
     def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and dtype of an array; of one that is missing, those of nothing."""
@@ -89,6 +116,16 @@ class _Hdf5Arrays:
     def __init__(self, path: Path, follow: Sequence[Path]) -> None:
         self._path, self._follow = path, follow
 
+    def has(self, name: str) -> bool:
+        """Whether there is anything of this name."""
+        with open_hdf5(self._path, follow=self._follow) as file:
+            return has(file, name)
+
+    def unit(self, name: str) -> str | None:
+        """What its attribute says; None where there is none, and where there is no such dataset."""
+        with open_hdf5(self._path, follow=self._follow) as file:
+            return unit_of(file, name) if has(file, name) else None
+
     def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and dtype of a dataset."""
         with open_hdf5(self._path, follow=self._follow) as file, reading(f"{name} in {self._path}"):
@@ -100,6 +137,44 @@ class _Hdf5Arrays:
             return None
         with open_hdf5(self._path, follow=self._follow) as file:
             return read_dataset(file, name, most, kinds)
+
+
+class _OtherFiles:
+    """Arrays of the data file by name, and, where it has none of a name, those of the file that the name refers to."""
+
+    def __init__(self, arrays: Any, path: Path, follow: Sequence[Path]) -> None:
+        self._arrays, self._path, self._follow = arrays, path, follow
+
+    def _elsewhere(self, name: str) -> str | None:
+        """The reference to another file, None where the data file has an array of this name, or there is no file."""
+        return None if self._arrays.has(name) else names_file(name, self._path.parent)
+
+    def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of an array."""
+        other = self._elsewhere(name)
+        if other is None:
+            found: tuple[tuple[int, ...], np.dtype] = self._arrays.about(name)
+            return found
+        array = load_array(other, "data.keys", ANY, follow=self._follow)
+        return array.shape, array.dtype
+
+    def unit(self, name: str) -> str | None:
+        """The unit that an HDF5 dataset says, None where it says none."""
+        other = self._elsewhere(name)
+        if other is None:
+            said: str | None = self._arrays.unit(name)
+            return said
+        where, _, inside = other.rpartition(":")
+        if not inside or not is_hdf5(Path(where)):
+            return None
+        return _Hdf5Arrays(Path(where), self._follow).unit(inside)
+
+    def __call__(self, name: str | None, most: int, kinds: str) -> np.ndarray | None:
+        other = None if name is None else self._elsewhere(name)
+        if other is None:
+            found: np.ndarray | None = self._arrays(name, most, kinds)
+            return found
+        return load_array(other, "data.keys", kinds, most, follow=self._follow)
 
 
 def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
@@ -137,20 +212,47 @@ def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
     return pairs if keys.position_order == "yx" else pairs[:, ::-1].copy()
 
 
-def _scalar(get: Any, name: str | None) -> float | None:
-    value = get(name, 1000, "iuf")
-    if value is None:
+def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
+    """The unit that the positions say, metres where they say none; and a question where it cannot be used."""
+    names = [name for name in (keys.positions, keys.positions_y, keys.positions_x) if name is not None]
+    units = {name: get.unit(name) for name in names}
+    said = {name: unit for name, unit in units.items() if unit}
+    if not said:
+        return "m", ""
+    found = {
+        name: "px" if normalised(unit) in PIXELS else LENGTH_M.get(normalised(unit)) for name, unit in said.items()
+    }
+    known: dict[Any, Unit] = {"px": "px"} | {METRES[unit]: unit for unit in METRES}
+    first = known.get(next(iter(found.values())))
+    if first is None or len(set(found.values())) > 1 or len(said) < len(names):
+        listed = ", ".join(f"{name} in {unit!r}" for name, unit in units.items())
+        return "m", f"The positions are {listed}; known are {', '.join(known.values())}: set positions.unit."
+    return first, ""
+
+
+def _scalar(get: Any, name: str | None, quantity: Quantity, replaced: Any, remedy: str) -> float | None:
+    """A number in the recipe's unit; None where the recipe says it itself."""
+    value = None if replaced is not None else get(name, 1000, "iuf")
+    if value is None or name is None:
         return None
     if value.size != 1:
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number.")
-    return float(value.reshape(-1)[0])
+    return _in_own_unit(get, name, float(value.reshape(-1)[0]), quantity, remedy)
 
 
-def _pair(get: Any, name: str | None) -> Pair | None:
-    value = get(name, 1000, "iuf")
-    if value is None:
+def _in_own_unit(get: Any, name: str, value: float, quantity: Quantity, remedy: str) -> float:
+    unit = get.unit(name)
+    if unit is not None:
+        return value * factor(unit, quantity, name, remedy)
+    ask_for_unit(value, quantity, name, remedy)
+    return value
+
+
+def _pair(get: Any, name: str | None, replaced: Any) -> Pair | None:
+    value = None if replaced is not None else get(name, 1000, "iuf")
+    if value is None or name is None:
         return None
     if value.size not in (1, 2):
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number, or y and x.")
-    flat = value.reshape(-1)
-    return float(flat[0]), float(flat[-1])
+    y, x = (_in_own_unit(get, name, float(value.reshape(-1)[k]), PIXEL, "data.detector_pixel_m") for k in (0, -1))
+    return y, x
