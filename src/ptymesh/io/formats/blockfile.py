@@ -1,7 +1,7 @@
 """ASTAR block files (.blo): 8-bit patterns, each behind six bytes (AA 55 and its number), of a raster in nanometres.
 
-The header's fields are little-endian: sides of the patterns and of the scan, the scan's step in nm, the energy in V, the
-camera length in 0.1 mm, and how many pixels of the pattern come to a metre at that length (`SDP`, in 1/100 per cm).
+The header's fields are little-endian: sides of the patterns and of the scan, the scan's step in nm, the energy in V,
+the camera length in 0.1 mm, and how many pixels of the pattern come to a metre at that length (`SDP`, in 1/100 per cm).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
     notes = []
     if camera and pixel is not None:
         notes.append(
-            f"The camera length, {camera * 1e-4:g} m, and the pixel, {pixel * 1e6:.4g} um, are nominal: a calibration of "
-            "the diffraction pattern is better (data.object_pixel_m)."
+            f"The camera length, {camera * 1e-4:g} m, and the pixel, {pixel * 1e6:.4g} um, are nominal: a calibration "
+            "of the diffraction pattern is better (data.object_pixel_m)."
         )
     if rotation:
         notes.append(f"The file says that the scan was rotated by {rotation / 100:g} degrees, which is not applied.")
