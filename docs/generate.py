@@ -1,5 +1,7 @@
 """Writes docs/reference/recipe.md from the models of a recipe and docs/meanings.yaml: python docs/generate.py
 
+It also writes docs/reference/formats.md, whose table is made of what each reader says of itself (`ABOUT`).
+
 Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
 declares it; a field with a description needs none. A key without a meaning, or a meaning without a key, is an error.
 """
@@ -21,11 +23,14 @@ from pydantic_core import PydanticUndefined
 
 from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.io.formats.about import About
+from ptymesh.io.load import READERS
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import PROBE_STARTS, ProbeStart
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
+FORMATS = PAGE.with_name("formats.md")
 MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
 )
@@ -41,6 +46,69 @@ any key, named as on this page: `--set data.crop=64`, `--set stages.0.epochs=5` 
 
 Paths of data are relative to the recipe; paths given with `--set`, `output.dir` and `scratch` to the working folder.
 Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
+"""
+FORMATS_HEAD = """\
+# Formats
+
+<!-- Written by docs/generate.py. Change it or the readers in src/ptymesh/io/formats, not this page. -->
+
+A file's format is found by its content, not by its name. Patterns are read a few at a time, and each rank reads its
+own views alone. What a file says is taken in the unit that it says; what it does not say is asked for in one sentence,
+which names the key. `ptymesh inspect FILE` shows all that was understood.
+"""
+FORMATS_TAIL = """\
+Any other HDF5 or npz file is read [by the names of its datasets](data.md#formats) (`data.keys`), of which each may lie
+in a file of its own. Other packages offer further readers (`ptymesh plugins` lists all).
+
+## What is never guessed
+
+- **The shape of a scan** whose frames are a list, unless their number is a square (which is said).
+  `data.frames.shape`, or `positions.raster.shape`, says it.
+- **Which frames are views**, where a file's description and its length disagree: both numbers are said. `data.frames`
+  names frames in front (`skip`) and after each row (`flyback`) that belong to no view. With `data.frames.shape` given,
+  frames behind the last row are left out, and that is said.
+- **A unit** that is missing where it could change a value a thousandfold.
+- **How the detector lies to the scan**: programs differ in which way they turn its rows. What a file says of a
+  rotation is shown and not applied; [`ptymesh orient`](../how-to/tuning.md#orientation) finds it from the data.
+
+## The commonest, in commands
+
+EMPAD: the XML file or the raw one beside it.
+
+```sh
+ptymesh inspect scan.xml
+ptymesh run scan.xml --set data.object_pixel_m=3.8e-11
+```
+
+Merlin: the `.hdr` beside the `.mib` says the scan's shape, where the camera's software knew it.
+
+```sh
+ptymesh inspect scan.mib --set data.energy_eV=300e3 --set data.radiation=electron \\
+  --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
+```
+
+256 rows of 256 views with a frame more after each row: add `--set data.frames.shape=256 --set data.frames.flyback=1`.
+
+ARINA: the master, with its data files in the same folder.
+
+```sh
+ptymesh inspect scan_master.h5 --set data.frames.shape=[128,256] --set positions.raster.step_m=5e-11 \\
+  --set data.object_pixel_m=2e-11
+```
+
+py4DSTEM: a calibrated file needs nothing else.
+
+```sh
+ptymesh inspect datacube.h5
+```
+
+A beamline's HDF5 with positions in a file of their own:
+
+```sh
+ptymesh inspect scan.h5 --set data.keys.patterns=/entry/data/data --set data.keys.positions=motors.csv:y,x \\
+  --set positions.unit=um --set data.energy_eV=8.8e3 --set data.radiation=photon \\
+  --set data.distance_m=1.92 --set data.detector_pixel_m=75e-6
+```
 """
 STAGES = """\
 ## stages
@@ -284,6 +352,18 @@ def plain(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def formats() -> str:
+    """The page of formats, its table from what ptymesh's own readers say of themselves."""
+    rows = ["| written by | reader | what is read | what is taken besides | what must be said | library |"]
+    rows.append("|---|---|---|---|---|---|")
+    for name, reader in READERS.items():
+        about: About = vars(reader)["ABOUT"]
+        cells = (about.instrument, f"`{name}`", about.reads, about.takes, about.asks, about.library)
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join([FORMATS_HEAD, *rows, "", FORMATS_TAIL])
+
+
 if __name__ == "__main__":
-    PAGE.write_text(Page().text(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE}\n")
+    for page, text in ((PAGE, Page().text()), (FORMATS, formats())):
+        page.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{page}\n")

@@ -55,6 +55,7 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_keys_is_up_to_date() -> None:
     generate = load(ROOT / "docs" / "generate.py", "generate")
     assert generate.PAGE.read_text(encoding="utf-8") == generate.Page().text(), "run: python docs/generate.py"
+    assert generate.FORMATS.read_text(encoding="utf-8") == generate.formats(), "run: python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

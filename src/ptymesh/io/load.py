@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
-from ptymesh.io.formats import blockfile, cxi, dectris, emd, empad, key_map, merlin, tia, tike
+from ptymesh.io.formats import blockfile, cxi, dectris, emd, empad, key_map, merlin, nexus, tia, tike
 from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
@@ -46,6 +46,7 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("tike", tike),
     ("dectris", dectris),
     ("emd", emd),
+    ("nexus", nexus),
     ("merlin", merlin),
     ("blockfile", blockfile),
     ("tia", tia),

@@ -17,6 +17,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.formats.about import About
 from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
@@ -36,6 +37,13 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, angle_rad, check_energy, length_m, per_length
 
 NAME = "EMD (py4DSTEM, Prismatic)"
+ABOUT = About(
+    instrument="py4DSTEM, Prismatic",
+    reads="EMD 1.0 and the layouts before it, 4-D data cubes",
+    takes="scan step and detector pixel in lengths, inverse lengths or angles; energy; rotation (said, not applied)",
+    asks="what is in `pixels`: `positions.raster.step_m`, `data.object_pixel_m`; often the energy",
+    library="h5py (BSD)",
+)
 #: Groups that are looked into, and how deep, for the patterns.
 GROUPS, DEPTH = 500, 5
 #: Where programs keep the patterns of a data cube.

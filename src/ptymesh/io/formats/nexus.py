@@ -1,0 +1,218 @@
+"""NeXus: patterns in an NXdata group of an NXentry, or in `ENTRY/data/data`, as Diamond and other beamlines write them.
+
+Positions are `y` and `x` beside the patterns where there are any, in the unit that they say. Energy is the beam's (that
+of `source` is the machine's), distance and pixels are the detector's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair, Radiation
+from ptymesh.io.formats.about import About
+from ptymesh.io.hdf5 import (
+    DAMAGE,
+    Hdf5File,
+    attribute,
+    dataset_of,
+    has,
+    is_hdf5,
+    item_of,
+    open_hdf5,
+    read_dataset,
+    text_of,
+)
+from ptymesh.io.options import DataOptions, Unit
+from ptymesh.io.positions import METRES
+from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, holds_numbers, read_number, unit_of
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import Hdf5Source
+from ptymesh.io.staging import sliceable
+from ptymesh.io.units import LENGTH_M, PHOTON_EV, check_energy, normalised
+
+NAME = "NeXus (NXdata)"
+ABOUT = About(
+    instrument="Diamond and other beamlines that write NeXus",
+    reads="NXdata of an NXentry, or `ENTRY/data/data`, 3-D or 4-D",
+    takes="`y` and `x` beside the patterns, energy of the beam, distance, pixels with their units, pixel mask, dark",
+    asks="positions that lie elsewhere; any unit that is missing",
+    library="h5py (BSD)",
+)
+#: A pattern has at least so many pixels on a side; groups that are looked into.
+SMALLEST, GROUPS = 8, 200
+ENERGIES = ("incident_beam_energy", "incident_energy", "energy")
+WAVELENGTHS = ("incident_wavelength", "wavelength")
+PLACES = (("y", "x"), ("motor_y", "motor_x"), ("sample_y", "sample_x"))
+
+
+def recognises(path: Path, data: DataOptions) -> bool:
+    """Return True for HDF5 with patterns where NeXus keeps them."""
+    if not is_hdf5(path):
+        return False
+    try:
+        with open_hdf5(path, follow=data.follow) as file:
+            return next(_signals(file), None) is not None
+    except BadInput:
+        return False
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of the first NXdata group with patterns.
+
+    Raises:
+        BadInput: A value that is used has no unit where that matters, or another number of values than there are views.
+    """
+    with open_hdf5(path, follow=data.follow) as file:
+        entry, group, name = next(_signals(file))
+        source = Hdf5Source(path, name, follow=data.follow)
+        positions, unit, doubt = _positions(file, group, source.shape[0])
+        detector = next(_groups_of(file, entry, "NXdetector", "detector"), "")
+        others = [one for _, _, one in _signals(file)][1:4]
+        notes = [f"{name} is read, and not {', '.join(others)} (data.keys.patterns)."] if others else []
+        return RawScan(
+            patterns=sliceable(source),
+            optics=_optics(file, entry, detector, data),
+            positions=positions,
+            unit=unit,
+            unit_doubt=doubt,
+            raster=source.raster,
+            mask=_mask(file, detector, source.shape[1:]),
+            dark=_dark(file, detector, source.shape[1:]),
+            name=path.stem,
+            notes=tuple(notes),
+        )
+
+
+def _children(file: Hdf5File, name: str) -> Iterator[tuple[str, h5py.Group]]:
+    """Yield the groups within a group, by their full names."""
+    group = item_of(file, name or "/")
+    if not isinstance(group, h5py.Group):
+        return
+    try:
+        names = list(group.keys())[:GROUPS]
+    except DAMAGE as error:
+        raise BadInput(f"{name or '/'} in {file.filename} is damaged ({error}): copy the file again.") from error
+    for one in names:
+        item = item_of(file, f"{name}/{one}")
+        if isinstance(item, h5py.Group):
+            yield f"{name}/{one}", item
+
+
+def _class_of(group: h5py.Group) -> str:
+    return text_of(attribute(group, "NX_class"), 60) or ""
+
+
+def _signals(file: Hdf5File) -> Iterator[tuple[str, str, str]]:
+    """Yield (entry, group, dataset) of all patterns."""
+    for entry, item in _children(file, ""):
+        is_entry = _class_of(item) == "NXentry"
+        for name, group in _children(file, entry):
+            if not (is_entry and _class_of(group) == "NXdata") and name.rpartition("/")[2] != "data":
+                continue
+            signal = text_of(attribute(group, "signal"), 200) or "data"
+            if "/" not in signal and _is_stack(file, f"{name}/{signal}"):
+                yield entry, name, f"{name}/{signal}"
+
+
+def _is_stack(file: Hdf5File, name: str) -> bool:
+    item = item_of(file, name)
+    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "buif" or item.ndim not in (3, 4):
+        return False
+    return min(item.shape[-2:]) >= SMALLEST
+
+
+def _groups_of(file: Hdf5File, entry: str, kind: str, word: str) -> Iterator[str]:
+    """Yield the groups of a class (or whose names begin with a word) of an entry and its instrument."""
+    for name, group in _children(file, entry):
+        if _class_of(group) == kind or name.rpartition("/")[2].startswith(word):
+            yield name
+        elif _class_of(group) == "NXinstrument" or name.rpartition("/")[2].startswith("instrument"):
+            for inner, found in _children(file, name):
+                if _class_of(found) == kind or inner.rpartition("/")[2].startswith(word):
+                    yield inner
+
+
+def _optics(file: Hdf5File, entry: str, detector: str, data: DataOptions) -> Optics:
+    """Return what the file says of beam and detector; what the recipe replaces is not looked at."""
+    groups = [*_groups_of(file, entry, "NXbeam", "beam"), *_groups_of(file, entry, "NXmonochromator", "monochromator")]
+    given = data.energy_eV or data.wavelength_m
+    energy, name = read_number(
+        file, tuple(f"{one}/{key}" for one in groups for key in ENERGIES), ENERGY, given, "data.energy_eV"
+    )
+    names = tuple(f"{one}/{key}" for one in groups for key in WAVELENGTHS)
+    wavelength, _ = read_number(file, names, WAVELENGTH, given or energy, "data.wavelength_m")
+    radiation: Radiation | None = data.radiation or (_probe_of(file, entry) if groups else None)
+    if energy is not None and radiation == "photon":
+        check_energy(energy, PHOTON_EV, f"{name} in {file.filename}", f"{energy:g} eV")
+    distance, _ = read_number(file, (f"{detector}/distance",), DISTANCE, data.distance_m, "data.distance_m")
+    return Optics(
+        radiation=radiation,
+        energy_eV=energy,
+        wavelength_m=wavelength if energy is None else None,
+        distance_m=distance,
+        detector_pixel_m=_pixel(file, detector, data),
+    )
+
+
+def _probe_of(file: Hdf5File, entry: str) -> Radiation | None:
+    """Return what the source says that it sends; photons where it says nothing."""
+    for group in _groups_of(file, entry, "NXsource", "source"):
+        if has(file, f"{group}/probe"):
+            said = text_of(dataset_of(file, f"{group}/probe")[()], 60) or ""
+            return "electron" if said.lower().startswith("electron") else "photon" if "ray" in said.lower() else None
+    return "photon"
+
+
+def _pixel(file: Hdf5File, detector: str, data: DataOptions) -> Pair | None:
+    y, x = (
+        read_number(file, (f"{detector}/{axis}_pixel_size",), PIXEL, data.detector_pixel_m, "data.detector_pixel_m")[0]
+        for axis in "yx"
+    )
+    return None if y is None or x is None else (y, x)
+
+
+def _positions(file: Hdf5File, group: str, count: int) -> tuple[np.ndarray | None, Unit, str]:
+    """Return (N, 2) y x, None where none are beside the patterns; their unit; what to ask where that is unknown."""
+    for pair in PLACES:
+        names = [f"{group}/{axis}" for axis in pair]
+        if not all(holds_numbers(file, name) for name in names):
+            continue
+        y, x = (read_dataset(file, name, 64 * count + 1000, "iuf").reshape(-1).astype(np.float64) for name in names)
+        if len(y) != len(x):
+            raise BadInput(f"{names[0]} in {file.filename} has {len(y)} values and {names[1]} {len(x)}; mend them.")
+        said = [unit_of(file, name) for name in names]
+        known: dict[float, Unit] = {metres: unit for unit, metres in METRES.items()}
+        units = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
+        unit = units.pop()
+        if unit is not None and not units:
+            return np.stack([y, x], axis=1), unit, ""
+        words = " and ".join("no unit" if one is None else repr(one) for one in dict.fromkeys(said))
+        return (
+            np.stack([y, x], axis=1),
+            "m",
+            f"{names[0]} and {names[1]} in {file.filename} say {words}: set positions.unit.",
+        )
+    return None, "m", ""
+
+
+def _mask(file: Hdf5File, detector: str, window: tuple[int, ...]) -> np.ndarray | None:
+    """Return (H, W) bool of a detector's mask, in which zero is good."""
+    name = f"{detector}/pixel_mask"
+    if not detector or not holds_numbers(file, name) or dataset_of(file, name).shape != window:
+        return None
+    return np.asarray(read_dataset(file, name, kinds="iuf") == 0)
+
+
+def _dark(file: Hdf5File, detector: str, window: tuple[int, ...]) -> np.ndarray | None:
+    """Return (H, W) of a detector's dark pattern."""
+    name = next(
+        (f"{detector}/{key}" for key in ("data_dark", "dark") if holds_numbers(file, f"{detector}/{key}")), None
+    )
+    if not detector or name is None or dataset_of(file, name).shape != window:
+        return None
+    return read_dataset(file, name, kinds="iuf").astype(np.float64)
