@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.rasters import select_frames
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
+from ptymesh.io.series import files_of, join_scans
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
 from ptymesh.registry import Registry
@@ -71,19 +73,33 @@ def load_measurement(data: DataOptions, positions: PositionOptions | None = None
     Raises BadInput, in one sentence, where the file is missing, truncated, of unknown format or unsound.
     """
     data = data.model_copy(update={"path": located(data.path)})
-    return measurement_of(open_scan(data), data, positions or PositionOptions(), fingerprint(data.path))
+    paths = files_of(data.path, data.further)
+    scan = open_scan(data)  # which says what is wrong with a file, before its content is looked at
+    digest = "".join(fingerprint(path) for path in paths)
+    if data.further:
+        digest = hashlib.sha256(digest.encode()).hexdigest()[: len(digest) // len(paths)]
+    return measurement_of(scan, data, positions or PositionOptions(), digest)
 
 
 def open_scan(data: DataOptions) -> RawScan:
-    """The scan as stored."""
+    """The scan as stored, of one file or of several."""
+    paths = files_of(data.path, data.further)
+    whole = data.model_copy(update={"frames": None}) if data.further else data
+    scans = [_open_file(whole.model_copy(update={"path": path})) for path in paths]
+    scan = scans[0] if len(scans) == 1 else join_scans(scans, paths)
+    return select_frames(scan, data.frames, str(data.path))
+
+
+def _open_file(data: DataOptions) -> RawScan:
+    """The scan as one file stores it."""
     _is_file(data.path)
     path = unpacked(data.path)
     if data.keys is not None:
-        return select_frames(key_map.read(path, data.keys, data), data.frames, str(data.path))
+        return key_map.read(path, data.keys, data)
     for name in READERS.names():
         reader = READERS[name]
         if reader.recognises(path, data):
-            return select_frames(reader.read(path, data), data.frames, str(data.path))
+            return reader.read(path, data)
     raise BadInput(_unknown(path, data.path))
 
 

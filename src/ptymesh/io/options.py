@@ -171,6 +171,7 @@ class DataOptions(Options):
 
     Fields:
         path: of the data set, whose format is found by content; or `sample:NAME`, which is fetched (`ptymesh.fetch`).
+        further: files of the same format whose views follow; `*` in a name stands for a numbered series.
         keys: dataset names of a generic HDF5 or npz file.
         follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
             links, raw storage, sources of virtual datasets).
@@ -198,6 +199,7 @@ class DataOptions(Options):
     """
 
     path: FilePath
+    further: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     keys: KeyMap | None = None
     follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     frames: FrameOptions | None = None

@@ -67,7 +67,10 @@ MOST_STAGES = 200
 
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
-    *(f"data.{name}" for name in ("path", "follow", "mask", "dark", "flat", "gain", "background", "intensity")),
+    *(
+        f"data.{name}"
+        for name in ("path", "further", "follow", "mask", "dark", "flat", "gain", "background", "intensity")
+    ),
     "object.initial",
     "probe.start.path",
 )

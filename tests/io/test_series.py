@@ -1,0 +1,81 @@
+"""A scan in several files: a list of them, a numbered series, positions of each or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptymesh.errors import BadInput
+from ptymesh.io import load_measurement
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.run.recipe import load_recipe
+
+Load = Callable[..., Any]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[list[Path], np.ndarray, np.ndarray]:
+    """Files 8 to 11 of two views each, their patterns and positions."""
+    rng = np.random.default_rng(21)
+    frames, places = rng.poisson(9, (8, 16, 20)).astype(np.uint16), rng.normal(size=(8, 2))
+    paths = [tmp_path / f"scan_{8 + k}.npz" for k in range(4)]
+    for k, path in enumerate(paths):
+        np.savez(path, f=frames[2 * k : 2 * k + 2], p=places[2 * k : 2 * k + 2])
+    return paths, frames, places
+
+
+def load(path: Path, further: Any, keys: dict[str, str], place: Any = None, **options: Any) -> Any:
+    data = {"path": path, "further": further, "keys": {"patterns": "f"} | keys} | options
+    place = {"unit": "px"} if place is None else place
+    return load_measurement(DataOptions.parse(data, "data"), PositionOptions.parse(place, "positions"))
+
+
+def test_a_list_and_a_series(parts: Any, everything: Load) -> None:
+    paths, frames, places = parts
+    for further in (paths[1:], str(paths[0].with_name("scan_*.npz"))):
+        m = load(paths[0], further, {"positions": "p"})
+        np.testing.assert_array_equal(everything(m), frames)
+        np.testing.assert_allclose(m.positions, places)
+        np.testing.assert_array_equal(
+            m.patterns.read(np.array([7, 0, 3])), np.fft.ifftshift(frames[[7, 0, 3]], axes=(1, 2))
+        )
+        assert any("4 files are joined, of 8 views" in note for note in m.notes)
+    one, two = (load(paths[0], paths[1:n], {"positions": "p"}) for n in (2, 3))
+    assert one.fingerprint != two.fingerprint and len(one.fingerprint) == 32
+
+
+def test_positions_of_all_files(parts: Any) -> None:
+    paths, _, places = parts
+    np.save(paths[0].with_name("all.npy"), places)
+    np.testing.assert_allclose(load(paths[0], paths[1:], {"positions": "all.npy"}).positions, places)
+
+
+def test_a_raster_over_files(parts: Any, everything: Load) -> None:
+    paths, frames, _ = parts
+    m = load(paths[0], paths[1:], {}, {"raster": {"step_px": 2}}, frames={"shape": [2, 3], "skip": 2})
+    np.testing.assert_array_equal(everything(m), frames[2:])
+
+
+def test_files_that_do_not_belong_together(parts: Any) -> None:
+    paths = parts[0]
+    np.savez(paths[3], f=np.zeros((2, 16, 18), np.uint16), p=np.zeros((2, 2)))
+    with pytest.raises(BadInput, match=r"scan_11\.npz holds patterns of \(16, 18\) uint16, and .*scan_8\.npz of"):
+        load(paths[0], paths[1:], {"positions": "p"})
+    with pytest.raises(BadInput, match="No file matches"):
+        load(paths[0], str(paths[0].with_name("other_*.npz")), {"positions": "p"})
+    with pytest.raises(BadInput, match="There is no file"):
+        load(paths[0], str(paths[0].with_name("absent.npz")), {"positions": "p"})
+
+
+def test_a_recipe_names_a_series_beside_itself(parts: Any) -> None:
+    paths = parts[0]
+    recipe = paths[0].with_name("a.yaml")
+    recipe.write_text(
+        "data: {path: scan_8.npz, further: scan_*.npz, keys: {patterns: f, positions: p}}\npositions: {unit: px}\n"
+    )
+    found = load_recipe(recipe)
+    assert load_measurement(found.data, found.positions).views == 8
