@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ptymesh.io.options import DataOptions, PositionOptions
     from ptymesh.measurement import Measurement
 
 GROUPS = ("data", "positions")
@@ -22,13 +23,29 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
         recipe = load_recipe(file, settings)
         return load_measurement(recipe.data, recipe.positions)
 
+    _, data, positions = options_of(file, settings)
+    return load_measurement(data, positions)
+
+
+def options_of(
+    source: Path | dict[str, Any], settings: Sequence[str]
+) -> tuple[dict[str, Any], DataOptions, PositionOptions]:
+    """Return the groups `data` and `positions`, as plain dicts and checked.
+
+    Args:
+        source: a data set, or the two groups as plain dicts.
+        settings: `data.KEY=VALUE` and `positions.KEY=VALUE`.
+
+    Raises:
+        BadInput: A key or a value that cannot be used.
+    """
     from ptymesh.io.options import DataOptions, PositionOptions
 
-    raw: dict[str, Any] = {"data": {"path": str(file)}, "positions": {}}
+    raw = source if isinstance(source, dict) else {"data": {"path": str(source)}, "positions": {}}
     for setting in settings:
         _apply(raw, setting)
     data = DataOptions.parse(raw["data"], "data")
-    return load_measurement(data, PositionOptions.parse(raw["positions"], "positions"))
+    return raw, data, PositionOptions.parse(raw["positions"], "positions")
 
 
 def _is_recipe(file: Path) -> bool:

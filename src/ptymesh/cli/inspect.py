@@ -25,6 +25,9 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data.KEY=VALUE or positions.KEY=VALUE.")
     ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print a recipe with what the file says, and what it does not say.")
+    ] = False,
 ) -> None:
     """Tell geometry, sampling, overlap, dose and bad pixels of a data set, and what is suspicious."""
     from ptymesh.cli.dataset import load_dataset
@@ -33,6 +36,11 @@ def command(
 
     if figure is not None and figure.suffix.lower() not in FIGURES:
         raise BadInput(f"--figure {figure} has an unknown ending; it should be one of {' '.join(FIGURES)}.")
+    if template:
+        from ptymesh.cli.template import recipe_template
+
+        typer.echo(recipe_template(file, set_ or ()), nl=False)
+        return
     measurement = load_dataset(file, set_ or ())
     summary = summarise(measurement)
     if json:

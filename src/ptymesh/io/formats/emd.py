@@ -210,12 +210,12 @@ class Calibration:
         """
         name = next((name for name in ENERGY_NAMES if self._number(name)), None)
         if name is not None:
-            value = self._number(name) or 0.0
-            return check_energy(value, ELECTRON_EV, f"{name} in {self._file.filename}", f"{value:g}")
-        value = self._number("e") if self._is_prismatic else None
-        if value is None:
+            volts = self._number(name) or 0.0
+            return check_energy(volts, ELECTRON_EV, f"{name} in {self._file.filename}", f"{volts:g}")
+        kilovolts = self._number("e") if self._is_prismatic else None
+        if kilovolts is None:
             return None
-        return check_energy(1e3 * value, ELECTRON_EV, f"E in {self._file.filename}", f"{value:g} keV")
+        return check_energy(1e3 * kilovolts, ELECTRON_EV, f"E in {self._file.filename}", f"{kilovolts:g} keV")
 
     def step_m(self, notes: list[str]) -> Pair | None:
         """Return the metres from view to view (y, x), None where the file does not say them in a length."""

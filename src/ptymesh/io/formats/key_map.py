@@ -222,8 +222,9 @@ def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
     found = {
         name: "px" if normalised(unit) in PIXELS else LENGTH_M.get(normalised(unit)) for name, unit in said.items()
     }
-    known: dict[Any, Unit] = {"px": "px"} | {METRES[unit]: unit for unit in METRES}
-    first = known.get(next(iter(found.values())))
+    known: dict[Any, Any] = {metres: unit for unit, metres in METRES.items()}
+    known["px"] = "px"
+    first: Unit | None = known.get(next(iter(found.values())))
     if first is None or len(set(found.values())) > 1 or len(said) < len(names):
         listed = ", ".join(f"{name} in {unit!r}" for name, unit in units.items())
         return "m", f"The positions are {listed}; known are {', '.join(known.values())}: set positions.unit."

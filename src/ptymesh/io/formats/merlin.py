@@ -30,7 +30,7 @@ ABOUT = About(
 MAGIC = b"MQ1,"
 #: Bytes in which the fields that are needed stand, and the least and the most that a header has.
 FIELDS_BYTES, HEADER_BYTES = 256, (128, 1 << 16)
-DTYPES = {"U08": np.dtype(">u1"), "U16": np.dtype(">u2"), "U32": np.dtype(">u4"), "U64": np.dtype(">u8")}
+DTYPES = {"U08": ">u1", "U16": ">u2", "U32": ">u4", "U64": ">u8"}
 #: Of Medipix3 chips: metres, and pixels along a side.
 PIXEL_M, CHIP = 55e-6, 256
 MOST_PIXELS = 1 << 15
@@ -136,7 +136,7 @@ def _header(path: Path, offset: int) -> Header:
             f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
             "the file is damaged: copy it again."
         )
-    return Header(number, size, (rows, columns), DTYPES[fields[6]], fields[7])
+    return Header(number, size, (rows, columns), np.dtype(DTYPES[fields[6]]), fields[7])
 
 
 def _frames(path: Path, header: Header, data: DataOptions) -> tuple[int, str | None]:

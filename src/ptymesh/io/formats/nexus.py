@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -186,8 +187,8 @@ def _positions(file: Hdf5File, group: str, count: int) -> tuple[np.ndarray | Non
         if len(y) != len(x):
             raise BadInput(f"{names[0]} in {file.filename} has {len(y)} values and {names[1]} {len(x)}; mend them.")
         said = [unit_of(file, name) for name in names]
-        known: dict[float, Unit] = {metres: unit for unit, metres in METRES.items()}
-        units = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
+        known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
+        units: set[Unit | None] = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
         unit = units.pop()
         if unit is not None and not units:
             return np.stack([y, x], axis=1), unit, ""
