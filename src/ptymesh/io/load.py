@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
-from ptymesh.io.formats import blockfile, cxi, dectris, emd, empad, key_map, merlin, nexus, tia, tike
+from ptymesh.io.formats import blockfile, cxi, dectris, emd, empad, key_map, merlin, nexus, tia, tike, velox
 from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
@@ -52,6 +52,7 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("merlin", merlin),
     ("blockfile", blockfile),
     ("tia", tia),
+    ("velox", velox),
     ("empad", empad),  # the last one: its raw files have no header
 )
 for _name, _reader in _OWN:

@@ -100,3 +100,12 @@ def test_a_signal_of_another_name(tmp_path: Path, counts: Any, load: Any, uprigh
 def test_the_file_of_a_beamline(samples: Path, load: Any) -> None:
     with pytest.raises(BadInput, match=r"say no unit: set positions\.unit"):
         load(samples / "nexus_dls_example.nxs")
+
+
+def test_groups_that_only_look_alike(tmp_path: Path, counts: Any, load: Any) -> None:
+    """Names of such files are guessed elsewhere, positions too."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["exchange/data/data"] = counts
+    with pytest.raises(BadInput, match=r"name its datasets in data\.keys"):
+        load(path)

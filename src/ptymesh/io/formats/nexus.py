@@ -113,11 +113,19 @@ def _signals(file: Hdf5File) -> Iterator[tuple[str, str, str]]:
     for entry, item in _children(file, ""):
         is_entry = _class_of(item) == "NXentry"
         for name, group in _children(file, entry):
-            if not (is_entry and _class_of(group) == "NXdata") and name.rpartition("/")[2] != "data":
+            if not (is_entry and _class_of(group) == "NXdata") and not _is_plain(file, entry, name):
                 continue
             signal = text_of(attribute(group, "signal"), 200) or "data"
             if "/" not in signal and _is_stack(file, f"{name}/{signal}"):
                 yield entry, name, f"{name}/{signal}"
+
+
+def _is_plain(file: Hdf5File, entry: str, name: str) -> bool:
+    """Return True for a group `data` without a class that has positions, or a detector's description beside it."""
+    if name.rpartition("/")[2] != "data":
+        return False
+    has_places = any(all(holds_numbers(file, f"{name}/{axis}") for axis in pair) for pair in PLACES)
+    return has_places or next(_groups_of(file, entry, "NXdetector", "detector"), None) is not None
 
 
 def _is_stack(file: Hdf5File, name: str) -> bool:

@@ -1,0 +1,139 @@
+"""Velox (.emd): series of frames of a camera, (rows, columns, frames), each with metadata as JSON in bytes.
+
+Diffraction patterns have pixels in inverse metres; frames whose pixels are lengths are images, and refused as such.
+Where the patterns were taken is not in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair
+from ptymesh.io.formats.about import About
+from ptymesh.io.hdf5 import DAMAGE, Hdf5File, dataset_of, is_hdf5, item_of, open_hdf5, reading
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import orientation_note, scan_shape
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import Hdf5Source
+from ptymesh.io.staging import sliceable
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, per_length
+
+NAME = "Velox (.emd)"
+ABOUT = About(
+    instrument="Thermo Fisher, Velox",
+    reads="`.emd` with series of patterns (not of images)",
+    takes="energy, detector pixel in inverse lengths",
+    asks="scan shape (`data.frames.shape`) and step (`positions.raster`)",
+    library="h5py (BSD)",
+)
+IMAGES = "/Data/Image"
+#: Bytes of a frame's metadata, at most.
+METADATA_BYTES = 1 << 22
+
+
+def recognises(path: Path, data: DataOptions) -> bool:
+    """Return True for HDF5 with frames where Velox keeps them."""
+    if not is_hdf5(path):
+        return False
+    try:
+        with open_hdf5(path, follow=data.follow) as file:
+            return bool(_series(file))
+    except BadInput:
+        return False
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of the longest series of frames.
+
+    Raises:
+        BadInput: Its frames are images, or its metadata cannot be read.
+    """
+    with open_hdf5(path, follow=data.follow) as file:
+        names = _series(file)
+        name = max(names, key=lambda one: names[one])
+        said = _metadata(file, name, path)
+    source = Hdf5Source(path, f"{name}/Data", "yxn", data.follow)
+    pixel = _object_pixel(said, source.shape[1:], path, name)
+    volts = _number(said, "Optics", "AccelerationVoltage")
+    if volts is not None and data.energy_eV is None and data.wavelength_m is None:
+        check_energy(volts, ELECTRON_EV, f"AccelerationVoltage in {path}", f"{volts:g} V")
+    shape = scan_shape(source.shape[0], None, data, str(path))
+    return RawScan(
+        patterns=sliceable(source),
+        optics=Optics(radiation="electron", energy_eV=volts, object_pixel_m=pixel),
+        raster=shape.shape,
+        name=path.stem,
+        notes=(*shape.notes, orientation_note("Velox")),
+    )
+
+
+def _series(file: Hdf5File) -> dict[str, int]:
+    """Return the number of frames of each series, by its group."""
+    group = item_of(file, IMAGES)
+    if not isinstance(group, h5py.Group):
+        return {}
+    try:
+        names = list(group.keys())[:1000]
+    except DAMAGE:
+        return {}
+    found = {}
+    for one in names:
+        name = f"{IMAGES}/{one}"
+        item = item_of(file, f"{name}/Data")
+        if isinstance(item, h5py.Dataset) and item.ndim == 3 and item_of(file, f"{name}/Metadata") is not None:
+            found[name] = int(item.shape[2])
+    return found
+
+
+def _metadata(file: Hdf5File, name: str, path: Path) -> dict[str, Any]:
+    """Return what the first frame's metadata say; BadInput where they are no JSON."""
+    what = f"{name}/Metadata in {path}"
+    data = dataset_of(file, f"{name}/Metadata")
+    if data.dtype.kind not in "ui" or data.dtype.itemsize != 1 or data.ndim not in (1, 2) or len(data) > METADATA_BYTES:
+        raise BadInput(f"{what} has shape {data.shape} {data.dtype}; it must be bytes of JSON: copy the file again.")
+    with reading(what):
+        content = np.asarray(data[()] if data.ndim == 1 else data[:, 0]).astype(np.uint8).tobytes()
+    try:
+        said = json.loads(content.partition(b"\0")[0])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what} cannot be read as JSON ({error}); the file is damaged: copy it again.") from error
+    return said if isinstance(said, dict) else {}
+
+
+def _found(said: Any, *keys: str) -> Any:
+    for key in keys:
+        said = said.get(key) if isinstance(said, dict) else None
+    return said
+
+
+def _number(said: Any, *keys: str) -> float | None:
+    """Return a positive number of the metadata, None where there is none."""
+    try:
+        value = float(_found(said, *keys))
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _object_pixel(said: dict[str, Any], window: tuple[int, int], path: Path, name: str) -> Pair | None:
+    """Return the object pixel (y, x), None where the patterns are not calibrated; BadInput for images."""
+    found = []
+    for side, axis, letter in zip(window, ("height", "width"), "YX", strict=True):
+        size = _number(said, "BinaryResult", "PixelSize", axis)
+        unit = str(_found(said, "BinaryResult", f"PixelUnit{letter}") or "")
+        if length_m(unit) is not None:
+            raise BadInput(
+                f"{name} in {path} holds images of {window[0]} x {window[1]} pixels of {size or 0:g} {unit}, not "
+                "diffraction patterns; name the series of the camera in data.keys."
+            )
+        reciprocal = per_length(unit)
+        if size is not None and reciprocal is not None:
+            found.append(1 / (side * size * reciprocal))
+    return (found[0], found[1]) if len(found) == 2 else None
