@@ -114,7 +114,8 @@ def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: i
         start = toy.start(position_error=error)
         start.anchors = torch.floor(start.positions + 0.5).long()
         state = RunState(share(_padded(start), problem))
-    loop = Loop(problem, state, stages, seed=3, stop=stop, save=lambda: state.save(Path(folder), loop.problem, {}))
+    save = (lambda: state.save(Path(folder), loop.problem, {})) if folder else None
+    loop = Loop(problem, state, stages, seed=3, stop=stop, save=save)
     try:
         loop.run()
     except Interrupted:

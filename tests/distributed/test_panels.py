@@ -156,30 +156,29 @@ def test_without_room_for_what_all_see(ranks: Any) -> None:
     assert all(np.array_equal(one, alone) for one in ranks(2, without_room))
 
 
-def by_windows(world: World, subpixel: str, dtype: torch.dtype, batch: int) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Object and probe of rPIE and mPIE, and whether windows were handed over."""
+def by_quotients(world: World, subpixel: str, dtype: torch.dtype, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return object and probe after rPIE and mPIE."""
     toy = make(views=23, modes=2, blocks=4, window=(32, 32), subpixel=subpixel, dtype=dtype, uneven=True)
     problem = toy.problem(world, "panels" if world.size > 1 else "replicated")
     state = RunState(share(toy.start(), problem))
     engines: list[Engine] = [RPIE(epochs=2, batch=batch), MPIE(epochs=1, batch=batch, momentum_every=3)]
     Loop(problem, state, engines, seed=2).run()
     layout, estimate = problem.layout, state.estimate
-    used = isinstance(layout, Panels) and any(kept is not None for kept in layout._windows._kept.values())
-    return layout.whole(estimate.object, estimate).numpy(), estimate.probe.numpy(), used
+    return layout.whole(estimate.object, estimate).numpy(), estimate.probe.numpy()
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize(("subpixel", "batch"), [("fourier", 7), ("none", 7), ("fourier", 2)])
-def test_windows_instead_of_sums_give_the_same_bits(ranks: Any, subpixel: str, dtype: torch.dtype, batch: int) -> None:
+def test_quotients_give_the_same_bits(ranks: Any, subpixel: str, dtype: torch.dtype, batch: int) -> None:
     """With a light of each view, with one for all, and where a rank has no view of a batch."""
-    alone = by_windows(Solo(), subpixel, dtype, batch)
+    alone = by_quotients(Solo(), subpixel, dtype, batch)
     for size in (2, 3):
-        for obj, probe, used in ranks(size, by_windows, subpixel, dtype, batch):
-            assert used and np.array_equal(obj, alone[0]) and np.array_equal(probe, alone[1])
+        for obj, probe in ranks(size, by_quotients, subpixel, dtype, batch):
+            assert np.array_equal(obj, alone[0]) and np.array_equal(probe, alone[1])
 
 
-def by_windows_once_more(world: World) -> tuple[np.ndarray, bool]:
-    """Where memory runs out on the last rank after windows have been handed over; and whether it did."""
+def retried(world: World) -> tuple[np.ndarray, bool]:
+    """Return the object where memory runs out on the last rank before its step; and whether it did."""
     toy = make(views=23, modes=2, blocks=4, window=(32, 32))
     problem = toy.problem(world, "panels" if world.size > 1 else "replicated")
     state = RunState(share(toy.start(), problem))
@@ -198,9 +197,9 @@ def by_windows_once_more(world: World) -> tuple[np.ndarray, bool]:
     return problem.layout.whole(state.estimate.object, state.estimate).numpy(), bool(failed)
 
 
-def test_windows_after_memory_has_run_out(ranks: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_step_after_memory_has_run_out(ranks: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """What others may be reading is not written again."""
-    alone, _ = by_windows_once_more(Solo())
-    found = ranks(2, by_windows_once_more)
+    alone, _ = retried(Solo())
+    found = ranks(2, retried)
     assert [failed for _, failed in found] == [False, True]
     assert all(np.array_equal(obj, alone) for obj, _ in found)

@@ -25,8 +25,10 @@ def find_intensity(view: ResultView) -> Evidence | None:
 def find_background(view: ResultView) -> Evidence | None:
     """Return the even light in the darkest fifth of the detector beyond the known background, as a share of all.
 
-    Light m = s + b with speckle of s alone has the variance s^2 + m.
+    Light m = s + b with speckle of s alone has the variance s^2 + m, if it is counted; None of what are no counts.
     """
+    if view.noise_level is None:
+        return None
     good = view.good.all(axis=0)
     known = 0.0 if view.result.background is None else view.result.background[good]
     patterns = view.y[:, good]
