@@ -117,7 +117,9 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
-        if cause.name in view.signs and cause.name != "drift":  # which another beam from some view on looks like
+        # another beam from some view on looks like a drift to the fit
+        two_beams = any(other.name == "two_beams" for other, _ in found)
+        if cause.name in view.signs and not (cause.name == "drift" and two_beams):
             evidence = _as_sure(evidence, cause, view)
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:
