@@ -54,6 +54,8 @@ class Cause:
         weight: power to which number / threshold counts in the ranking; large for what nothing else brings about.
         needs_patterns: True if the result alone does not suffice.
         needs_trial: True if it is reported only where a trial of its remedy helps much.
+        mistaken_for: names of later causes that a fit takes this one for, whose signs in the verdict prove nothing
+            where this one is found.
         from_times: multiple of the noise floor that a residual must exceed for this cause to be looked for; 0 for
             evidence that does not depend on how well the model fits.
     """
@@ -66,6 +68,7 @@ class Cause:
     needs_patterns: bool = True
     needs_trial: bool = False
     from_times: float = 1.3
+    mistaken_for: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

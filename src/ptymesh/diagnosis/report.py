@@ -117,9 +117,8 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
-        # another beam from some view on looks like a drift to the fit
-        two_beams = any(other.name == "two_beams" for other, _ in found)
-        if cause.name in view.signs and not (cause.name == "drift" and two_beams):
+        mistaken = any(cause.name in other.mistaken_for for other, _ in found)
+        if cause.name in view.signs and not mistaken:
             evidence = _as_sure(evidence, cause, view)
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:

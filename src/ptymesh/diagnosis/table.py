@@ -30,7 +30,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("amplitudes", "The file holds amplitudes", detector.find_amplitudes, 0.9, weight=50.0, from_times=0),
     # --- views ---
     Cause("bad_frames", "Some frames are bad", frames.find_bad_frames, 0.5, weight=3.0),
-    Cause("two_beams", "Two beams in one scan", frames.find_two_beams, 80.0),
+    Cause("two_beams", "Two beams in one scan", frames.find_two_beams, 80.0, mistaken_for=frozenset({"drift"})),
     Cause("descan", "Patterns wander over the detector", frames.find_descan, 5.0, weight=2.0),
     Cause("lag", "Positions lag the patterns", order.find_lag, 2.3, weight=4.0),
     Cause("serpentine", "Every second row runs the other way", order.find_serpentine, 4.0, weight=4.0),
