@@ -71,15 +71,15 @@ def pattern_waves(patterns: np.ndarray) -> np.ndarray:
     return np.asarray(fft.rfft2(shapes))
 
 
-def correlations(patterns: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return the cross-correlations of patterns (n, h, w) about their mean pattern, (k, h, w), zero in the middle.
+def correlations(waves: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return the cross-correlations of patterns about their mean pattern, (k, h, w), zero in the middle.
 
     Args:
-        patterns: upright, of any brightness.
+        waves: (n, h, w // 2 + 1) complex spectra of the patterns (`pattern_waves`).
         pairs: (k, 2) indices of patterns.
+        shape: (h, w).
     """
-    waves = pattern_waves(patterns)
-    found = fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=patterns.shape[1:])
+    found = fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=shape)
     return np.asarray(fft.fftshift(found, axes=(1, 2)))
 
 
@@ -133,7 +133,7 @@ def find_shadows(
     """
     if len(pairs) < MIN_PAIRS:
         return None
-    found = correlations(patterns, pairs)
+    found = correlations(pattern_waves(patterns), pairs, patterns.shape[1:])
     steps = positions[pairs[:, 1]] - positions[pairs[:, 0]]
     distances = np.linalg.norm(steps, axis=1)
     turns, angles, mirrors = matrices(angles_deg)

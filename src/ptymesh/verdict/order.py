@@ -10,11 +10,12 @@ p       their positions (N, 2), object pixels
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.spatial import cKDTree
 
-from ptymesh.io.shadows import correlation_at, correlations
+from ptymesh.io.shadows import correlation_at, correlations, pattern_waves
 
 #: Frames by which positions may lag, at most; nearest views that are compared.
 MAX_LAG, NEAREST = 12, 6
@@ -49,6 +50,33 @@ class OrderedViews:
     positions: np.ndarray
     shapes: np.ndarray
     pixels: np.ndarray
+
+    @cached_property
+    def waves(self) -> np.ndarray:
+        """Spectra of the thumbnails, (N, a, b // 2 + 1) complex."""
+        return pattern_waves(self.shapes)
+
+    @cached_property
+    def neighbours(self) -> np.ndarray:
+        """Pairs (P, 2) of views that are neighbours by the positions as the scan has them."""
+        return neighbour_pairs(self.positions)
+
+    @cached_property
+    def likeness(self) -> np.ndarray:
+        """How alike the patterns of these pairs are for each tried move of features, (len(TRIED), P)."""
+        return self.likeness_of(self.neighbours, self.positions, self.neighbours)
+
+    def likeness_of(self, patterns: np.ndarray, positions: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return how alike patterns are where features have moved along with the position, (len(TRIED), k).
+
+        Args:
+            patterns: (k, 2) indices of patterns.
+            positions: (n, 2) object pixels.
+            places: (k, 2) indices of their positions among these.
+        """
+        found = correlations(self.waves, patterns, self.shapes.shape[1:])
+        steps = (positions[places[:, 1]] - positions[places[:, 0]]) / self.pixels
+        return correlation_at(found, TRIED[:, None, None] * steps)
 
 
 def lag_gain(views: OrderedViews) -> tuple[float, int] | None:
@@ -89,34 +117,34 @@ def order_gain(views: OrderedViews, order: Order) -> float:
     The others are pairs that only the given order makes neighbours. Each order may move the patterns' features by what
     suits it best, A (p_j - p_i) with A = a or 0.
     """
-    given, other = views.positions[order.use], views.positions[order.source]
-    as_given, as_tried = _neighbours(given), _neighbours(other)
-    if min(len(as_tried - as_given), len(as_given - as_tried)) < MIN_PAIRS:
+    other = views.positions[order.source]
+    places = neighbour_pairs(other)
+    tried, given = np.sort(order.use[places], axis=1), views.neighbours
+    kept = np.isin(given, order.use).all(axis=1)
+    given = given[kept]
+    as_tried, as_given = (pairs @ (len(views.positions), 1) for pairs in (tried, given))  # one number for each pair
+    tried_only, given_only = ~np.isin(as_tried, as_given), ~np.isin(as_given, as_tried)
+    if min(tried_only.sum(), given_only.sum()) < MIN_PAIRS:
         return 0.0
     alike = []
-    for positions, pairs, only in (
-        (other, as_tried, as_tried - as_given),
-        (given, as_given, as_given - as_tried),
+    for values, only in (
+        (views.likeness_of(order.use[places], other, places), tried_only),
+        (views.likeness[:, kept], given_only),
     ):
-        listed = np.array(sorted(pairs))
-        found = correlations(views.shapes, order.use[listed])
-        steps = (positions[listed[:, 1]] - positions[listed[:, 0]]) / views.pixels
-        values = correlation_at(found, TRIED[:, None, None] * steps)
         best = int(values.mean(axis=1).argmax())
-        alike.append(values[best, [tuple(pair) in only for pair in listed.tolist()]])
+        alike.append(values[best, only])
     if alike[0].mean() < MORE_ALIKE * alike[1].mean():
         return 0.0
     error = np.sqrt(sum(values.var() / len(values) for values in alike))
     return float((alike[0].mean() - alike[1].mean()) / max(float(error), 1e-12))
 
 
-def _neighbours(positions: np.ndarray) -> set[tuple[int, int]]:
-    """Return pairs (i, j), i < j, of views among each other's nearest, not further than 1.6 steps apart."""
+def neighbour_pairs(positions: np.ndarray) -> np.ndarray:
+    """Return pairs (k, 2), i < j, of views among each other's nearest, not further than 1.6 steps apart."""
     near = min(NEAREST, len(positions) - 1)
     distances, others = cKDTree(positions).query(positions, k=near + 1)
     i, k = np.nonzero(distances[:, 1:] <= 1.6 * np.median(distances[:, 1]) + 1e-9)
-    j = others[i, k + 1]
-    return {(int(min(p)), int(max(p))) for p in zip(i, j, strict=True)}
+    return np.unique(np.sort(np.stack([i, others[i, k + 1]], axis=1), axis=1), axis=0)
 
 
 def scan_rows(positions: np.ndarray) -> list[np.ndarray] | None:

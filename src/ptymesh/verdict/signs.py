@@ -11,7 +11,6 @@ Each sign carries the name of the cause in the table of `ptymesh diagnose`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -263,8 +262,3 @@ def signs_of_blur(misfits: Misfits) -> list[Sign]:
     if share < BLUR_SHARE or errors < BLUR_ERRORS:
         return []
     return [Sign("", share / BLUR_SHARE, "patterns are softer than their models")]  # of many causes
-
-
-def in_one_clause(signs: Sequence[Sign]) -> str:
-    """Return the strongest sign's sentence; empty where there is none."""
-    return signs[0].sentence if signs else ""
