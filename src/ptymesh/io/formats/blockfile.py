@@ -14,6 +14,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note, raster_positions
 from ptymesh.io.scan import Optics, RawScan
@@ -37,11 +38,7 @@ MARK, MARK_BYTES = b"\xaa\x55", 6
 
 def recognises(path: Path, _: DataOptions) -> bool:
     """Return True for a file that begins as block files do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

@@ -16,6 +16,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
@@ -63,13 +64,7 @@ STEM = "/STEM Metadata"
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for HDF5 with numbered data beside a detector's description."""
-    if not is_hdf5(path):
-        return False
-    try:
-        with open_hdf5(path, follow=data.follow) as file:
-            return bool(_numbers(file)) and has(file, DETECTOR)
-    except BadInput:
-        return False
+    return is_hdf5_with(path, data, lambda file: _numbers(file) and has(file, DETECTOR))
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

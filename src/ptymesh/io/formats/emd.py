@@ -18,12 +18,12 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
     attribute,
     dataset_of,
-    is_hdf5,
     item_of,
     open_hdf5,
     read_dataset,
@@ -56,13 +56,7 @@ ENERGY_NAMES = ("beam_energy", "accelerating_voltage", "accelerating voltage", "
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for HDF5 with a data cube."""
-    if not is_hdf5(path):
-        return False
-    try:
-        with open_hdf5(path, follow=data.follow) as file:
-            return bool(_cubes(file))
-    except BadInput:
-        return False
+    return is_hdf5_with(path, data, _cubes)
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

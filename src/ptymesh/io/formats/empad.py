@@ -21,6 +21,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
@@ -56,12 +57,9 @@ FIELD = "optics.get_full_scan_field_of_view"
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for an EMPAD description, and for whole frames of plausible numbers."""
+    start = first_bytes(path, XML_BYTES)
     try:
-        with path.open("rb") as file:
-            start = file.read(XML_BYTES if file.read(1) == b"<" else 0)
-        if start:
-            return b"<raw_file" in start
-        return _is_raw(path)
+        return b"<raw_file" in start if start.startswith(b"<") else path.is_file() and _is_raw(path)
     except OSError:
         return False
 

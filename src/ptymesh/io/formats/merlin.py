@@ -15,6 +15,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
@@ -63,11 +64,7 @@ class Header:
 
 def recognises(path: Path, _: DataOptions) -> bool:
     """Return True for a file that begins with a frame's header."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

@@ -16,13 +16,13 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5 import (
     DAMAGE,
     Hdf5File,
     attribute,
     dataset_of,
     has,
-    is_hdf5,
     item_of,
     open_hdf5,
     read_dataset,
@@ -53,13 +53,7 @@ PLACES = (("y", "x"), ("motor_y", "motor_x"), ("sample_y", "sample_x"))
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for HDF5 with patterns where NeXus keeps them."""
-    if not is_hdf5(path):
-        return False
-    try:
-        with open_hdf5(path, follow=data.follow) as file:
-            return next(_signals(file), None) is not None
-    except BadInput:
-        return False
+    return is_hdf5_with(path, data, lambda file: next(_signals(file), None))
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note
 from ptymesh.io.scan import Optics, RawScan
@@ -42,11 +43,7 @@ MOST_ELEMENTS, MOST_SIDE = 1 << 24, 1 << 15
 
 def recognises(path: Path, _: DataOptions) -> bool:
     """Return True for a file that begins as series do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == struct.pack("<HH", *IDENTITY)
-    except OSError:
-        return False
+    return first_bytes(path, 4) == struct.pack("<HH", *IDENTITY)
 
 
 def read(path: Path, _: DataOptions) -> RawScan:

@@ -17,7 +17,8 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
 from ptymesh.io.formats.about import About
-from ptymesh.io.hdf5 import DAMAGE, Hdf5File, dataset_of, is_hdf5, item_of, open_hdf5, reading
+from ptymesh.io.formats.contents import is_hdf5_with
+from ptymesh.io.hdf5 import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, reading
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
@@ -40,13 +41,7 @@ METADATA_BYTES = 1 << 22
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for HDF5 with frames where Velox keeps them."""
-    if not is_hdf5(path):
-        return False
-    try:
-        with open_hdf5(path, follow=data.follow) as file:
-            return bool(_series(file))
-    except BadInput:
-        return False
+    return is_hdf5_with(path, data, _series)
 
 
 def read(path: Path, data: DataOptions) -> RawScan:

@@ -1,0 +1,33 @@
+"""What a file holds, asked before it is read as one format or another; nothing but regular files is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ptymesh.errors import BadInput
+from ptymesh.io.hdf5 import Hdf5File, is_hdf5, open_hdf5
+from ptymesh.io.options import DataOptions
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a regular file, at most so many; none of anything else."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return b""
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def is_hdf5_with(path: Path, data: DataOptions, find: Callable[[Hdf5File], Any]) -> bool:
+    """Return True if the file is HDF5 in which `find` finds anything."""
+    if not is_hdf5(path):
+        return False
+    try:
+        with open_hdf5(path, follow=data.follow) as file:
+            return bool(find(file))
+    except BadInput:
+        return False
