@@ -210,8 +210,12 @@ class DistanceSearch:
         return [*tracks, *([None] * (len(nears) - len(tracks)))]
 
     def approach(self, first: NearField, track: Track) -> tuple[NearField, Track]:
-        """Return the near field at which few epochs come furthest, and where usual ones lead; the first one if there
-        is none, whose track this is."""
+        """Return the near field whose first epochs explain most, and the reconstruction that they have begun.
+
+        Args:
+            first: the near field from which distances are tried, up and down.
+            track: the reconstruction begun with it, returned where no other distance explains more.
+        """
         tried: dict[float, float] = {}
 
         def value(factor: float) -> float:

@@ -20,7 +20,7 @@ QUESTIONS = {
 
 
 def recipe_template(file: Path, settings: Sequence[str]) -> str:
-    """Return a recipe, as text in YAML.
+    """Return a recipe for a data set as YAML, with what the file does not say as comments.
 
     Args:
         file: the data set.

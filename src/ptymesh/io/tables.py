@@ -30,7 +30,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path, columns: str, what: str) -> np.ndarray:
-    """Return the columns of a text that a reference names.
+    """Return columns of numbers of a CSV or text file.
 
     Args:
         path: of the text.
