@@ -75,12 +75,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_yaml_that_is_refused(name: str) -> None:
     text, expected = REFUSED[name]
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(BadInput) as caught:
         parsed(text, "The recipe")
     said = str(caught.value)
     assert expected in said and said.endswith(".") and said.isprintable() and len(said) < 400
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_dates_are_text_and_numbers_are_numbers() -> None:
