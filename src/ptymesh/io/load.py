@@ -8,9 +8,22 @@ from typing import Protocol
 
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
-from ptymesh.io.formats import blockfile, cxi, dectris, emd, empad, key_map, merlin, nexus, tia, tike, velox
+from ptymesh.io.formats import (
+    blockfile,
+    cxi,
+    dectris,
+    digital_micrograph,
+    emd,
+    empad,
+    key_map,
+    merlin,
+    nexus,
+    tia,
+    tike,
+    velox,
+)
 from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
-from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.options import DataOptions, FrameOptions, PositionOptions
 from ptymesh.io.preprocess import measurement_of
 from ptymesh.io.rasters import select_frames
 from ptymesh.io.samples import located
@@ -53,6 +66,7 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("blockfile", blockfile),
     ("tia", tia),
     ("velox", velox),
+    ("digital_micrograph", digital_micrograph),
     ("empad", empad),  # the last one: its raw files have no header
 )
 for _name, _reader in _OWN:
@@ -85,7 +99,8 @@ def load_measurement(data: DataOptions, positions: PositionOptions | None = None
 def open_scan(data: DataOptions) -> RawScan:
     """The scan as stored, of one file or of several."""
     paths = files_of(data.path, data.further)
-    whole = data.model_copy(update={"frames": None}) if data.further else data
+    axes = FrameOptions(axes=data.frames.axes) if data.frames is not None and data.frames.axes else None
+    whole = data.model_copy(update={"frames": axes}) if data.further else data
     scans = [_open_file(whole.model_copy(update={"path": path})) for path in paths]
     scan = scans[0] if len(scans) == 1 else join_scans(scans, paths)
     return select_frames(scan, data.frames, str(data.path))
@@ -100,6 +115,11 @@ def _open_file(data: DataOptions) -> RawScan:
     for name in READERS.names():
         reader = READERS[name]
         if reader.recognises(path, data):
+            if data.frames is not None and data.frames.axes and not getattr(reader, "ASKS_AXES", False):
+                raise BadInput(
+                    f"data.frames.axes is for files that do not say which axes are the pattern's, and {path} "
+                    f"({reader.NAME}) does; leave it out, or name the patterns in data.keys, with pattern_axes."
+                )
             return reader.read(path, data)
     raise BadInput(_unknown(path, data.path))
 

@@ -57,6 +57,11 @@ class Options(options.Options):
     model_config = ConfigDict(frozen=True)
 
 
+def _check_axes(name: str, axes: str | None) -> None:
+    if axes is not None and sorted(axes) not in (sorted("nyx"), sorted("rcyx")):
+        raise ValueError(f"{name} is {axes!r}; order the letters n y x (or r c y x), each once")
+
+
 class KeyMap(Options):
     """Where a generic HDF5 or npz file keeps things: names of its datasets.
 
@@ -85,9 +90,7 @@ class KeyMap(Options):
 
     @model_validator(mode="after")
     def _consistent(self) -> KeyMap:
-        axes = self.pattern_axes
-        if axes is not None and sorted(axes) not in (sorted("nyx"), sorted("rcyx")):
-            raise ValueError(f"pattern_axes is {axes!r}; order the letters n y x (or r c y x), each once")
+        _check_axes("pattern_axes", self.pattern_axes)
         if (self.positions_y is None) != (self.positions_x is None):
             raise ValueError("positions_y and positions_x belong together; give both")
         if self.positions is not None and self.positions_y is not None:
@@ -116,14 +119,17 @@ class FrameOptions(Options):
         shape: [rows, columns] of the scan.
         skip: frames in front that belong to no view.
         flyback: frames after each row that belong to no view.
+        axes: of an image whose axes have no units (DigitalMicrograph), slowest first, as `pattern_axes`.
     """
 
+    axes: str | None = None
     shape: Size | None = None
     skip: int = Field(0, ge=0)
     flyback: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _rows_known(self) -> FrameOptions:
+    def _consistent(self) -> FrameOptions:
+        _check_axes("axes", self.axes)
         if self.flyback and self.shape is None:
             raise ValueError("flyback frames come after each row; give shape too, the rows and columns of the scan")
         return self

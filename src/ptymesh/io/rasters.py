@@ -133,7 +133,7 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
     Raises:
         BadInput: There are fewer frames, or they are a raster already.
     """
-    if frames is None:
+    if frames is None or (frames.shape is None and not frames.skip):
         return raw
     count = raw.patterns.shape[0]
     index, needed = _views(frames, count)
