@@ -155,8 +155,8 @@ class Scan:
                 if index:
                     wave = np.fft.ifft2(np.fft.fft2(wave) * self.kernel(self.spacing))
                 wave = wave * layer[corner[0] : corner[0] + h, corner[1] : corner[1] + w]
-            if self.near:
-                total += np.abs(np.fft.ifft2(np.fft.fft2(wave) * self.kernel(self.near))) ** 2
+            if self.near:  # the detector stays with the beam, not with the sample's pixels
+                total += np.abs(np.fft.ifft2(np.fft.fft2(wave) * self.kernel(self.near) / ramp)) ** 2
             else:
                 total += np.abs(np.fft.fft2(wave, norm="ortho")) ** 2
         return total
