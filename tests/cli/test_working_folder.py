@@ -27,7 +27,7 @@ COMMANDS = {
     "trials on ranks": ["tune", "ranks.yaml", "--device", "cpu"],
     "hang test": ["doctor", "--ranks", "2"],
     "scaling": ["scaling", "r.yaml", "--ranks", "1,2", "--trials", "1"],
-    "orientation": ["orient", "scan.cxi", "--epochs", "1", "--workers", "2", "--device", "cpu"],
+    "orientation": ["orient", "r.yaml", "--epochs", "1", "--workers", "2", "--device", "cpu"],
     "kernels": ["warm"],
 }
 
