@@ -1,4 +1,4 @@
-"""What may change where a run goes on from its checkpoint: how long its stages are, and what follows them.
+"""Changes that a recipe may take where its run goes on from a checkpoint: how long its stages are, and which follow.
 
 Stages that are done stay what they were. The one in which the checkpoint lies stays so but for its number of epochs;
 to go on in another way, end it where it is, and add a stage.
@@ -19,13 +19,15 @@ FREE = ("output", "layout", "memory_budget", "scratch")
 
 
 def continued(text: str, settings: Sequence[str], at: Counters) -> Recipe:
-    """The recipe of a checkpoint with key=VALUE settings, where the checkpoint still fits it.
+    """Return the recipe of a checkpoint with key=VALUE settings, where the checkpoint still fits it.
 
     Args:
-        text: the recipe that the checkpoint holds.
+        text: the recipe that the checkpoint holds, YAML.
+        settings: `key.path=VALUE`, in order.
         at: where the checkpoint stands.
 
-    Raises BadInput, which says what cannot be changed any more.
+    Raises:
+        BadInput: a setting changes what cannot be changed any more.
     """
     before = Recipe.from_yaml(text)
     _check_settings(before, settings, at)
@@ -80,7 +82,7 @@ def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> No
 
 
 def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
-    """Keys that differ and must not, by name, with both values."""
+    """Return the keys that differ and must not, by name, with both values."""
     found = []
     for group in Recipe.model_fields:
         if group in FREE or group == "stages":
@@ -95,7 +97,14 @@ def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> None:
-    """Raises BadInput where a stage that is done (begun: None), or in whose epoch `begun` the run is, would change."""
+    """Raise BadInput where a stage that the run has begun would change.
+
+    Args:
+        index: number of the stage.
+        was: the stage in the checkpoint's recipe.
+        now: the stage that is asked for.
+        begun: epoch in which the run is; None: the stage is done.
+    """
     name = f"stages.{index}"
     old, new = ({"engine": stage.name, **stage.model_dump(mode="json")} for stage in (was, now))
     changed = [key for key in old | new if old.get(key) != new.get(key)]
@@ -119,5 +128,6 @@ def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> Non
 
 
 def _said(value: Any) -> str:
+    """Return a value as text of at most 60 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Where a reconstruction starts (recipe keys `object` and `probe`).
+"""First estimate of a reconstruction (recipe keys `object` and `probe`).
 
 N, M, L     views, probe modes, slices
 H, W; h, w  object and window pixels
@@ -56,7 +56,7 @@ def initial_estimate(
     place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
     optics: Sequence[WaveOperator] = (),
 ) -> Estimate:
-    """The estimate from which a reconstruction starts; the same on every rank, but for the part of the object.
+    """Return the estimate from which a reconstruction starts, the same on every rank but for the part of the object.
 
     Args:
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
@@ -113,7 +113,16 @@ def initial_estimate(
 
 
 def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
-    """Hermite-like modes (K, h, w) of the first probe mode, each of its norm."""
+    """Return Hermite-like modes of the first probe mode, each of its norm.
+
+    Args:
+        probe: (M, h, w) complex.
+        modes: K.
+        seed: of the random unitary that mixes modes of one order.
+
+    Returns:
+        (K, h, w) complex, on the probe's device.
+    """
     if not modes:
         return probe[:0].clone()
     made = probes.extra_modes(probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), seed)[1:]
@@ -122,7 +131,16 @@ def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
 
 
 def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Origin (2,), whole pixels, and the object's sides."""
+    """Return where the scan's zero lies in the object, and the object's sides.
+
+    Args:
+        scan_px: (N, 2) float, positions in pixels.
+        window: (h, w).
+        margin: object pixels kept free around the outermost windows.
+
+    Returns:
+        Origin (2,) float in whole object pixels, and (H, W).
+    """
     low, high = np.floor(scan_px.min(axis=0)), np.ceil(scan_px.max(axis=0))
     needed = high - low + np.array(window) + 2 * margin
     sides = np.ceil(needed / BLOCK) * BLOCK
@@ -142,7 +160,7 @@ def _object(
     window: tuple[int, int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The part of the object, (L, h, w) complex."""
+    """Return this rank's part of the object, (L, h, w) complex."""
     if options.initial == "ones":
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
@@ -156,7 +174,13 @@ def _object(
 
 
 def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
-    """The object (L, H, W) with the wanted number of slices; one slice is split evenly, |O|^(1/L) exp(i arg O / L)."""
+    """Return the object (L, H, W) with as many slices as asked for.
+
+    One slice is split evenly, |O|^(1/L) exp(i arg O / L).
+
+    Raises:
+        BadInput: values are not finite, or there are several slices of another number.
+    """
     if not np.isfinite(found).all():
         raise BadInput(f"The object in {path} holds values that are not finite; start from another one.")
     if len(found) == slices:
@@ -168,9 +192,12 @@ def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
 
 
 def _earlier(path: str, measurement: Measurement) -> _Earlier:
-    """The result at `path` and where it lies in this scan: the beam's axis is at position + window // 2 in both.
+    """Return the result at `path` and where it lies in this scan.
 
-    Raises BadInput where its scan is not this one.
+    The beam's axis is at position + window // 2 in both.
+
+    Raises:
+        BadInput: its scan is not this one.
     """
     result = Result.load(path)
     ratio = pixel_ratio(result, measurement.geometry, path)
@@ -200,7 +227,7 @@ def _earlier(path: str, measurement: Measurement) -> _Earlier:
 def _probe(
     measurement: Measurement, mean_pattern: np.ndarray, object: ObjectOptions, options: ProbeOptions, seed: int
 ) -> torch.Tensor:
-    """(M, h, w) complex128."""
+    """Return the probe, (M, h, w) complex128, scaled to the counts unless it comes from the object's own result."""
     start = options.start
     found = _started(start, measurement, mean_pattern)
     modes = options.modes or len(found)
@@ -213,7 +240,7 @@ def _probe(
 
 
 def _started(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
-    """The probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
+    """Return the probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
     made, window = start.make(measurement, mean_pattern), measurement.window
     try:
         found = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.array(made, np.complex128))

@@ -25,7 +25,7 @@ _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew.
 
 
 def note(out: Path, recipe: str) -> None:
-    """A run with this recipe is about to start in this folder, which is made. Raises OSError."""
+    """Record that a run with this recipe is about to start in this folder, which is made. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / (STARTED + ".new")
     with temporary.open("w", encoding="utf-8") as file:
@@ -36,7 +36,7 @@ def note(out: Path, recipe: str) -> None:
 
 
 def pending(out: Path) -> str | None:
-    """The recipe of a run that has to start anew, None where there is none, or where its own checkpoint is there."""
+    """Return the recipe of a run that has to start anew; None without one, or where its own checkpoint is there."""
     try:
         if not (out / STARTED).is_file():
             return None
@@ -49,13 +49,13 @@ def pending(out: Path) -> str | None:
 
 
 def forget(out: Path) -> None:
-    """The run has a checkpoint or a result, or will have none."""
+    """Remove the record: the run has a checkpoint or a result, or will have none."""
     (out / STARTED).unlink(missing_ok=True)
 
 
 @contextmanager
 def noted(out: Path, recipe: str) -> Iterator[None]:
-    """Around a run from its start: `note`, and where its input is refused (status 2) all of that is taken back."""
+    """Record a run around its start; where its input is refused (status 2), all of that is taken back."""
     if pending(out) == recipe:  # started before
         yield
         return
@@ -74,7 +74,7 @@ def noted(out: Path, recipe: str) -> Iterator[None]:
 
 
 def _take_back(out: Path, made: list[Path]) -> None:
-    """Nothing has been written: the file goes, and the folders that were made for it, innermost first."""
+    """Remove the record, and the folders that were made for it, innermost first, as nothing else was written."""
     with suppress(OSError):
         (out / (STARTED + ".new")).unlink(missing_ok=True)
         forget(out)
@@ -83,9 +83,9 @@ def _take_back(out: Path, made: list[Path]) -> None:
 
 
 def _manifest(out: Path) -> str:
-    """Digest of what the checkpoint's current generation says of itself, and of its files.
+    """Return the digest of what the checkpoint's current generation says of itself and of its files.
 
-    Of a checkpoint that is damaged, or of another version, that of its manifest as it stands.
+    Of a checkpoint that is damaged, or of another version, it is that of its manifest as it stands.
     """
     directory = out / "checkpoint"
     try:
