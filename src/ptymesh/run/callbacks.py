@@ -1,4 +1,4 @@
-"""What watches a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
+"""Watchers of a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
 
 Nothing happens before `start`, so that every rank may make them; the loop calls them on rank 0 alone.
 """
@@ -44,16 +44,16 @@ class Watcher(Callback):
     """A callback that holds something open: `close` lets go of it, however the run ended."""
 
     def close(self) -> None:
-        """May be called at any time, and again."""
+        """Let go of what is open; this may be called at any time, and more than once."""
 
 
 def watchers() -> list[Watcher]:
-    """What `ptymesh run` uses: an earlier run's files go, then display, log and metrics."""
+    """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display, log and metrics."""
     return [FreshStart(), Display(), LogFile(), MetricsFile()]
 
 
 def summary(run: RunInfo) -> str:
-    """One line about the size of a run."""
+    """Return one line about the size of a run."""
     slices, height, width = run.object_shape
     sliced = f"{slices} slices of " if slices > 1 else ""
     return (
@@ -63,8 +63,11 @@ def summary(run: RunInfo) -> str:
 
 
 def opening(run: RunInfo) -> list[str]:
-    """What a run begins with: its size, its stages, the object's layout, how evenly ranks share batches, where the
-    patterns are kept, and what checks of the data have led to."""
+    """Return the lines with which a run begins.
+
+    They tell its size, its stages, the object's layout, how evenly ranks share batches, where the patterns are kept,
+    and what checks of the data have led to.
+    """
     layout = [f"Object: {run.layout}"] if run.layout else []
     shares = "; then ".join(f"{share:.2f}" for share in run.balance)
     balance = [f"Balance: {shares} of the speed of equal shares at most"] if shares else []
@@ -72,7 +75,7 @@ def opening(run: RunInfo) -> list[str]:
 
 
 def plan(run: RunInfo) -> str:
-    """One line about the stages of a run."""
+    """Return one line about the stages of a run."""
     stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
     return stages + (f" (resumed after {_count(run.done_epochs, 'epoch')})" if run.resumed else "")
 
@@ -86,7 +89,7 @@ class FreshStart(Watcher):
     _out: Path | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Unless this run goes on with that checkpoint."""
+        """Remove the files, unless this run goes on with that checkpoint."""
         self._out = run.out
         if run.out is None or run.resumed:
             return
@@ -99,11 +102,11 @@ class FreshStart(Watcher):
             shutil.rmtree(checkpoint)
 
     def saved(self, path: Path) -> None:
-        """From here on there is something to go on from (checkpoint/), or nothing left to do (result.h5)."""
+        """Forget that the run must start anew, as there is a checkpoint to go on from now, or the result itself."""
         started.forget(path.parent)
 
     def finish(self, outcome: str) -> None:
-        """What diverges would do so again."""
+        """Forget that the run must start anew if it has diverged, as it would do so again."""
         if outcome == "diverged" and self._out is not None:
             started.forget(self._out)
 
@@ -118,7 +121,7 @@ class Clock:
         self._began, self._at_start = time.monotonic(), self.done
 
     def _before(self, epochs: int) -> int:
-        """Batches in the first `epochs` epochs, over all stages."""
+        """Return the number of batches in the first `epochs` epochs, over all stages."""
         done = 0
         for stage_epochs, batches in self.per_stage:
             done += min(epochs, stage_epochs) * batches
@@ -126,12 +129,18 @@ class Clock:
         return done
 
     def at(self, stage: int, epoch: int, batch: int) -> None:
-        """`batch` batches of this epoch (1-based) of this stage are done."""
+        """Note that `batch` batches of this epoch of this stage are done.
+
+        Args:
+            stage: number of the stage, from 0.
+            epoch: number of the epoch within the stage, from 1.
+            batch: batches of the epoch that are done.
+        """
         earlier = sum(epochs for epochs, _ in self.per_stage[:stage]) + epoch - 1
         self.done = self._before(earlier) + batch
 
     def left_s(self) -> float | None:
-        """Seconds to go, None before anything is known."""
+        """Return the seconds to go, None before anything is known."""
         fresh = self.done - self._at_start
         if fresh <= 0:
             return None
@@ -139,7 +148,7 @@ class Clock:
 
 
 def moved(report: EpochReport) -> list[str]:
-    """The residual of views that no update sees, and how far object and positions have moved, where that is known."""
+    """Return in words, where known, the residual of held-out views and how far object and positions have moved."""
     words = [] if report.held_out is None else [f"held out {report.held_out:.6f}"]
     if change := report.changes.get("change_object"):
         words.append(f"object moved {100 * change:.2g} %")
@@ -232,11 +241,11 @@ class _Bars(Progress):
         )
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> Any:
-        """As rich does, with the time left as a field."""
+        """Add a task as rich does, with the time left as a field."""
         return super().add_task(description, *arguments, **{"left": "", **fields})
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, then the numbers."""
+        """Yield the bar, then the numbers."""
         yield self.make_tasks_table(self.tasks)
         if self.numbers:
             yield Text(self.numbers)
@@ -257,11 +266,11 @@ class LogFile(Watcher):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:
-        """One line."""
+        """Write one line."""
         self._write(f"{report}  {report.seconds:.3g} s")
 
     def saved(self, path: Path) -> None:
-        """One line."""
+        """Write one line."""
         self._write(f"wrote {path}")
 
     def judged(self, verdict: Mapping[str, Any]) -> None:
@@ -269,7 +278,7 @@ class LogFile(Watcher):
         self._write(f"verdict: {verdict['verdict']}: {verdict['verdict_sentence']}")
 
     def finish(self, outcome: str) -> None:
-        """The last line."""
+        """Write the last line."""
         self._write(outcome)
         self.close()
 
@@ -285,7 +294,7 @@ class LogFile(Watcher):
 
 
 def environment(run: RunInfo) -> list[str]:
-    """Versions, machine and threads, one line each."""
+    """Return versions, machine and threads, one line each."""
     if hasattr(os, "sched_getaffinity"):
         own = sorted(os.sched_getaffinity(0))
         nodes = [str(n) for n, node in enumerate(memory_nodes()) if set(own) & set(node)]
@@ -321,7 +330,7 @@ class MetricsFile(Watcher):
             self._lines = Lines(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
 
     def epoch(self, report: EpochReport) -> None:
-        """One line, on disk when this returns."""
+        """Write one line, which is on disk when this returns."""
         row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
@@ -379,7 +388,7 @@ class Lines:
             raise BadInput(f"{path} cannot be written ({error.strerror}); make room, or mend its folder.") from error
 
     def add(self, line: str) -> None:
-        """One more line; nothing once the file is closed."""
+        """Write one more line; nothing once the file is closed."""
         with self._lock:
             if self._file is None:
                 return
@@ -392,14 +401,14 @@ class Lines:
                     self.close()
 
     def _say(self, error: OSError) -> None:
-        """Once."""
+        """Say once on standard error that the file cannot be written."""
         if not self._said:
             sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
             print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
         self._said = True
 
     def _write(self, file: int) -> None:
-        """All that is missing, or nothing."""
+        """Write all lines that are missing, or none of them."""
         before, done = os.fstat(file).st_size, 0
         try:
             while done < len(self._missing):
@@ -412,7 +421,7 @@ class Lines:
         self._missing = b""
 
     def close(self) -> None:
-        """Writes what is missing and closes the file; may be called again, and by another thread."""
+        """Write what is missing and close the file; this may be called more than once, and by another thread."""
         with self._lock:
             if self._file is None:
                 return

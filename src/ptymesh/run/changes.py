@@ -1,4 +1,4 @@
-"""How far each unknown has moved in an epoch.
+"""Distances that unknowns have moved in an epoch.
 
 a, b    an unknown before and after
 
@@ -38,7 +38,7 @@ SLICES = "slices"
 
 
 def column(name: str) -> str:
-    """Of the history, for the change of an unknown."""
+    """Return the name of the history's column for the change of an unknown."""
     pixels = name in DECLARED and DECLARED[name].unit == "px"
     return f"change_{name}_px" if pixels else f"change_{name}"
 
@@ -48,7 +48,10 @@ COLUMNS = tuple(column(name) for name in (*DECLARED, SLICES))
 
 
 def snapshot(problem: Problem, estimate: Estimate) -> Snapshot:
-    """The unknowns as they are now, thinned out. Collective, between epochs, where all ranks have all positions."""
+    """Return the unknowns as they are now, thinned out.
+
+    Collective, between epochs, where all ranks have all positions.
+    """
     found = {name: _thinned(estimate[name]) for name in estimate if name not in ("object", "positions")}
     found["object"] = _of_object(problem, estimate)
     found["positions"] = estimate.positions.detach().cpu().clone()
@@ -57,7 +60,7 @@ def snapshot(problem: Problem, estimate: Estimate) -> Snapshot:
 
 
 def changes(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """The change of each unknown, under the names of the history's columns; NaN where there is no such snapshot."""
+    """Return the change of each unknown by the name of the history's column; NaN where there is no such snapshot."""
     found = dict.fromkeys(COLUMNS, math.nan)
     for name, b in after.items():
         a = before.get(name)
@@ -68,7 +71,7 @@ def changes(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 
 def _of_object(problem: Problem, estimate: Estimate) -> Tensor:
-    """Pixels of the object in the middle of views' windows, where these stood at the start of the stage, (n,)."""
+    """Return pixels of the object (n,) in the middle of views' windows, where these stood at the start of the stage."""
     slices, (height, width) = len(estimate.object), estimate.extent
     window = np.array(estimate.window)
     n = min(MOST, slices * height * width)
@@ -89,12 +92,13 @@ def _of_object(problem: Problem, estimate: Estimate) -> Tensor:
 
 
 def _thinned(array: Tensor) -> Tensor:
-    """At most MOST of its values, evenly, (n,)."""
+    """Return at most MOST of an array's values, evenly spaced, as (n,)."""
     flat = array.detach().reshape(-1)
     return flat[:: max(1, -(-len(flat) // MOST))].cpu().clone()
 
 
 def _angle(a: Tensor, b: Tensor) -> float:
+    """Return the sine of the angle between two complex arrays."""
     a, b = a.to(torch.complex128), b.to(torch.complex128)
     powers = _sum(_squares(a)) * _sum(_squares(b))
     if powers == 0:
@@ -105,11 +109,13 @@ def _angle(a: Tensor, b: Tensor) -> float:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
+    """Return |b - a| / |b|."""
     whole, moved = _sum(b.to(torch.float64) ** 2), _sum((b.to(torch.float64) - a) ** 2)
     return float(moved > 0) if whole == 0 else _root(moved / whole)
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
+    """Return the root mean square of the moves from positions a to b."""
     return _root(_sum((b - a) ** 2) / max(1, len(a)))
 
 
@@ -122,5 +128,5 @@ def _root(x: float) -> float:
 
 
 def _sum(terms: Tensor) -> float:
-    """Of so few terms, by one thread and in their order."""
+    """Return the sum of terms so few that one thread adds them, in their order."""
     return float(terms.sum())

@@ -81,7 +81,7 @@ class Loop:
             resolution.check(engine, problem)
 
     def epochs(self) -> Iterator[EpochReport]:
-        """Runs what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
+        """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
         while self.state.stage < len(self.stages):
             engine, state = self.stages[self.state.stage], self.state
             engine.state.update(state.engines.get(state.stage, {}))
@@ -101,7 +101,7 @@ class Loop:
             state.stage, state.epoch = state.stage + 1, 0
 
     def _choose_resolution(self, engine: Engine) -> None:
-        """The problem of this stage; a stage that starts (rather than goes on) takes the estimate to its pixels."""
+        """Set the problem of this stage; a stage that starts (rather than goes on) takes the estimate to its pixels."""
         state, c = self.state, engine.coarsen
         if c == 1:
             return
@@ -111,7 +111,7 @@ class Loop:
         self.problem = coarse
 
     def _recall_views(self, engine: Engine) -> None:
-        """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""
+        """Give the engine what it remembers of views, and clear what other stages remember of an older estimate."""
         mine = dict(self.state.per_view.get(self.state.stage, {}))
         for stage in self.stages:
             stage.per_view.clear()
@@ -119,7 +119,7 @@ class Loop:
         self.state.per_view = {self.state.stage: engine.per_view}
 
     def _share_views(self, engine: Engine) -> None:
-        """Ranks own equal shares of this stage's batches, and what is kept of views goes with them. Collective."""
+        """Give ranks equal shares of this stage's batches, and move what is kept of views with them. Collective."""
         problem = self.problem
         move = follow_draw(problem.layout, problem.scan, self.training, engine.order == "compact")
         if move is None:
@@ -130,7 +130,7 @@ class Loop:
                 engine.per_view[name] = move.carry_rows(rows)
 
     def run(self) -> None:
-        """Runs what is left to the end."""
+        """Run what is left to the end."""
         for _ in self.epochs():
             pass
 
@@ -226,14 +226,17 @@ class Loop:
             self._interrupt()
 
     def _asked_to_stop(self, batch: Batch, stops: Later) -> bool:
-        """Whether any rank was asked to; on a device that queues its work, as of the batch before."""
+        """Return True if any rank was asked to stop; on a device that queues its work, as of the batch before."""
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
             return batch.stop  # nobody else to ask, and no sum to read
         return batch.asked.stop is not None and stops.read(batch.asked.stop) > 0
 
     def _curve(self) -> np.ndarray:
-        """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""
+        """Return the training views in the order from which batches are dealt.
+
+        It is of the running problem, which a coarse stage changes.
+        """
         if self._along is None or self._along[0] is not self.problem:
             self._along = self.problem, batches.along(self.problem.scan, self.training)
         return self._along[1]
@@ -247,7 +250,7 @@ class Loop:
         traffic.bytes_sent += now[3] - before[3]
 
     def _constrain(self, engine: Engine) -> dict[str, float]:
-        """Returns how far each unknown has moved in this epoch."""
+        """Do what follows the batches of an epoch, and return how far each unknown has moved in it."""
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
@@ -267,7 +270,7 @@ class Loop:
         return moved
 
     def _look_back(self) -> None:
-        """Keeps the unknowns as they are when an epoch begins, which is how the one before has left them."""
+        """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""
         self.state.before = self._after or snapshot(self.problem, self.state.estimate)
 
     def _note(
@@ -285,7 +288,7 @@ class Loop:
             column.append(row[name])
 
     def _check(self, engine: Engine) -> None:
-        """Diverged where the loss is no number any more, or the residual rises above that of an empty model."""
+        """Raise Diverged where the loss is no number any more, or the residual rises above that of an empty model."""
         recent = self.state.history["residual"][-RISING_EPOCHS - 1 :]
         finite = math.isfinite(self.state.history["loss"][-1]) and math.isfinite(recent[-1])
         rising = len(recent) > RISING_EPOCHS and min(recent[1:]) > 1 and recent == sorted(recent)
@@ -298,8 +301,10 @@ class Loop:
         )
 
     def _check_estimate(self, engine: Engine) -> None:
-        """Diverged where object or probe are no numbers that a result may hold, if only where no view looks.
-        Collective."""
+        """Raise Diverged where object or probe hold values that a result may not hold, if only where no view looks.
+
+        Collective.
+        """
         estimate, world = self.state.estimate, self.problem.world
         odd = torch.stack([(~(array.abs() <= LARGEST)).any() for array in (estimate.object, estimate.probe)])
         if bool(world.max(odd.to(torch.int64))[0].any()):

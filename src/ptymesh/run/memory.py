@@ -46,8 +46,19 @@ def check_object(
     margin_px: int,
     modes: int = 1,
 ) -> None:
-    """Raises BadInput where the object of this scan cannot fit into this rank's share of the memory, however it is
-    cut, or `modes` of the probe, OPR modes too: before anything of their size is allocated."""
+    """Raise BadInput where the object or the probe cannot fit into this rank's share of the memory.
+
+    This comes before anything of their size is allocated.
+
+    Args:
+        world: the ranks.
+        scan: its positions, window and name are used.
+        slices: L.
+        dtype: of the object, complex.
+        layout: of the object on the ranks; only with `replicated` does each of them hold all of it.
+        margin_px: object pixels kept free around the outermost windows.
+        modes: of the probe, OPR modes among them.
+    """
     height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
     whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
     needed = whole if layout == "replicated" else whole // world.size
@@ -72,7 +83,7 @@ def check_object(
 
 
 class Snapshot:
-    """What a step begins with, kept on the host: for a stage's first step, in which all workspaces are made."""
+    """Copy on the host of the state with which a stage's first step begins, in which all workspaces are made."""
 
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
@@ -85,7 +96,7 @@ class Snapshot:
         return [self.engine.state, self.engine.per_view]
 
     def restore(self) -> None:
-        """Everything is as it was."""
+        """Put everything back as it was."""
         for name, tensor in self.tensors.items():
             self.estimate[name].copy_(tensor)
         self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
@@ -107,12 +118,21 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
-    """engine.step; out of memory this rank makes room, says so on stderr, and tries again.
+    """Take a step of the engine; out of memory this rank makes room, says so on stderr, and tries again.
 
-    first: of a stage; what it begins with is kept on the host, if a quarter of what is free there holds it. A later
-    step can be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views,
-    which it might have moved.
-    Raises PtymeshError with an estimate of the memory where there is nothing left to do without.
+    A stage's first step begins with a copy on the host, if a quarter of what is free there holds it. A later step can
+    be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views, which it
+    might have moved.
+
+    Args:
+        engine: of the stage.
+        problem: that is solved.
+        estimate: changed in place.
+        batch: views of the step.
+        first: True for the first step of a stage.
+
+    Raises:
+        PtymeshError: with an estimate of the memory, where there is nothing left to do without.
     """
     first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
     snapshot = Snapshot(engine, problem, estimate) if first else None
@@ -126,13 +146,23 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
 
 
 def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
-    """engine.before_epoch, which begins anew in the same way if it had received nothing from other ranks yet."""
+    """Call the engine's `before_epoch`; out of memory it begins anew if it had received nothing from other ranks yet.
+
+    Args:
+        engine: of the stage.
+        problem: that is solved.
+        estimate: as it is at the start of the epoch.
+    """
     _retried(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
 
 
 def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
-    """What `act` returns, which asks nothing of other ranks; out of memory it is done once more, when all that is held
-    to be faster has been given back."""
+    """Return what `act` returns; out of memory, give back all that is held to be faster, and call it once more.
+
+    Args:
+        problem: whose caches are given back.
+        act: asks nothing of other ranks.
+    """
     try:
         return act()
     except (MemoryError, RuntimeError) as error:
@@ -145,8 +175,15 @@ def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
 def _retried(
     act: Callable[[], None], problem: Problem, estimate: Estimate, restore: Callable[[], bool], *, keep: bool
 ) -> None:
-    """restore: puts back what was there before, and tells whether that was possible; keep: what ranks send is kept, to
-    be given to it again."""
+    """Call `act`, and call it again with less memory each time that it runs out of it.
+
+    Args:
+        act: the step.
+        problem: makes room on this rank.
+        estimate: for the message where no room is left.
+        restore: puts back what was there before, and returns True if that was possible.
+        keep: True to keep what ranks send, so that it can be given to `act` again.
+    """
     world = problem.world
     world.record = record = CollectiveLog(world.collectives, keep=keep)
     try:
@@ -170,7 +207,7 @@ def _retried(
 
 
 def needed(problem: Problem, estimate: Estimate) -> str:
-    """A sentence with what this rank needs, roughly, and has."""
+    """Return a sentence with the memory that this rank needs, roughly, and has."""
     wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
     frame = problem.window[0] * problem.window[1]
     patterns = views * frame * problem.loader.patterns.dtype.itemsize if problem.loader.patterns.kind == "device" else 0

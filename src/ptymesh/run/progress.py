@@ -1,4 +1,4 @@
-"""What `ptymesh.reconstruct` shows while it works: a bar in a notebook, plain lines elsewhere where they are wanted."""
+"""Display of `ptymesh.reconstruct`: a bar in a notebook, plain lines elsewhere where they are wanted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ EVERY_S = 0.2
 
 
 def watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
-    """What shows these stages. wanted: None, a bar in notebooks alone; True, plain lines elsewhere; False, nothing."""
+    """Return the callback that shows these stages, or None.
+
+    Args:
+        engines: of the stages.
+        wanted: None: a bar in notebooks alone; True: plain lines elsewhere, too; False: nothing.
+    """
     if wanted is False:
         return None
     if in_notebook():
@@ -26,28 +31,29 @@ def watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def runs_in_notebook(environment: Any) -> bool:
-    """Whether this process was started by a cell of a notebook: what looks like a terminal there cannot go back."""
+    """Return True if a cell of a notebook has started this process; what looks like a terminal there cannot go back."""
     return "JPY_PARENT_PID" in environment
 
 
 class Lines(Callback):
-    """A line for each epoch on standard output."""
+    """Plain lines on standard output, one for each epoch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """The report as it prints itself."""
+        """Print the report."""
         print(report, flush=True)
 
 
 class NotebookBar(Callback):
-    """A bar over all epochs and a line of numbers, in one output that is replaced. It needs IPython alone, no widgets.
+    """Bar over all epochs and a line of numbers, in one output that is replaced; it needs IPython alone, no widgets.
 
-    engines: stages that are going to be run.
+    Args:
+        engines: of the stages that are going to be run.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -59,19 +65,19 @@ class NotebookBar(Callback):
         self._show("", at_once=True)
 
     def batch(self, report: BatchReport) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         before = sum(self._epochs[: report.stage]) + report.epoch - 1
         self._done = before + report.batch / report.batches
         self._show(f"{self._names[report.stage]}, epoch {report.epoch} of {self._epochs[report.stage]}")
 
     def epoch(self, report: EpochReport) -> None:
-        """Keeps the numbers for the line."""
+        """Keep the numbers for the line."""
         self._numbers = f"residual {report.residual:.4g}"
         last = report.done_epochs == sum(self._epochs)
         self._show(f"{report.engine}, epoch {report.epoch} of {report.epochs}", at_once=last)
 
     def finish(self, outcome: str) -> None:
-        """The last look: how it ended, and how long it took."""
+        """Show how it ended, and how long it took."""
         took = timedelta(seconds=round(time.monotonic() - self._began))
         self._show(
             f"{outcome} after {self._done:.4g} of {sum(self._epochs)} epochs in {took}", at_once=True, left=False

@@ -20,7 +20,7 @@ from ptymesh.problem import Problem
 
 
 def check(engine: Engine, problem: Problem) -> None:
-    """Raises BadInput where this problem cannot be coarsened as the stage asks."""
+    """Raise BadInput where this problem cannot be coarsened as the stage asks."""
     c = engine.coarsen
     if c == 1:
         return
@@ -39,7 +39,15 @@ def check(engine: Engine, problem: Problem) -> None:
 
 
 def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
-    """The problem of the inner 1/c of the detector; it shares owners, world and running values with the fine one."""
+    """Return the problem of the inner 1/c of the detector.
+
+    It shares owners, world and running values with the fine one.
+
+    Args:
+        problem: the fine one.
+        c: factor, which divides the window.
+        estimate: for its slices, their distance and tilt.
+    """
     geometry = problem.geometry.rewindowed((problem.window[0] // c, problem.window[1] // c))
     model = Model.for_geometry(
         geometry,
@@ -55,9 +63,15 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
 
 
 def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
-    """The estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
+    """Return the estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
 
     The filter sees the whole object: ranks that hold parts of it gather it for this. Collective.
+
+    Args:
+        estimate: on fine pixels.
+        engine: of the stage; keeps what is finer until `refined`.
+        fine: the problem of the estimate.
+        coarse: that of `coarse_problem`.
     """
     c = engine.coarsen
     pads = [-n % (c * BLOCK) for n in estimate.extent]
@@ -80,7 +94,14 @@ def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem
 
 
 def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) -> Estimate:
-    """The estimate back on the fine pixels; what the engine remembers of coarse ones is forgotten. Collective."""
+    """Return the estimate on the fine pixels again, and remove what the engine remembers of coarse ones. Collective.
+
+    Args:
+        estimate: on coarse pixels.
+        engine: of the stage.
+        coarse: the problem of the estimate.
+        fine: that of the data.
+    """
     c = engine.coarsen
     shapes = (estimate.object.shape, estimate.probe.shape)
     coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape in shapes}
@@ -106,7 +127,14 @@ def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) 
 
 
 def resumed(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
-    """An estimate on coarse pixels that was read from a checkpoint by the fine problem. Collective."""
+    """Return an estimate on coarse pixels that was read from a checkpoint by the fine problem. Collective.
+
+    Args:
+        estimate: on coarse pixels, in the fine problem's parts of the object.
+        engine: of the stage; what it remembers of the object is cut likewise.
+        fine: the problem that has read the estimate.
+        coarse: that of `coarse_problem`.
+    """
     shape = estimate.object.shape
     for name, tensor in engine.state.items():
         if tensor.shape == shape:
@@ -116,7 +144,7 @@ def resumed(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) 
 
 
 def _moved(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
-    """On pixels 1/factor times as large; the whole object becomes this rank's part."""
+    """Return the estimate on pixels 1/factor times as large; the whole object becomes this rank's part."""
     positions = estimate.positions * factor
     height, width = estimate.object.shape[-2:]
     scaled = replace(

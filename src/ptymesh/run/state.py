@@ -1,4 +1,4 @@
-"""Where a run stands: the estimate, the engines' memories, the counters. All that a checkpoint must hold.
+"""State of a run: the estimate, the engines' memories, the counters. A checkpoint must hold all of it.
 
 N       all views
 """
@@ -74,7 +74,13 @@ class RunState:
         return len(self.history["epoch"])
 
     def save(self, directory: Path, problem: Problem, meta: dict[str, Any]) -> None:
-        """Checkpoint into `directory`; collective."""
+        """Write a checkpoint into `directory`. Collective.
+
+        Args:
+            directory: of the checkpoint.
+            problem: that is solved, for owners and parts of the object.
+            meta: what else the manifest says.
+        """
         estimate, own = self.estimate, problem.layout.own
         tile = problem.layout.tile(estimate)
         shared, per_view, tiles = memory.once_more(problem, lambda: self._arrays(problem, tile))
@@ -104,7 +110,7 @@ class RunState:
         )
 
     def _arrays(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
-        """What ranks share, what this one has of its views, and of the object, by name."""
+        """Return what ranks share, what this one has of its views, and of the object, by name."""
         estimate, own = self.estimate, problem.layout.own
         shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
         here = (slice(None), *tile.inside(estimate.corner))
@@ -132,7 +138,7 @@ class RunState:
 
     @classmethod
     def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
-        """The state that `save` wrote, on any number of ranks. Raises BadInput where it is another data set's."""
+        """Return the state that `save` wrote, on any number of ranks. Raises BadInput where the data set is another."""
         device, run = problem.device, counters_of(saved.meta)
         _check(saved, run, problem)
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
@@ -181,7 +187,7 @@ class RunState:
 
 
 def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
-    """Raises BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
+    """Raise BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
@@ -243,7 +249,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
 
 
 def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem, window: tuple[int, int]) -> None:
-    """Raises BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
+    """Raise BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
     most = {one.name: one.largest for one in BUILT_IN if one.scope != "tiled" and one.name != "positions"}
     most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns}
     most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
@@ -254,14 +260,14 @@ def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem
 
 
 def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) -> None:
-    """Kernels read and write the object at these places unchecked."""
+    """Raise BadInput where windows leave the object, as kernels read and write it at these places unchecked."""
     highest = np.array(run.extent) - np.array(window)
     if anchors.dtype != np.int64 or (anchors < 0).any() or (anchors > highest).any():
         raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
 
 def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
-    """What engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
+    """Return what engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():
         if key.startswith("engine/"):
@@ -273,13 +279,13 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
 
 
 def _history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
-    """Columns of the history; those that older versions did not have hold NaN."""
+    """Return the columns of the history; those that older versions did not have hold NaN."""
     unknown = np.full(len(saved.shared["history/epoch"]), np.nan)
     return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in (*HISTORY, *more)}
 
 
 def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
-    """The unknowns as they were when the epoch began, within which the checkpoint was written."""
+    """Return the unknowns as they were when the epoch began within which the checkpoint was written."""
     found = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
     for name, array in found.items():
         if array.dtype.kind not in "fc" or array.ndim > 2:
