@@ -1,4 +1,4 @@
-"""Whether all ranks round alike: processors of different kinds, or other versions of torch, do not.
+"""Check of rounding: all ranks have to round alike, and processors of different kinds or versions of torch do not.
 
 Sums are free of order (physics/rounding.py), but their terms are what a processor's vector unit, its Fourier transform
 and its elementary functions make of them. Where these differ, so does the result by who computes what.
@@ -28,8 +28,14 @@ VIEWS, MODES = 3, 2
 
 
 def odd_ones(world: World, bits: str) -> str:
-    """A sentence that names the ranks whose signature is not that of rank 0, empty where there are none; the same on
-    all ranks. Collective."""
+    """Return a sentence that names the ranks whose signature is not that of rank 0; empty if there are none.
+
+    Collective; the sentence is the same on all ranks.
+
+    Args:
+        world: the ranks.
+        bits: this rank's signature.
+    """
     said = [word.split(" ", 1) for word in world.words(f"{bits} {kind(world.device)}")]
     others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
     if not others:
@@ -43,15 +49,20 @@ def odd_ones(world: World, bits: str) -> str:
 
 
 def kind(device: torch.device) -> str:
-    """What computes, for people: host, processor and version of torch."""
+    """Return host, processor and version of torch, in words for people."""
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return f"{platform.node()}, {what}, torch {torch.__version__}"
 
 
 def signature(device: torch.device, dtype: torch.dtype) -> str:
-    """A digest of what this rank's kernels and functions make of made-up views. dtype: complex64 or complex128.
+    """Return a digest of what this rank's kernels and functions make of made-up views.
 
-    Raises BadInput where PTYMESH_KERNELS says something unknown.
+    Args:
+        device: of the rank.
+        dtype: complex64 or complex128.
+
+    Raises:
+        BadInput: PTYMESH_KERNELS says something unknown.
     """
     digest = hashlib.blake2b(digest_size=8)
     for found in _found(device, dtype):
@@ -60,6 +71,7 @@ def signature(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the arrays that kernels and functions make of made-up views, for windows of every size in WINDOWS."""
     backend = (
         kernel_backend(device, dtype) if device.type == "cpu" else Backend()
     )  # no compiling for windows that nobody has
@@ -83,7 +95,7 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
+    """Return complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
     generator = torch.Generator().manual_seed(1)
     whole = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
     return torch.view_as_complex(whole / (1 << 16)).to(dtype)

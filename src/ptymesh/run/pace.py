@@ -1,8 +1,8 @@
-"""How fast this device is: what rPIE takes for a batch of views that are made up on the spot, one mode, far detector.
+"""Speed of this device: the time of rPIE for a batch of made-up views, with one mode and a far detector.
 
 h, w   window pixels
 
-Prices (price.py) say how many times as much other engines and models take.
+The cost model (price.py) says how many times as much other engines and models take.
 """
 
 from __future__ import annotations
@@ -33,13 +33,24 @@ STEP_PX = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """Views that one of several threads sweeps in a second, or a GPU, and seconds that a batch takes besides."""
+    """Speed of a device.
+
+    Attributes:
+        rate: views per second that one of several threads sweeps, or a GPU.
+        batch_s: seconds that a batch takes besides.
+    """
 
     rate: float
     batch_s: float
 
     def seconds(self, price: Price, size: Size, threads: int = 1) -> float:
-        """Of an epoch, whose views and steps so many threads share."""
+        """Return the seconds of an epoch.
+
+        Args:
+            price: of the engine with its model.
+            size: of the epoch.
+            threads: that share its views and steps.
+        """
         pixels = self.rate * size.window
         return price.pixels(size, threads, self.batch_s * pixels) / pixels
 
@@ -50,8 +61,15 @@ def measured_pace(
     dtype: torch.dtype = torch.complex64,
     threads: int | None = None,
 ) -> Pace:
-    """Of windows of this size, while so many threads compute (default: as many as torch has, which are the most that
-    there are): each is slower beside others. Takes some 0.2 s."""
+    """Measure the pace of windows of this size, in some 0.2 s.
+
+    Args:
+        window: (h, w).
+        device: that computes.
+        dtype: complex64 or complex128.
+        threads: that compute at a time, as each is slower beside others; None: as many as torch has. More than these
+            are never taken.
+    """
     before = torch.get_num_threads()
     threads = min(threads or before, before) if torch.device(device).type == "cpu" else 1
     each, tries = min(MOST, max(FEWEST, PIXELS // (window[0] * window[1]))), 0
@@ -74,7 +92,7 @@ def measured_pace(
 def _made_up(
     window: tuple[int, int], views: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[Problem, Estimate]:
-    """Views between pixels along a diagonal of an object of ones, in the light of a disc."""
+    """Return views between pixels along a diagonal of an object of ones, in the light of a disc."""
     step = STEP_PX * np.arange(views)[:, None] % BLOCK
     positions = REACH + step + np.linspace(-0.3, 0.3, views)[:, None] * [1.0, -1.0]
     sides = tuple(-(-(n + 2 * REACH + BLOCK) // BLOCK) * BLOCK for n in window)

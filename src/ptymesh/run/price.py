@@ -1,4 +1,4 @@
-"""What an epoch takes, in pixels: declared, so that no clock has a say in what is asked.
+"""Cost model: work of an epoch in pixels, declared, so that no clock has a say in what is asked.
 
 A pixel is one of a view's window that rPIE sweeps, with one probe mode, one slice and a far detector. Of an epoch,
 
@@ -23,8 +23,16 @@ from ptymesh.measurement import Measurement
 
 @dataclass(frozen=True)
 class Takes:
-    """Of an engine: a pixel of a view, and how much more of it each further wave is; a batch, in batches of rPIE; a
-    pixel of the object in the step of a batch, on the blocks that it touches or on all, and between epochs."""
+    """Work of an engine, in pixels of rPIE unless said otherwise.
+
+    Attributes:
+        view: of one pixel of a view with one wave.
+        wave: share of `view` that each further wave (probe mode) adds.
+        batch: of a batch whatever its size, in batches of rPIE.
+        step: of one pixel of the object in the step of a batch.
+        epoch: of one pixel of the object between epochs.
+        whole: True if steps move all pixels of the object, False if those of the blocks that the batch touches.
+    """
 
     view: float
     wave: float = 0.75
@@ -61,10 +69,15 @@ PLAIN_POSITIONS = 6.3
 
 @dataclass(frozen=True)
 class Fits:
-    """A step of the fits of what a held-out view has for itself (judging.py), of a pixel of it.
+    """Work per pixel of one step of the fits of a held-out view's own unknowns (judging.py).
 
-    Fields: alone, wave: whatever is fitted, and for each wave. positions, intensity: for each wave. varied: where beams
-    vary, in the place of all but `positions`: whatever is fitted, for each wave, for each OPR mode.
+    Attributes:
+        alone: whatever is fitted.
+        wave: for each wave.
+        positions: of positions, for each wave.
+        intensity: of intensities, for each wave.
+        varied: where beams vary, in the place of all but `positions`: whatever is fitted, for each wave, for each OPR
+            mode.
     """
 
     alone: float
@@ -85,7 +98,15 @@ PASS, PASS_WAVE, PASS_SLICE = 0.4, 0.6, 0.3
 
 @dataclass(frozen=True)
 class Size:
-    """Of an epoch: views, pixels of a window, batches, pixels of the object in a batch's step, and of all of it."""
+    """Size of an epoch.
+
+    Attributes:
+        views: swept.
+        window: pixels of a window, h w.
+        batches: number of them.
+        stepped: pixels of the object in a batch's step.
+        object: pixels of all of the object.
+    """
 
     views: float
     window: int
@@ -96,11 +117,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Price:
-    """Of epochs of an engine with this model.
+    """Cost of epochs of an engine with this model.
 
-    Fields: engine: as in ENGINES. near: whether the detector is in the near field. slices: of the object. waves: probe
-    modes; opr: OPR modes. own: of positions, intensity and opr, what each view has for itself. lit: with a background
-    that moves.
+    Attributes:
+        engine: name, as in ENGINES.
+        near: True if the detector is in the near field.
+        slices: of the object.
+        waves: probe modes.
+        opr: OPR modes.
+        own: unknowns that each view has for itself, out of positions, intensity and opr.
+        lit: True with a background that moves.
     """
 
     engine: str = "rpie"
@@ -113,7 +139,7 @@ class Price:
 
     @property
     def takes(self) -> Takes:
-        """The engine with this model."""
+        """Work of the engine with this model."""
         plainly = ENGINES.get(self.engine, ENGINES["rpie"])
         of_waves = 1 + plainly.wave * (self.waves - 1)
         view = plainly.view * (1 + NEAR * self.near + SLICE * (self.slices - 1)) * of_waves
@@ -131,7 +157,12 @@ class Price:
         return replace(plainly, view=view, batch=batch, step=step, epoch=epoch)
 
     def judged(self, own: frozenset[str], steps: int) -> float:
-        """Of a pixel of a view that is judged: so many steps of fits of what it has for itself, or a pass."""
+        """Return the work per pixel of a view that is judged.
+
+        Args:
+            own: unknowns of the view that are fitted before; without any, it is that of a pass.
+            steps: of these fits.
+        """
         if not own:
             return (PASS + PASS_WAVE * (self.waves + self.opr)) * (1 + PASS_SLICE * (self.slices - 1))
         fits = SLICE_FITS if self.slices > 1 else FITS
@@ -143,7 +174,13 @@ class Price:
         return steps * (fits.alone + wave * self.waves) * self.slices * (NEAR_FITS if self.near else 1)
 
     def pixels(self, size: Size, threads: int = 1, batch: float = BATCH) -> float:
-        """Of an epoch; batch: of one of rPIE, whatever its size. So many threads share views and steps."""
+        """Return the work of an epoch.
+
+        Args:
+            size: of the epoch.
+            threads: that share its views and steps.
+            batch: work of a batch of rPIE, whatever its size.
+        """
         takes = self.takes
         shared = size.views * size.window * takes.view + size.batches * size.stepped * takes.step
         alone = batch * (size.batches * takes.batch + EPOCH) + size.object * takes.epoch
@@ -151,7 +188,15 @@ class Price:
 
 
 def price_of(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int) -> Price:
-    """Of a stage of a recipe."""
+    """Return the cost of a stage of a recipe.
+
+    Args:
+        engine: of the stage.
+        near: True if the detector is in the near field.
+        slices: of the object.
+        modes: of the probe.
+        opr_modes: variable-probe modes, which count only if the engine moves them.
+    """
     own = {"positions"} if engine.positions else set()
     own |= {"intensity"} if engine.probe.intensity else set()
     own |= {"opr"} if engine.probe.opr and opr_modes else set()
@@ -162,7 +207,10 @@ def price_of(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int
 
 
 def batch_for(views: int) -> int:
-    """Views of a batch of rPIE that suit a scan, bold steps at first."""
+    """Return the number of views of a batch of rPIE that suits a scan.
+
+    It is the smallest power of two that is a sixteenth of the views or more, at least 8 and at most 64.
+    """
     size = 8
     while size < 64 and 16 * size < views:
         size *= 2
@@ -170,10 +218,10 @@ def batch_for(views: int) -> int:
 
 
 def sweep(scan: Measurement) -> Size:
-    """An epoch over all views of the scan, in batches that suit it."""
+    """Return the size of an epoch over all views of the scan, in batches that suit it, without work on the object."""
     return Size(scan.views, math.prod(scan.window), math.ceil(scan.views / batch_for(scan.views)), 0.0, 0.0)
 
 
 def work(scan: Measurement) -> float:
-    """Of a sweep of rPIE with one probe mode, one slice and a far detector, in pixels."""
+    """Return the work of a sweep of rPIE with one probe mode, one slice and a far detector, in pixels."""
     return Price().pixels(sweep(scan))
