@@ -41,7 +41,13 @@ class FolderLease:
     """
 
     def __init__(self, lease: Lease, made: tuple[Path, ...] = (), *, shared_with: Lease | None = None) -> None:
-        """made: folders to remove if they are empty. shared_with: of the command that has started this rank."""
+        """Take over a lease that was acquired.
+
+        Args:
+            lease: of this process.
+            made: folders to remove if they are empty.
+            shared_with: lease of the command that has started this rank.
+        """
         self.lease, self.token = lease, lease.token
         self.path = lease.path
         self._made, self._command, self._launcher = made, shared_with, os.getppid()

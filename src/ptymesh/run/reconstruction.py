@@ -1,4 +1,4 @@
-"""A reconstruction that a person can look into, from Python.
+"""Reconstruction that a person can look into, from Python.
 
     recon = pm.Reconstruction(pm.load("scan.cxi"), probe_modes=3)
     for report in recon.run(pm.RPIE(epochs=50, batch=64)):
@@ -320,15 +320,17 @@ class Reconstruction(Displayed):
         return made
 
     def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
-        """Digests by which a checkpoint tells whether it is given the same scan again. Collective."""
+        """Return digests by which a checkpoint tells whether it is given the same scan again. Collective."""
         if self._identity.get("extent") != extent:
             self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
         return self._identity
 
     @property
     def noise(self) -> NoiseFloor | None:
-        """What counting leaves of the residual, estimated from the counts; None where patterns are no counts.
-        Collective at first."""
+        """Residual that counting leaves, estimated from the counts; None where patterns are no counts.
+
+        Collective when it is asked for the first time.
+        """
         if self._noise is None:
             self._noise = (self._everywhere(lambda: measure_noise_floor(self.problem)),)
         return self._noise[0]
@@ -362,11 +364,11 @@ class Reconstruction(Displayed):
         return self._fitted[1]
 
     def close(self) -> None:
-        """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
+        """Let go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
         self.problem.loader.patterns.close()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns; where it fails on any rank, every rank raises."""
+        """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
         made, failure = None, None
         try:
             made = make()
@@ -384,10 +386,16 @@ class Reconstruction(Displayed):
         return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
-        """Runs one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
+        """Run one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
 
-        engine: an engine, or a dict as in a recipe, {"engine": "rpie", "epochs": 50}; or a list of them. epochs, batch:
-        instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
+        Args:
+            engine: an engine, or a dict as in a recipe, {"engine": "rpie", "epochs": 50}; or a list of them.
+            epochs: instead of the engine's own.
+            batch: views of a batch, instead of the engine's own.
+
+        Raises:
+            BadInput: options do not fit.
+            Diverged: the residual left the numbers.
         """
         changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
         stages = stages_of(engine)
@@ -435,11 +443,11 @@ class Reconstruction(Displayed):
         return self._fetched(self.state.estimate.probe)
 
     def _fetched(self, tensor: torch.Tensor) -> np.ndarray:
-        """Its values on the host; where the device has no memory left for that, after caches have given some back."""
+        """Return a tensor's values on the host; out of memory on the device, after caches have given some back."""
         return once_more(self.problem, lambda: tensor.cpu().numpy())
 
     def result(self, recipe: str = "") -> Result:
-        """The result with its final (frozen) residual: one pass over all views. Collective.
+        """Return the result with its final (frozen) residual: one pass over all views. Collective.
 
         Every rank gets the whole object; `save` writes it without that.
         """
@@ -450,10 +458,18 @@ class Reconstruction(Displayed):
         return self._result(self._fetched(whole), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
-        """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
+        """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
 
-        attrs: more of them. Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on
-        every rank where the disk refuses.
+        Args:
+            path: of the file.
+            recipe: YAML that the result holds.
+            attrs: more attributes.
+
+        Returns:
+            The result, whose `object` is the part that this rank holds.
+
+        Raises:
+            PtymeshError: on every rank, where the disk refuses.
         """
         path = usable(path, "The result")
         refuse_surroundings()
@@ -475,8 +491,10 @@ class Reconstruction(Displayed):
         return found
 
     def _frozen(self) -> tuple[float, float, np.ndarray]:
-        """Residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
-        Collective."""
+        """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
+
+        Collective.
+        """
         each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
         residual, r = self.problem.residual(self.state.estimate, each=each)
         return residual, r, self.world.sum(each)[0].cpu().numpy()
@@ -565,13 +583,13 @@ class Reconstruction(Displayed):
         )
 
     def _history(self) -> dict[str, np.ndarray]:
-        """Without changes of what was never moved, and without rates where no scheduler changed any."""
+        """Return the history without changes of what was never moved, and without rates where no scheduler acted."""
         columns = {name: np.asarray(column) for name, column in self.state.history.items()}
         may_lack = {name for name in columns if name == "rate" or name.startswith(CHANGE)}
         return {name: column for name, column in columns.items() if name not in may_lack or column.any()}
 
     def _traffic(self) -> dict[str, float]:
-        """Bytes and messages per batch of the busiest rank, where there are several. Collective."""
+        """Return bytes and messages per batch of the busiest rank, where there are several. Collective."""
         if self.world.size == 1:
             return {}
         t = self.traffic
@@ -580,7 +598,7 @@ class Reconstruction(Displayed):
         return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Figure of the object as it is now; also written to `path` if one is given.
+        """Return a figure of the object as it is now; also written to `path` if one is given.
 
         On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput
         where `path` cannot be written, such as in a folder that is not there.

@@ -1,4 +1,4 @@
-"""From a recipe to a result: what `ptymesh run` and `ptymesh resume` do on every rank."""
+"""Session from a recipe to a result, as `ptymesh run` and `ptymesh resume` have it on every rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ptymesh.types import complex_dtype
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """Outcome of a run.
 
     Fields:
         result: its object as far as this rank holds it.
@@ -84,12 +84,22 @@ def run_recipe(
     decide: Decide | None = None,
     time_s: float | None = None,
 ) -> Outcome:
-    """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
+    """Run a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
-    other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
-    is to be written there after the run. decide: what becomes of a recipe with `stages: auto`, in `time_s` seconds.
-    Raises BadInput, also where ranks are given different recipes or options, Diverged (the last good checkpoint stays)
-    and Interrupted (after a checkpoint).
+    Args:
+        recipe: to run.
+        device: auto, cpu, cuda or cuda:N.
+        resume: True to continue from the checkpoint.
+        other_data: True to continue even if the data are not those of the checkpoint.
+        callbacks: watchers; those of rank 0 are called.
+        held: keeps the output folder's lock, where more is to be written there after the run.
+        decide: makes the recipe that is run of one with `stages: auto`.
+        time_s: seconds for that and the run, compared between ranks; None: no limit.
+
+    Raises:
+        BadInput: also where ranks are given different recipes or options.
+        Diverged: the last good checkpoint stays.
+        Interrupted: after a checkpoint.
     """
     # a signal while the data are read stops the run after a batch
     with ExitStack() as own, StopSignal() as stop, join(device) as world:
@@ -146,7 +156,10 @@ def _run(
 
 
 def _agree(world: World, resume: bool, out: Path) -> None:
-    """All ranks go on from a checkpoint, or none: each has looked by itself, and on a shared disk may see what was."""
+    """Raise PtymeshError unless all ranks go on from a checkpoint, or none.
+
+    Each has looked by itself, and on a shared disk may see what was.
+    """
     found = world.words(str(resume))
     if len(set(found)) > 1:
         blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
@@ -204,7 +217,7 @@ def _carry_out(
 
 
 def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns | None:
-    """Those that a figure shows: who draws it has neither data nor model at hand, and may still make them."""
+    """Return the patterns that a figure shows; None where they are not drawn, or cannot be compared here."""
     whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
     if not recipe.output.figures or not whole or recon.world.rank:
         return None
@@ -215,7 +228,10 @@ def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns
 
 
 def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
-    """Of each rank, for the result's attributes: most memory held, in bytes, and seconds in the loop's collectives."""
+    """Return attributes of the result, with a value for each rank.
+
+    They are the most memory held, in bytes, and the time in the loop's collectives, in seconds.
+    """
     table = torch.zeros(2, world.size, dtype=torch.float64, device=world.device)
     table[:, world.rank] = torch.tensor([float(peak_bytes(world.device)), waited_s], dtype=torch.float64)
     peaks, waits = world.sum(table)[0].tolist()
@@ -233,7 +249,7 @@ def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
-    """For messages: should this rank hang or be killed, others tell what there is to go on from."""
+    """Tell other processes what there is to go on from, should this rank hang or be killed."""
     epochs = recon.state.done_epochs
     recon.world.tell_checkpoint(
         f"The last checkpoint holds {epochs} whole epoch{'s' * (epochs != 1)}; `ptymesh resume {out}` goes on."
@@ -241,7 +257,10 @@ def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
 
 
 def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
-    """The newest sound one, from now on the current one; what is wrong with newer ones is said. Collective."""
+    """Return the newest sound checkpoint, which becomes the current one, and say what is wrong with newer ones.
+
+    Collective.
+    """
     failure, saved = None, None
     try:
         saved = checkpoint.load(folder, world)
@@ -263,9 +282,15 @@ def reconstruction(
     other_data: bool = False,
     say: Callable[[str], None] = to_stderr,
 ) -> Reconstruction:
-    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
-    taken from there; it must be of the same data unless others are allowed. say: told what checks of the data have led
-    to, on the first rank. Collective."""
+    """Return the reconstruction that a recipe describes, on this world's ranks, ready to run. Collective.
+
+    Args:
+        recipe: with its stages.
+        world: the ranks.
+        saved: checkpoint from which the estimate is taken; it must be of the same data.
+        other_data: True to allow a checkpoint of other data.
+        say: called on the first rank with each sentence on what checks of the data have led to.
+    """
     kernels.begin(world.device, complex_dtype(recipe.precision))
     failure, scan = None, None
     try:
@@ -301,7 +326,7 @@ def reconstruction(
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists: what is staged has no name, and needs no folder made."""
+    """Return the folder, or the nearest one above it that exists; a staged file has no name and needs no folder."""
     return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
@@ -329,7 +354,7 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
 
 
 def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
-    """Of each stage, see `batches.balance`."""
+    """Return the balance of each stage, see `batches.balance`."""
     scan, layout, ranks = recon.scan, recon.problem.layout, recon.world.size
     unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
     training = np.setdiff1d(np.arange(scan.views), hold_out(unturned, recipe.hold_out, recipe.seed))
@@ -343,12 +368,13 @@ def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
 
 
 class _Clock:
-    """Whether a checkpoint is due: every so many epochs, and when so many minutes have passed since the last one."""
+    """Clock of checkpoints: one is due every so many epochs, and so many minutes after the last one."""
 
     def __init__(self, epochs: int, minutes: float) -> None:
         self.epochs, self.seconds, self.last = epochs, 60 * minutes, time.monotonic()
 
     def __call__(self, done: int) -> bool:
+        """Return True if a checkpoint is due after `done` epochs."""
         if done % self.epochs and time.monotonic() - self.last < self.seconds:
             return False
         self.last = time.monotonic()
