@@ -2,7 +2,7 @@
 
 h, w   window pixels
 
-The cost model (price.py) says how many times as much other engines and models take.
+The cost model (cost_model.py) says how many times as much other engines and models take.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ptymesh.geometry import far_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.model import Model
 from ptymesh.problem import Batch, Problem
-from ptymesh.run.price import Price, Size
+from ptymesh.run.cost_model import EpochCost, EpochSize
 
 #: Pixels of all windows of a thread in the larger batch, of which the smaller one has one; views at least, and at most;
 #: and seconds for which both are tried in turns, so often at least.
@@ -32,7 +32,7 @@ STEP_PX = 3
 
 
 @dataclass(frozen=True)
-class Pace:
+class DevicePace:
     """Speed of a device.
 
     Attributes:
@@ -43,24 +43,24 @@ class Pace:
     rate: float
     batch_s: float
 
-    def seconds(self, price: Price, size: Size, threads: int = 1) -> float:
+    def epoch_seconds(self, cost: EpochCost, size: EpochSize, threads: int = 1) -> float:
         """Return the seconds of an epoch.
 
         Args:
-            price: of the engine with its model.
+            cost: of the engine with its model.
             size: of the epoch.
             threads: that share its views and steps.
         """
         pixels = self.rate * size.window
-        return price.pixels(size, threads, self.batch_s * pixels) / pixels
+        return cost.epoch_work(size, threads, self.batch_s * pixels) / pixels
 
 
-def measured_pace(
+def measure_pace(
     window: tuple[int, int],
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.complex64,
     threads: int | None = None,
-) -> Pace:
+) -> DevicePace:
     """Measure the pace of windows of this size, in some 0.2 s.
 
     Args:
@@ -86,7 +86,7 @@ def measured_pace(
         torch.set_num_threads(before)
     few, many = best.values()
     a_view = max(many - few, 1e-9) / (each - 1)
-    return Pace(1 / a_view, max(0.0, few - a_view))
+    return DevicePace(1 / a_view, max(0.0, few - a_view))
 
 
 def _made_up(
