@@ -10,8 +10,9 @@ Tiled        the touched blocks that two ranks hold, to each neighbour, or read 
              all-reduce of the probe's sums
 
 Times are a model: what the busiest rank computes at this machine's pace (device_pace.py), by the costs of engine and
-model (cost_model.py): its views, the engine's step on what it has of the object, and what every rank does again for each batch;
-latency and bandwidth of one link per rank, all-reduces as rings for their bytes and as trees for their latency.
+model (cost_model.py): its views, the engine's step on what it has of the object, and what every rank does again for
+each batch; latency and bandwidth of one link per rank, all-reduces as rings for their bytes and as trees for their
+latency.
 """
 
 from __future__ import annotations
