@@ -20,7 +20,7 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 from ptymesh.io.survey import too_far_apart
-from ptymesh.run import callbacks, started
+from ptymesh.run import callbacks, start_record
 from ptymesh.run.callbacks import (
     Clock,
     Display,
@@ -249,10 +249,10 @@ def test_a_fresh_start_removes_an_earlier_run_and_a_resumed_one_does_not(tmp_pat
 def test_a_kill_as_the_earlier_checkpoint_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "checkpoint" / "000001").mkdir(parents=True)
     manifests.write(tmp_path / "checkpoint", 1, {})
-    started.note(tmp_path, "seed: 1\n")
+    start_record.write_record(tmp_path, "seed: 1\n")
     monkeypatch.setattr(shutil, "rmtree", lambda path: (path / "000001" / manifests.MANIFEST).unlink())
     FreshStart().start(info(tmp_path))
-    assert (tmp_path / "checkpoint").exists() and started.pending(tmp_path) == "seed: 1\n"
+    assert (tmp_path / "checkpoint").exists() and start_record.pending_recipe(tmp_path) == "seed: 1\n"
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,10 +26,10 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.paths import usable
-    from ptymesh.run import started
-    from ptymesh.run.continued import continued, refuse_folder
-    from ptymesh.run.counters import counters_of
+    from ptymesh.run import start_record
+    from ptymesh.run.checkpoint_counters import counters_of
     from ptymesh.run.recipe import Recipe
+    from ptymesh.run.resumed_recipe import refuse_folder, resumed_recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
@@ -37,7 +37,7 @@ def command(
         raise BadInput(f"{folder} is no folder and holds no checkpoint; give the folder of a run that was stopped.")
     check_folder(folder, "mend its permissions, so that the run can go on there")
     with owned(folder):
-        text, meta = started.pending(folder), {}
+        text, meta = start_record.pending_recipe(folder), {}
         anew = text is not None
         if text is None:
             meta = checkpoint.read_meta(folder / "checkpoint")
@@ -50,7 +50,7 @@ def command(
             refuse_folder(Recipe.from_yaml(text), recipe)
             recipe = recipe.with_output(folder)
         else:
-            recipe = continued(text, settings, counters_of(meta)).with_output(folder)
+            recipe = resumed_recipe(text, settings, counters_of(meta)).with_output(folder)
         arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []

@@ -68,7 +68,7 @@ def _run(
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import started
+    from ptymesh.run import start_record
 
     if time is not None and not 0 < time < float("inf"):
         raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")
@@ -87,5 +87,5 @@ def _run(
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         arguments += [] if time is None else ["--time", str(time)]
-        resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None
+        resume = again and checkpoint.exists(folder / "checkpoint") and start_record.pending_recipe(folder) is None
         execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, found=found, strict=strict)

@@ -83,7 +83,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import started
+    from ptymesh.run import start_record
 
     _refuse_odd_files(out)
     if force:
@@ -97,7 +97,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
-    begun = started.pending(out)
+    begun = start_record.pending_recipe(out)
     if _requeued() or (begun is not None and begun == recipe):
         return
     for name in ("log.txt", "metrics.jsonl"):
@@ -249,13 +249,13 @@ def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
 def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
-    from ptymesh.run.started import STARTED, noted
+    from ptymesh.run.start_record import STARTED, recording_start
 
     out = recipe.output.dir
     with ExitStack() as stack:
         with stopping.undisturbed():  # no signal between writing the recipe and setting the sentence about it
             if not resume and world().rank == 0 and not launched():
-                stack.enter_context(noted(out, recipe.to_yaml()))
+                stack.enter_context(recording_start(out, recipe.to_yaml()))
             said = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
             if resume:
                 said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."

@@ -30,7 +30,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.printable import printable
-from ptymesh.run import started
+from ptymesh.run import start_record
 from ptymesh.run.progress import runs_in_notebook
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 from ptymesh.run.terminal import Terminal
@@ -103,12 +103,12 @@ class FreshStart(Watcher):
 
     def saved(self, path: Path) -> None:
         """Forget that the run must start anew, as there is a checkpoint to go on from now, or the result itself."""
-        started.forget(path.parent)
+        start_record.remove_record(path.parent)
 
     def finish(self, outcome: str) -> None:
         """Forget that the run must start anew if it has diverged, as it would do so again."""
         if outcome == "diverged" and self._out is not None:
-            started.forget(self._out)
+            start_record.remove_record(self._out)
 
 
 class Clock:
@@ -316,9 +316,9 @@ class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
     Keys: stage, engine, epoch, loss, residual, seconds, views_per_s; held_out, noise_floor, rate where there are
-    such; change_* of each unknown that has moved (changes.py). Numbers that are not finite are null. The last line of
-    a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual, noise_floor.
-    A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
+    such; change_* of each unknown that has moved (unknown_changes.py). Numbers that are not finite are null. The last
+    line of a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual,
+    noise_floor. A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.grids import complex_array, pixel_ratio, resampled
+from ptymesh.run.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
@@ -166,11 +166,12 @@ def _object(
     moved = origin - np.array(part.corner)
     if earlier is not None:
         found = _sliced(earlier.result.object, options.slices, earlier.path)
-        return torch.from_numpy(resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
-    found = _sliced(complex_array(options.initial, "object.initial"), options.slices, options.initial)
+        onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
+        return torch.from_numpy(onto).to(dtype)
+    found = _sliced(load_complex_array(options.initial, "object.initial"), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
-    return torch.from_numpy(resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
+    return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
 def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:

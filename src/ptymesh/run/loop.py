@@ -24,9 +24,9 @@ from ptymesh.engines import Engine, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
-from ptymesh.run.changes import Snapshot, changes, snapshot
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
+from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.unknowns import LARGEST
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
@@ -74,7 +74,7 @@ class Loop:
         self.traffic, self.noise_floor, self.noise_level = Traffic(), noise_floor, noise_level
         self._fine = problem
         self._warm: Engine | None = None
-        self._after: Snapshot | None = None
+        self._after: UnknownSamples | None = None
         self._along: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
@@ -260,8 +260,8 @@ class Loop:
             variable.after_epoch(problem, state.estimate)
         engine.apply_constraints(problem, state.estimate, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
-        self._after = snapshot(problem, state.estimate)
-        moved = changes(state.before, self._after)
+        self._after = sample_unknowns(problem, state.estimate)
+        moved = measure_changes(state.before, self._after)
         extent = state.estimate.extent
         others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
         positions.reanchor(engine, problem, state.estimate, others)
@@ -271,7 +271,7 @@ class Loop:
 
     def _look_back(self) -> None:
         """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""
-        self.state.before = self._after or snapshot(self.problem, self.state.estimate)
+        self.state.before = self._after or sample_unknowns(self.problem, self.state.estimate)
 
     def _note(
         self,

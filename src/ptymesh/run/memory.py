@@ -156,7 +156,7 @@ def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
     _retried(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
 
 
-def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
+def retry_out_of_memory(problem: Problem, act: Callable[[], Found]) -> Found:
     """Return what `act` returns; out of memory, give back all that is held to be faster, and call it once more.
 
     Args:

@@ -43,16 +43,16 @@ from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
-from ptymesh.run import alike
-from ptymesh.run.checked import check_after_reading, check_before_reading, to_stderr, watched
-from ptymesh.run.counters import counters_of
-from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
+from ptymesh.run import rounding_check
+from ptymesh.run.checkpoint_counters import counters_of
+from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
 from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.magnitudes import refuse_spacing
-from ptymesh.run.memory import check_object, once_more
+from ptymesh.run.memory import check_object, retry_out_of_memory
 from ptymesh.run.plan import ALONE, decide, scan_of
 from ptymesh.run.progress import watcher
+from ptymesh.run.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
 from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.run.reports import Callback, EpochReport, Traffic
@@ -300,8 +300,8 @@ class Reconstruction(Displayed):
     def _compare_ranks(self, dtype: torch.dtype) -> None:
         if self.world.size == 1:
             return
-        bits = self._everywhere(lambda: alike.signature(self.world.device, dtype))
-        odd = alike.odd_ones(self.world, bits)
+        bits = self._everywhere(lambda: rounding_check.rounding_signature(self.world.device, dtype))
+        odd = rounding_check.ranks_that_round_differently(self.world, bits)
         if odd and self.world.rank == 0:
             print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
@@ -444,7 +444,7 @@ class Reconstruction(Displayed):
 
     def _fetched(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor's values on the host; out of memory on the device, after caches have given some back."""
-        return once_more(self.problem, lambda: tensor.cpu().numpy())
+        return retry_out_of_memory(self.problem, lambda: tensor.cpu().numpy())
 
     def result(self, recipe: str = "") -> Result:
         """Return the result with its final (frozen) residual: one pass over all views. Collective.

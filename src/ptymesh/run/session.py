@@ -27,8 +27,8 @@ from ptymesh.io.featureless import refuse_featureless
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
-from ptymesh.run.checked import noted, to_stderr
-from ptymesh.run.counters import counters_of
+from ptymesh.run.checkpoint_counters import counters_of
+from ptymesh.run.data_checks import record_checks, to_stderr
 from ptymesh.run.lock import OwnershipCheck, hold, share
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.patterns import Patterns, compared_patterns
@@ -143,7 +143,7 @@ def _run(
             saved = _checkpoint(out / "checkpoint", world)
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
     if recon.unchecked.checks != NO_CHECKS:
-        recipe = noted(recipe, recon.scan, recon.unchecked)
+        recipe = record_checks(recipe, recon.scan, recon.unchecked)
     with closing(recon):
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)

@@ -24,7 +24,7 @@ from ptymesh.options import Reference
 from ptymesh.physics import probes
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.registry import Registry, subclass_of
-from ptymesh.run.grids import complex_array, pixel_ratio, resampled
+from ptymesh.run.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.sentences import unknown_word
 
 #: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
@@ -244,7 +244,7 @@ class ResultStart(ProbeStart):
         geometry, result = measurement.geometry, Result.load(self.path)
         ratio = pixel_ratio(result, geometry, self.path)
         corner = np.array(geometry.shape) // 2 - ratio * (np.array(result.probe.shape[-2:]) // 2)
-        moved = resampled(result.probe, ratio, corner, geometry.shape, outside=0.0)
+        moved = resample_images(result.probe, ratio, corner, geometry.shape, outside=0.0)
         powers = [(np.abs(array) ** 2).sum(axis=(1, 2), keepdims=True) for array in (result.probe, moved)]
         return torch.from_numpy(moved * np.sqrt(powers[0] / np.maximum(powers[1], np.finfo(np.float64).tiny)))
 
@@ -258,7 +258,7 @@ class ArrayStart(ProbeStart):
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the array."""
-        return torch.from_numpy(complex_array(self.path, "probe.start", measurement.geometry.shape))
+        return torch.from_numpy(load_complex_array(self.path, "probe.start", measurement.geometry.shape))
 
 
 def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:

@@ -21,8 +21,8 @@ from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
 from ptymesh.run import memory
-from ptymesh.run.changes import COLUMNS, column
-from ptymesh.run.counters import Counters, counters_of
+from ptymesh.run.checkpoint_counters import Counters, counters_of
+from ptymesh.run.unknown_changes import COLUMNS, change_column
 from ptymesh.unknowns import BUILT_IN, of_scope
 
 #: Columns of the history, one entry per epoch.
@@ -44,7 +44,8 @@ class RunState:
         estimate: as it is now.
         stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
         start: (N, 2) positions at the start of the running epoch.
-        before: the unknowns at the start of the running epoch, thinned out (changes.py), for checkpoints within it.
+        before: the unknowns at the start of the running epoch, thinned out (unknown_changes.py), for checkpoints within
+            it.
         engines: by stage, what its engine remembers.
         per_view: of the running stage (its number), what its engine remembers of this rank's views.
         history: one list per column of HISTORY, and of the model's operators' unknowns, over all stages.
@@ -66,7 +67,7 @@ class RunState:
         if self.start is None:
             self.start = self.estimate.positions.clone()
         for name in self.estimate.others:
-            self.history.setdefault(column(name), [math.nan] * self.done_epochs)
+            self.history.setdefault(change_column(name), [math.nan] * self.done_epochs)
 
     @property
     def done_epochs(self) -> int:
@@ -83,7 +84,7 @@ class RunState:
         """
         estimate, own = self.estimate, problem.layout.own
         tile = problem.layout.tile(estimate)
-        shared, per_view, tiles = memory.once_more(problem, lambda: self._arrays(problem, tile))
+        shared, per_view, tiles = memory.retry_out_of_memory(problem, lambda: self._arrays(problem, tile))
         counters = {
             "stage": self.stage,
             "epoch": self.epoch,
@@ -179,7 +180,7 @@ class RunState:
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
             _memories({**saved.shared, **of_object}, device),
-            _history(saved, [column(name) for name in others]),
+            _history(saved, [change_column(name) for name in others]),
             run.epoch_seconds,
             _memories(of_views, device),
             _before(saved),

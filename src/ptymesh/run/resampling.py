@@ -17,7 +17,7 @@ from ptymesh.unknowns import LARGEST
 SAME_PIXEL = 1e-6
 
 
-def resampled(
+def resample_images(
     array: np.ndarray, ratio: np.ndarray, corner: np.ndarray, sides: tuple[int, int], outside: float
 ) -> np.ndarray:
     """Return an array on another grid: i_new = ratio * i_old + corner; cubic splines, or a plain copy of equal grids.
@@ -84,7 +84,7 @@ def pixel_ratio(result: Result, geometry: Geometry, path: str) -> np.ndarray:
     return np.where(np.abs(ratio - 1) < SAME_PIXEL, 1.0, ratio)
 
 
-def complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
+def load_complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
     """Load a complex array, of which a single image becomes an array of one.
 
     Args:

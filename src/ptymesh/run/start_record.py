@@ -24,18 +24,18 @@ NOTHING, UNREADABLE = "nothing", "unreadable"
 _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
 
 
-def note(out: Path, recipe: str) -> None:
+def write_record(out: Path, recipe: str) -> None:
     """Record that a run with this recipe is about to start in this folder, which is made. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / (STARTED + ".new")
     with temporary.open("w", encoding="utf-8") as file:
-        file.write(f"{_HEAD}{_manifest(out)}\n{recipe}")
+        file.write(f"{_HEAD}{_manifest_digest(out)}\n{recipe}")
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, out / STARTED)
 
 
-def pending(out: Path) -> str | None:
+def pending_recipe(out: Path) -> str | None:
     """Return the recipe of a run that has to start anew; None without one, or where its own checkpoint is there."""
     try:
         if not (out / STARTED).is_file():
@@ -43,25 +43,25 @@ def pending(out: Path) -> str | None:
         head, _, recipe = (out / STARTED).read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):
         return None
-    found = _manifest(out)
+    found = _manifest_digest(out)
     own = found not in (NOTHING, head.removeprefix(_HEAD)) or found == UNREADABLE
     return recipe if head.startswith(_HEAD) and not own else None
 
 
-def forget(out: Path) -> None:
+def remove_record(out: Path) -> None:
     """Remove the record: the run has a checkpoint or a result, or will have none."""
     (out / STARTED).unlink(missing_ok=True)
 
 
 @contextmanager
-def noted(out: Path, recipe: str) -> Iterator[None]:
+def recording_start(out: Path, recipe: str) -> Iterator[None]:
     """Record a run around its start; where its input is refused (status 2), all of that is taken back."""
-    if pending(out) == recipe:  # started before
+    if pending_recipe(out) == recipe:  # started before
         yield
         return
     made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
     try:
-        note(out, recipe)
+        write_record(out, recipe)
     except OSError as error:
         _take_back(out, made)
         raise BadInput(f"{out} cannot be written to ({error.strerror}); choose another folder with --out.") from error
@@ -77,12 +77,12 @@ def _take_back(out: Path, made: list[Path]) -> None:
     """Remove the record, and the folders that were made for it, innermost first, as nothing else was written."""
     with suppress(OSError):
         (out / (STARTED + ".new")).unlink(missing_ok=True)
-        forget(out)
+        remove_record(out)
         for folder in made:  # up to one in which somebody else has put something
             folder.rmdir()
 
 
-def _manifest(out: Path) -> str:
+def _manifest_digest(out: Path) -> str:
     """Return the digest of what the checkpoint's current generation says of itself and of its files.
 
     Of a checkpoint that is damaged, or of another version, it is that of its manifest as it stands.

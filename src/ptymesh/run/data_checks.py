@@ -102,10 +102,10 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # asked by its caller
     seen = _everywhere(world, lambda: _read(scan, world))
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
-    return noted(recipe, applied(scan, found), before), [*sentences, *found.sentences]
+    return record_checks(recipe, applied(scan, found), before), [*sentences, *found.sentences]
 
 
-def noted(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
+def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
     """Return the recipe with the decisions of checks, so that whoever reads the data by it needs no checks.
 
     Args:

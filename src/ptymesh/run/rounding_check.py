@@ -27,7 +27,7 @@ WINDOWS = ((32, 32), (30, 28))
 VIEWS, MODES = 3, 2
 
 
-def odd_ones(world: World, bits: str) -> str:
+def ranks_that_round_differently(world: World, bits: str) -> str:
     """Return a sentence that names the ranks whose signature is not that of rank 0; empty if there are none.
 
     Collective; the sentence is the same on all ranks.
@@ -36,7 +36,7 @@ def odd_ones(world: World, bits: str) -> str:
         world: the ranks.
         bits: this rank's signature.
     """
-    said = [word.split(" ", 1) for word in world.words(f"{bits} {kind(world.device)}")]
+    said = [word.split(" ", 1) for word in world.words(f"{bits} {describe_platform(world.device)}")]
     others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
     if not others:
         return ""
@@ -48,13 +48,13 @@ def odd_ones(world: World, bits: str) -> str:
     )
 
 
-def kind(device: torch.device) -> str:
+def describe_platform(device: torch.device) -> str:
     """Return host, processor and version of torch, in words for people."""
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return f"{platform.node()}, {what}, torch {torch.__version__}"
 
 
-def signature(device: torch.device, dtype: torch.dtype) -> str:
+def rounding_signature(device: torch.device, dtype: torch.dtype) -> str:
     """Return a digest of what this rank's kernels and functions make of made-up views.
 
     Args:
@@ -65,19 +65,22 @@ def signature(device: torch.device, dtype: torch.dtype) -> str:
         BadInput: PTYMESH_KERNELS says something unknown.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for found in _found(device, dtype):
+    for found in _sample_results(device, dtype):
         digest.update(found.detach().cpu().resolve_conj().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+def _sample_results(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield the arrays that kernels and functions make of made-up views, for windows of every size in WINDOWS."""
     backend = (
         kernel_backend(device, dtype) if device.type == "cpu" else Backend()
     )  # no compiling for windows that nobody has
     real = torch.float32 if dtype == torch.complex64 else torch.float64
     for h, w in WINDOWS:
-        obj, probe = _made((1, h + 8, w + 8), dtype).to(device), _made((MODES, h, w), dtype).to(device)
+        obj, probe = (
+            _made_up_numbers((1, h + 8, w + 8), dtype).to(device),
+            _made_up_numbers((MODES, h, w), dtype).to(device),
+        )
         some = torch.arange(VIEWS)
         chunk = Chunk(
             some,
@@ -85,7 +88,7 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
             torch.stack((some, 2 * some), 1).to(device),
             (torch.stack((some, -some), 1) / 8).to(real).to(device),
             torch.ones(VIEWS, 1, dtype=real, device=device),
-            (100 * _made((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
+            (100 * _made_up_numbers((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
             torch.ones(h, w, dtype=torch.bool, device=device),
             torch.zeros(h, w, dtype=real, device=device),
         )
@@ -94,7 +97,7 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
         yield from (waves, phase(waves), waves.abs().sqrt(), waves.real.exp(), waves.real.cos(), orthogonalising(probe))
 
 
-def _made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _made_up_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
     generator = torch.Generator().manual_seed(1)
     whole = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
