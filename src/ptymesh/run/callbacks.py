@@ -318,7 +318,8 @@ class MetricsFile(Watcher):
     Keys: stage, engine, epoch, loss, residual, seconds, views_per_s; held_out, noise_floor, rate where there are
     such; change_* of each unknown that has moved (unknown_changes.py). Numbers that are not finite are null. The last
     line of a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual,
-    noise_floor. A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
+    noise_floor. A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there
+    twice.
     """
 
     def __init__(self) -> None:

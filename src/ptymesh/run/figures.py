@@ -19,7 +19,7 @@ from ptymesh.files import writing
 from ptymesh.io.results import Result
 
 if TYPE_CHECKING:
-    from ptymesh.run.patterns import Patterns
+    from ptymesh.run.patterns import PatternPairs
 
 #: Makes a figure.
 Make = Callable[[], Figure]
@@ -31,7 +31,7 @@ def write_figures(
     *,
     prefix: str = "",
     suffix: str = "png",
-    patterns: Patterns | None = None,
+    patterns: PatternPairs | None = None,
 ) -> list[Path]:
     """Write every figure that the result has something for; `prefix` goes before their names.
 
@@ -54,7 +54,7 @@ def write_figures(
     return paths
 
 
-def write_products(path: Path, *, figures: bool, writers: Sequence[str], patterns: Patterns | None) -> list[Path]:
+def write_products(path: Path, *, figures: bool, writers: Sequence[str], patterns: PatternPairs | None) -> list[Path]:
     """Draw the figures of a run's result, have its writers write, and return the paths of what is there.
 
     The result is safe by then: where something fails, standard error and the run's log say so, and the rest goes on.
@@ -85,7 +85,7 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
     return made
 
 
-def _patterns_of(result: Result) -> Patterns | None:
+def _patterns_of(result: Result) -> PatternPairs | None:
     from ptymesh.run.patterns import patterns_of
 
     try:
@@ -111,7 +111,7 @@ def _report(sentence: str, result: Path) -> None:
         pass
 
 
-def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> Iterator[tuple[str, Make]]:
+def _figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
     """Yield names, and what makes the figures; the overview comes first."""
     pixel, title = result.pixel_size_m, title_of(result)
     final = result.attrs.get("final_residual")

@@ -25,7 +25,7 @@ CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Patterns:
+class PatternPairs:
     """Measured patterns against the model.
 
     Attributes:
@@ -39,7 +39,7 @@ class Patterns:
     far_field: bool
 
 
-def patterns_of(result: Result) -> Patterns:
+def patterns_of(result: Result) -> PatternPairs:
     """Return `compared_patterns` with the data set that the result's recipe names.
 
     Raises:
@@ -54,7 +54,7 @@ def patterns_of(result: Result) -> Patterns:
     return compared_patterns(result, load_measurement(recipe.data, recipe.positions))
 
 
-def compared_patterns(result: Result, scan: Measurement) -> Patterns:
+def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
     """Return the pattern of typical (median) and that of largest residual, each with its model.
 
     The residual is sum (sqrt I - sqrt y)^2 / sum y. Where the result does not hold the residuals of all views, up to
@@ -84,7 +84,7 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view)[0])
-    return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
+    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
 def check_same(result: Result, scan: Measurement) -> None:

@@ -55,8 +55,8 @@ def refuse_folder(before: Recipe, after: Recipe) -> None:
     """Raise BadInput where settings name another output folder: a run goes on in its own."""
     if after.output.dir != before.output.dir:
         raise BadInput(
-            f"output.dir cannot become {_shortened(after.output.dir)}: a run goes on in its folder; move that, or begin "
-            "a new run in another one."
+            f"output.dir cannot become {_shortened(after.output.dir)}: a run goes on in its folder; move that, or "
+            "begin a new run in another one."
         )
 
 
@@ -110,8 +110,8 @@ def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> Non
     changed = [key for key in old | new if old.get(key) != new.get(key)]
     if begun is None and changed:
         raise BadInput(
-            f"{name} is done, and its {changed[0]} cannot become {_shortened(new.get(changed[0]))}; add a stage instead, "
-            f"as stages.N behind the last one."
+            f"{name} is done, and its {changed[0]} cannot become {_shortened(new.get(changed[0]))}; add a stage "
+            f"instead, as stages.N behind the last one."
         )
     if begun is None:
         return

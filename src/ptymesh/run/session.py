@@ -31,7 +31,7 @@ from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import record_checks, to_stderr
 from ptymesh.run.lock import OwnershipCheck, hold, share
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.patterns import Patterns, compared_patterns
+from ptymesh.run.patterns import PatternPairs, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
@@ -41,7 +41,7 @@ from ptymesh.types import complex_dtype
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Outcome of a run.
 
     Fields:
@@ -54,7 +54,7 @@ class Outcome:
     result: Result
     path: Path
     recipe: Recipe
-    patterns: Patterns | None = None
+    patterns: PatternPairs | None = None
 
 
 #: Attributes of a result that say what is thought of it.
@@ -83,7 +83,7 @@ def run_recipe(
     held: ExitStack | None = None,
     decide: Decide | None = None,
     time_s: float | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
     Args:
@@ -129,7 +129,7 @@ def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
 
 def _run(
     recipe: Recipe, world: World, resume: bool, other_data: bool, callbacks: Sequence[Callback], stop: StopSignal
-) -> Outcome:
+) -> RunOutcome:
     out = Path(recipe.output.dir)
     saved, failure = None, None
     try:
@@ -176,7 +176,7 @@ def _carry_out(
     about: dict[str, Any],
     callbacks: Sequence[Callback],
     stop: StopSignal,
-) -> Outcome:
+) -> RunOutcome:
     folder, world = out / "checkpoint", recon.world
 
     def save() -> None:
@@ -213,10 +213,10 @@ def _carry_out(
             callback.saved(path)
             callback.judged({name: result.attrs[name] for name in JUDGED if result.attrs.get(name) is not None})
             callback.finish("done")
-    return Outcome(result, path, recipe, _patterns(recipe, recon, result))
+    return RunOutcome(result, path, recipe, _patterns(recipe, recon, result))
 
 
-def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns | None:
+def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:
     """Return the patterns that a figure shows; None where they are not drawn, or cannot be compared here."""
     whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
     if not recipe.output.figures or not whole or recon.world.rank:
