@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, Strict, spread
+from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups
 
 
-@spread
+@expand_groups
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
-    how: Launching,
-    room: Holding,
+    how: LaunchOptions,
+    memory: MemoryOptions,
     set_: Settings = None,
     other_data: Annotated[
         bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
@@ -44,14 +44,14 @@ def command(
             text = meta.get("recipe")
         if not isinstance(text, str):
             raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
-        settings = [*(set_ or ()), *room.settings]
+        settings = [*(set_ or ()), *memory.settings]
         if anew:
             recipe = Recipe.from_yaml(text, settings)
             refuse_folder(Recipe.from_yaml(text), recipe)
             recipe = recipe.with_output(folder)
         else:
             recipe = resumed_recipe(text, settings, counters_of(meta)).with_output(folder)
-        arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+        arguments = ["resume", str(folder), "--device", how.device, *memory.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []
         execute(recipe, arguments, how, resume=not anew, other_data=other_data, strict=strict)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ptymesh import stopping
-from ptymesh.cli.launching import Launching, environment_of
+from ptymesh.cli.launching import LaunchOptions, environment_of
 from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
     from ptymesh.distributed.world import World
     from ptymesh.run.recipe import Recipe
-    from ptymesh.run.session import Outcome
+    from ptymesh.run.session import RunOutcome
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
@@ -137,7 +137,7 @@ def restarted() -> bool:
 
 
 @dataclass
-class Open:
+class StageFinder:
     """Search for stages that a recipe leaves open.
 
     Attributes:
@@ -164,11 +164,11 @@ class Open:
 def execute(
     recipe: Recipe,
     arguments: Sequence[str],
-    how: Launching,
+    how: LaunchOptions,
     *,
     resume: bool,
     other_data: bool = False,
-    found: Open | None = None,
+    finder: StageFinder | None = None,
     strict: bool = False,
 ) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which call this function in turn.
@@ -179,7 +179,7 @@ def execute(
         how: options for starting ranks.
         resume: True to continue from the checkpoint.
         other_data: True to continue even with data other than the checkpoint's.
-        found: search for stages that the recipe leaves open.
+        finder: search for stages that the recipe leaves open.
         strict: True to raise Poor if the verdict is poor or failed.
 
     Raises:
@@ -200,10 +200,10 @@ def execute(
             )
     else:
         how.check()
-    with _begun(recipe, resume):
+    with _with_stop_message(recipe, resume):
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
-                outcome = _here(recipe, how.device, resume, other_data, found or Open())
+                outcome = _run_in_this_process(recipe, how.device, resume, other_data, finder or StageFinder())
             if place.size == 1 and (out / "ranks").is_dir():  # left by an earlier run on several ranks
                 from ptymesh.launcher.launch import tidy
 
@@ -246,7 +246,7 @@ def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
 
 
 @contextmanager
-def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
+def _with_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
     from ptymesh.run.start_record import STARTED, recording_start
@@ -266,7 +266,9 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
         yield
 
 
-def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> Outcome:
+def _run_in_this_process(
+    recipe: Recipe, device: str, resume: bool, other_data: bool, finder: StageFinder
+) -> RunOutcome:
     """Run the recipe in this process, with log, figures and callbacks."""
     from ptymesh.errors import Interrupted
 
@@ -292,8 +294,8 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                     other_data=other_data,
                     callbacks=watching,
                     held=held,
-                    decide=found.decide,
-                    time_s=found.time_s,
+                    decide=finder.decide,
+                    time_s=finder.time_s,
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:
@@ -305,7 +307,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
         return outcome
 
 
-def _conclude(recipe: Recipe, outcome: Outcome) -> None:
+def _conclude(recipe: Recipe, outcome: RunOutcome) -> None:
     """Say what came of it, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
@@ -327,7 +329,7 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     typer.echo(f"Verdict: {state}: {sentence}.")
 
 
-def _write_products(recipe: Recipe, outcome: Outcome) -> None:
+def _write_products(recipe: Recipe, outcome: RunOutcome) -> None:
     """Draw and write what the recipe asks for, or say what would; no failure of that is one of the run."""
     figures, writers = recipe.output.figures, recipe.output.all_writers
     view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
@@ -345,7 +347,7 @@ def _write_products(recipe: Recipe, outcome: Outcome) -> None:
         typer.echo(f"{'Figures' if figures else 'Files'}: {' '.join(map(str, made))}")
 
 
-def _is_too_large(outcome: Outcome) -> bool:
+def _is_too_large(outcome: RunOutcome) -> bool:
     """Return True for an object in tiles that is too large for the memory of one process."""
     return outcome.result.attrs["layout"] == "tiled" and outcome.path.stat().st_size > DRAWN
 
@@ -354,7 +356,7 @@ def _doing(writers: Sequence[str]) -> str:
     return "draws and writes" if writers else "draws"
 
 
-def _diagnose(outcome: Outcome) -> None:
+def _diagnose(outcome: RunOutcome) -> None:
     """Print how the iteration ended and, for a result that is not good, the likely cause.
 
     The cause is added to the result file. A failure of the diagnosis does not fail the run.
