@@ -273,10 +273,10 @@ def _run_in_this_process(
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        from ptymesh.run.callbacks import watchers
+        from ptymesh.run.callbacks import make_watchers
         from ptymesh.run.session import run_recipe
 
-        watching = watchers()
+        watching = make_watchers()
         with ExitStack() as stack:
 
             def finish() -> None:

@@ -47,22 +47,22 @@ class Watcher(Callback):
         """Let go of what is open; this may be called at any time, and more than once."""
 
 
-def watchers() -> list[Watcher]:
+def make_watchers() -> list[Watcher]:
     """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display, log and metrics."""
-    return [FreshStart(), Display(), LogFile(), MetricsFile()]
+    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile()]
 
 
-def summary(run: RunInfo) -> str:
+def size_line(run: RunInfo) -> str:
     """Return one line about the size of a run."""
     slices, height, width = run.object_shape
     sliced = f"{slices} slices of " if slices > 1 else ""
     return (
         f"{run.views} views of {run.window[0]} x {run.window[1]}, object {sliced}{height} x {width}, "
-        f"{_count(run.modes, 'mode')}, {_count(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
+        f"{_counted(run.modes, 'mode')}, {_counted(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
     )
 
 
-def opening(run: RunInfo) -> list[str]:
+def opening_lines(run: RunInfo) -> list[str]:
     """Return the lines with which a run begins.
 
     They tell its size, its stages, the object's layout, how evenly ranks share batches, where the patterns are kept,
@@ -71,13 +71,13 @@ def opening(run: RunInfo) -> list[str]:
     layout = [f"Object: {run.layout}"] if run.layout else []
     shares = "; then ".join(f"{share:.2f}" for share in run.balance)
     balance = [f"Balance: {shares} of the speed of equal shares at most"] if shares else []
-    return [summary(run), plan(run), *layout, *balance, *filter(None, (run.patterns,)), *run.findings]
+    return [size_line(run), stages_line(run), *layout, *balance, *filter(None, (run.patterns,)), *run.findings]
 
 
-def plan(run: RunInfo) -> str:
+def stages_line(run: RunInfo) -> str:
     """Return one line about the stages of a run."""
-    stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
-    return stages + (f" (resumed after {_count(run.done_epochs, 'epoch')})" if run.resumed else "")
+    stages = "; then ".join(f"{e}, {_counted(n, 'epoch')} of {_counted(b, 'batch', 'es')}" for e, n, b in run.stages)
+    return stages + (f" (resumed after {_counted(run.done_epochs, 'epoch')})" if run.resumed else "")
 
 
 class FreshStart(Watcher):
@@ -147,7 +147,7 @@ class Clock:
         return (time.monotonic() - self._began) / fresh * (self.total - self.done)
 
 
-def moved(report: EpochReport) -> list[str]:
+def progress_words(report: EpochReport) -> list[str]:
     """Return in words, where known, the residual of held-out views and how far object and positions have moved."""
     words = [] if report.held_out is None else [f"held out {report.held_out:.6f}"]
     if change := report.changes.get("change_object"):
@@ -157,7 +157,7 @@ def moved(report: EpochReport) -> list[str]:
     return words
 
 
-class Display(Watcher):
+class ProgressDisplay(Watcher):
     """Live progress on a terminal; plain lines otherwise, one per epoch, fewer in long runs.
 
     stream: where to write, standard output unless given.
@@ -173,7 +173,7 @@ class Display(Watcher):
         self._console = Terminal(stream, force_jupyter=False)
         self._run, self._clock = run, Clock(run)
         self._last_line, self._curve = -math.inf, Curve()
-        self._print(*opening(run))
+        self._print(*opening_lines(run))
         if stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ):
             self._live = _Bars(self._console)
             self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
@@ -183,7 +183,7 @@ class Display(Watcher):
         """Move the bar."""
         self._clock.at(report.stage, report.epoch, report.batch)
         if self._live:
-            left = _left(self._clock)
+            left = _time_left(self._clock)
             name = self._stage(report.stage, report.epoch)
             self._live.update(self._task, completed=self._clock.done, description=name, left=left)
 
@@ -192,7 +192,7 @@ class Display(Watcher):
         self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
         numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
         self._curve.add(report.stage, report.residual, report.held_out, report.rate)
-        numbers = "  ".join((numbers, *moved(report)))
+        numbers = "  ".join((numbers, *progress_words(report)))
         if self._live:
             floor = f"noise floor {report.noise_floor:.4g}; " if report.noise_floor else ""
             self._live.numbers = f"{numbers}\n{floor}{self._curve.judge(report.noise_level)}"
@@ -202,7 +202,7 @@ class Display(Watcher):
         if not ends and report.total_epochs > LONG_RUN_EPOCHS and now - self._last_line < LINE_EVERY_S:
             return
         self._last_line = now
-        self._print(f"{self._stage(report.stage, report.epoch)}  {numbers}  {_left(self._clock)}".rstrip())
+        self._print(f"{self._stage(report.stage, report.epoch)}  {numbers}  {_time_left(self._clock)}".rstrip())
 
     def finish(self, outcome: str) -> None:
         """Leave the terminal as it was."""
@@ -255,14 +255,14 @@ class LogFile(Watcher):
     """out/log.txt: what ran where, every epoch, every file written, with the time of each."""
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LineFile | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the log (a resumed run goes on with it) and describe run and machine."""
         if run.out is None:
             return
-        self._lines = Lines(run.out / "log.txt", anew=not run.resumed)
-        for line in (*environment(run), *opening(run), *([run.note] if run.note else [])):
+        self._lines = LineFile(run.out / "log.txt", anew=not run.resumed)
+        for line in (*environment_lines(run), *opening_lines(run), *([run.note] if run.note else [])):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:
@@ -293,7 +293,7 @@ class LogFile(Watcher):
             lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {printable(line)}")
 
 
-def environment(run: RunInfo) -> list[str]:
+def environment_lines(run: RunInfo) -> list[str]:
     """Return versions, machine and threads, one line each."""
     if hasattr(os, "sched_getaffinity"):
         own = sorted(os.sched_getaffinity(0))
@@ -323,22 +323,22 @@ class MetricsFile(Watcher):
     """
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LineFile | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the file, cut back to `run.done_epochs` lines."""
         if run.out is not None:
-            self._lines = Lines(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
+            self._lines = LineFile(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
 
     def epoch(self, report: EpochReport) -> None:
         """Write one line, which is on disk when this returns."""
         row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
-            row[name] = _finite(value)
+            row[name] = _number_or_none(value)
         known = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
-        row |= {name: _finite(value) for name, value in known.items() if value is not None}
-        row |= {name: _finite(change) for name, change in report.changes.items() if change}
+        row |= {name: _number_or_none(value) for name, value in known.items() if value is not None}
+        row |= {name: _number_or_none(change) for name, change in report.changes.items() if change}
         if lines := self._lines:
             lines.add(json.dumps(row))
 
@@ -362,7 +362,7 @@ class MetricsFile(Watcher):
 MOST_MISSING = 1 << 20
 
 
-class Lines:
+class LineFile:
     """A text file that grows line by line; what is written about a run is not worth losing the run.
 
     Where the disk refuses a line, that is said once on stderr, and the file ends with the last whole line; what is
@@ -373,7 +373,7 @@ class Lines:
     """
 
     def __init__(self, path: Path, *, anew: bool, keep: int | None = None) -> None:
-        self.path, self._missing, self._said = path, b"", False
+        self.path, self._missing, self._has_warned = path, b"", False
         # a process that is told to stop closes the file on another thread (stopping.tidying)
         self._lock = threading.RLock()
         target_of(path)
@@ -397,16 +397,16 @@ class Lines:
             try:
                 self._write(self._file)
             except OSError as error:
-                self._say(error)
+                self._warn(error)
                 if len(self._missing) > MOST_MISSING:
                     self.close()
 
-    def _say(self, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         """Say once on standard error that the file cannot be written."""
-        if not self._said:
+        if not self._has_warned:
             sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
             print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
-        self._said = True
+        self._has_warned = True
 
     def _write(self, file: int) -> None:
         """Write all lines that are missing, or none of them."""
@@ -441,14 +441,14 @@ def _cut_back(path: Path, epochs: int) -> None:
     os.truncate(path, place)
 
 
-def _finite(value: float) -> float | None:
+def _number_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _left(clock: Clock) -> str:
+def _time_left(clock: Clock) -> str:
     seconds = clock.left_s()
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
 
 
-def _count(number: int, what: str, plural: str = "s") -> str:
+def _counted(number: int, what: str, plural: str = "s") -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"

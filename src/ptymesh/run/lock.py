@@ -51,7 +51,7 @@ class FolderLease:
         self.lease, self.token = lease, lease.token
         self.path = lease.path
         self._made, self._command, self._launcher = made, shared_with, os.getppid()
-        self._is_missing_told = False
+        self._has_warned_missing = False
         self._closing = threading.Lock()
 
     def is_held(self) -> bool:
@@ -66,13 +66,13 @@ class FolderLease:
         folder, ends = self.path.parent, "it ends without writing anything more"
         state = self.lease.state()
         if state == "taken":
-            why = "had no lock" if self._is_missing_told else "stood still"
+            why = "had no lock" if self._has_warned_missing else "stood still"
             raise PtymeshError(f"{folder} was taken by another run while this one {why}; {ends}.")
-        if state == "lapsed" and not self._is_missing_told:
+        if state == "lapsed" and not self._has_warned_missing:
             said = "stood still, and another run may have been there since"
             raise PtymeshError(f"The lock of {folder} has gone while this run {said}; {ends}.")
-        if state == "removed" and not self._is_missing_told:
-            self._is_missing_told = True
+        if state == "removed" and not self._has_warned_missing:
+            self._has_warned_missing = True
             warn(f"{self.path} was removed; this run goes on: start no other one in this folder until it ends")
 
     def close(self) -> None:
@@ -198,13 +198,13 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
 def acquire(lease: Lease, said: Path) -> None:
     """Take a folder's lease. Raises BadInput where a holder lives, or something else lies there."""
 
-    def tell(owner: Owner) -> None:
+    def warn_about(owner: Owner) -> None:
         warn(f"{said} is held by {owner}; watching up to {SILENT_S:.0f} s whether it lives")
 
     try:
         if os.path.lexists(lease.path) and not stat.S_ISREG(lease.path.lstat().st_mode):
             raise NoLeaseError(str(lease.path))
-        lease.acquire(tell)
+        lease.acquire(warn_about)
     except LeaseHeldError as error:
         remedy = "wait until it ends, stop it, or choose another folder"
         raise BadInput(f"{said} is in use: {error.owner} writes there; {remedy}.") from error

@@ -72,10 +72,10 @@ class Loop:
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic, self.noise_floor, self.noise_level = Traffic(), noise_floor, noise_level
-        self._fine = problem
-        self._warm: Engine | None = None
-        self._after: UnknownSamples | None = None
-        self._along: tuple[Problem, np.ndarray] | None = None
+        self._fine_problem = problem
+        self._compiled_for: Engine | None = None
+        self._epoch_end: UnknownSamples | None = None
+        self._curve_of: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
             resolution.check(engine, problem)
@@ -95,8 +95,8 @@ class Loop:
                 report = self._epoch(engine)
                 yield report
             if engine.coarsen > 1:
-                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
-                self.problem = self._fine
+                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine_problem)
+                self.problem = self._fine_problem
             self._check_estimate(engine)
             state.stage, state.epoch = state.stage + 1, 0
 
@@ -105,9 +105,9 @@ class Loop:
         state, c = self.state, engine.coarsen
         if c == 1:
             return
-        coarse = resolution.coarse_problem(self._fine, c, state.estimate)
+        coarse = resolution.coarse_problem(self._fine_problem, c, state.estimate)
         change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
-        state.estimate = change(state.estimate, engine, self._fine, coarse)
+        state.estimate = change(state.estimate, engine, self._fine_problem, coarse)
         self.problem = coarse
 
     def _recall_views(self, engine: Engine) -> None:
@@ -146,7 +146,7 @@ class Loop:
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
-            self._look_back()
+            self._sample_epoch_start()
             memory.before_epoch(engine, problem, state.estimate)
         self._batches(engine, began)
         moved = self._constrain(engine)
@@ -157,7 +157,7 @@ class Loop:
         seconds = time.perf_counter() - began
         held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
         rate = engine.rate(state.epoch)
-        self._note(loss, residual, seconds, held_out, rate, moved)
+        self._append_history(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
             state.stage,
             engine.name,
@@ -198,14 +198,14 @@ class Loop:
         problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.loader.coming, before = coming, _counted(problem.world)
+            problem.loader.coming, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
-            first, self._warm = engine is not self._warm, engine
+            first, self._compiled_for = engine is not self._compiled_for, engine
             one = Batch(batch, moving, epoch, vary, frozen, self.stop())
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
-            self._count(before)
+            self._add_traffic(before)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if refine:
                 positions.after_batch(engine, one, state.estimate, state.start)
@@ -237,12 +237,12 @@ class Loop:
 
         It is of the running problem, which a coarse stage changes.
         """
-        if self._along is None or self._along[0] is not self.problem:
-            self._along = self.problem, batches.along(self.problem.scan, self.training)
-        return self._along[1]
+        if self._curve_of is None or self._curve_of[0] is not self.problem:
+            self._curve_of = self.problem, batches.along(self.problem.scan, self.training)
+        return self._curve_of[1]
 
-    def _count(self, before: tuple[int, int, int, int]) -> None:
-        traffic, now = self.traffic, _counted(self.problem.world)
+    def _add_traffic(self, before: tuple[int, int, int, int]) -> None:
+        traffic, now = self.traffic, _count_traffic(self.problem.world)
         traffic.batches += 1
         traffic.reductions += now[0] - before[0]
         traffic.bytes_reduced += now[1] - before[1]
@@ -260,20 +260,20 @@ class Loop:
             variable.after_epoch(problem, state.estimate)
         engine.apply_constraints(problem, state.estimate, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
-        self._after = sample_unknowns(problem, state.estimate)
-        moved = measure_changes(state.before, self._after)
+        self._epoch_end = sample_unknowns(problem, state.estimate)
+        moved = measure_changes(state.before, self._epoch_end)
         extent = state.estimate.extent
         others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
         positions.reanchor(engine, problem, state.estimate, others)
         if extent != state.estimate.extent or epoch == engine.epochs:
-            self._after = None  # other pixels are looked at from here on, by all ranks
+            self._epoch_end = None  # other pixels are looked at from here on, by all ranks
         return moved
 
-    def _look_back(self) -> None:
+    def _sample_epoch_start(self) -> None:
         """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""
-        self.state.before = self._after or sample_unknowns(self.problem, self.state.estimate)
+        self.state.before = self._epoch_end or sample_unknowns(self.problem, self.state.estimate)
 
-    def _note(
+    def _append_history(
         self,
         loss: float,
         residual: float,
@@ -325,5 +325,5 @@ class Loop:
         raise Interrupted("Stopped between two batches.")
 
 
-def _counted(world: World) -> tuple[int, int, int, int]:
+def _count_traffic(world: World) -> tuple[int, int, int, int]:
     return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent

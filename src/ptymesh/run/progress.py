@@ -16,7 +16,7 @@ from ptymesh.run.reports import BatchReport, Callback, EpochReport
 EVERY_S = 0.2
 
 
-def watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
+def make_watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
     """Return the callback that shows these stages, or None.
 
     Args:
@@ -27,7 +27,7 @@ def watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
         return None
     if in_notebook():
         return NotebookBar(engines)
-    return Lines() if wanted else None
+    return EpochLines() if wanted else None
 
 
 def in_notebook() -> bool:
@@ -41,7 +41,7 @@ def runs_in_notebook(environment: Any) -> bool:
     return "JPY_PARENT_PID" in environment
 
 
-class Lines(Callback):
+class EpochLines(Callback):
     """Plain lines on standard output, one for each epoch."""
 
     def epoch(self, report: EpochReport) -> None:
@@ -60,34 +60,34 @@ class NotebookBar(Callback):
         self._epochs = [engine.epochs for engine in engines]
         self._names = [engine.name for engine in engines]
         self._numbers, self._done = "", 0.0
-        self._began, self._shown = time.monotonic(), 0.0
+        self._began, self._drawn_at = time.monotonic(), 0.0
         self._output: Any = None
-        self._show("", at_once=True)
+        self._draw("", at_once=True)
 
     def batch(self, report: BatchReport) -> None:
         """Move the bar."""
         before = sum(self._epochs[: report.stage]) + report.epoch - 1
         self._done = before + report.batch / report.batches
-        self._show(f"{self._names[report.stage]}, epoch {report.epoch} of {self._epochs[report.stage]}")
+        self._draw(f"{self._names[report.stage]}, epoch {report.epoch} of {self._epochs[report.stage]}")
 
     def epoch(self, report: EpochReport) -> None:
         """Keep the numbers for the line."""
         self._numbers = f"residual {report.residual:.4g}"
         last = report.done_epochs == sum(self._epochs)
-        self._show(f"{report.engine}, epoch {report.epoch} of {report.epochs}", at_once=last)
+        self._draw(f"{report.engine}, epoch {report.epoch} of {report.epochs}", at_once=last)
 
     def finish(self, outcome: str) -> None:
         """Show how it ended, and how long it took."""
         took = timedelta(seconds=round(time.monotonic() - self._began))
-        self._show(
+        self._draw(
             f"{outcome} after {self._done:.4g} of {sum(self._epochs)} epochs in {took}", at_once=True, left=False
         )
 
-    def _show(self, where: str, *, at_once: bool = False, left: bool = True) -> None:
+    def _draw(self, where: str, *, at_once: bool = False, left: bool = True) -> None:
         now, total = time.monotonic(), sum(self._epochs)
-        if not at_once and now - self._shown < EVERY_S:
+        if not at_once and now - self._drawn_at < EVERY_S:
             return
-        self._shown = now
+        self._drawn_at = now
         words = [where, self._numbers]
         if left and 0 < self._done < total:
             remaining = (now - self._began) / self._done * (total - self._done)

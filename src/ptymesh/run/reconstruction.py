@@ -51,7 +51,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.magnitudes import refuse_spacing
 from ptymesh.run.memory import check_object, retry_out_of_memory
 from ptymesh.run.plan import ALONE, decide, scan_of
-from ptymesh.run.progress import watcher
+from ptymesh.run.progress import make_watcher
 from ptymesh.run.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
 from ptymesh.run.recipe import DEFAULT_STAGES
@@ -175,7 +175,7 @@ class Reconstruction(Displayed):
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
         self._noise: tuple[NoiseFloor | None] | None = None
-        self._fitted: tuple[int, int] | None = None  # number of stages for which it was counted, and the count
+        self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
         dtype = complex_dtype(precision)
@@ -350,7 +350,7 @@ class Reconstruction(Displayed):
     def _count_fitted(self) -> int:
         """Return how many real numbers were fitted. Collective where epochs were run since it was last asked."""
         epochs = self.state.done_epochs
-        if self._fitted is None or self._fitted[0] != epochs:
+        if self._fitted_count is None or self._fitted_count[0] != epochs:
             moved = {name for name, column in self._history().items() if name.startswith(CHANGE) and np.nansum(column)}
             moved = {name.removeprefix(CHANGE) for name in moved} or {"object", "probe"}
             if any(stage.moves_optics for stage in self.stages):
@@ -360,8 +360,8 @@ class Reconstruction(Displayed):
             count = count_fitted(
                 self.problem, self.state.estimate, moved - self.problem.model.replaced, phase_only=held
             )
-            self._fitted = epochs, count
-        return self._fitted[1]
+            self._fitted_count = epochs, count
+        return self._fitted_count[1]
 
     def close(self) -> None:
         """Let go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
@@ -379,9 +379,9 @@ class Reconstruction(Displayed):
 
     def loop(self, **watch: Any) -> Loop:
         """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""
-        if self._fitted is None:  # watchers see this count all the time: another one takes a pass over all views
+        if self._fitted_count is None:  # watchers see this count all the time: another one takes a pass over all views
             self._count_fitted()
-        floor = None if self.noise is None or self._fitted is None else self.noise.fitted(self._fitted[1])
+        floor = None if self.noise is None or self._fitted_count is None else self.noise.fitted(self._fitted_count[1])
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
         return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
@@ -435,14 +435,14 @@ class Reconstruction(Displayed):
     @property
     def object(self) -> np.ndarray:
         """Object as the last epoch left it, (L, H, W) complex; with tiles, the part that this rank holds."""
-        return self._fetched(self.problem.layout.shown(self.state.estimate.object))
+        return self._to_host(self.problem.layout.shown(self.state.estimate.object))
 
     @property
     def probe(self) -> np.ndarray:
         """Probe modes as they are now, (M, h, w) complex."""
-        return self._fetched(self.state.estimate.probe)
+        return self._to_host(self.state.estimate.probe)
 
-    def _fetched(self, tensor: torch.Tensor) -> np.ndarray:
+    def _to_host(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor's values on the host; out of memory on the device, after caches have given some back."""
         return retry_out_of_memory(self.problem, lambda: tensor.cpu().numpy())
 
@@ -455,7 +455,7 @@ class Reconstruction(Displayed):
         self._compare_call("result")
         estimate = self.state.estimate
         whole = self.problem.layout.whole(estimate.object, estimate)
-        return self._result(self._fetched(whole), recipe)
+        return self._result(self._to_host(whole), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
@@ -475,13 +475,13 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         self._compare_call("save")
         estimate = self.state.estimate
-        found = self._result(self._fetched(estimate.object), recipe)
+        found = self._result(self._to_host(estimate.object), recipe)
         found.attrs |= attrs or {}
         stream = self.problem.layout.stream(estimate.object, estimate)
         failure = None
         try:
             if self.world.rank == 0:
-                pieces = ((rect.corner, self._fetched(tile)) for rect, tile in stream)
+                pieces = ((rect.corner, self._to_host(tile)) for rect, tile in stream)
                 found.save(path, ObjectTiles(estimate.extent, pieces))
         except Exception as error:
             failure = error
@@ -490,7 +490,7 @@ class Reconstruction(Displayed):
         self.world.all_well(failure, "saving the result")
         return found
 
-    def _frozen(self) -> tuple[float, float, np.ndarray]:
+    def _final_residuals(self) -> tuple[float, float, np.ndarray]:
         """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
 
         Collective.
@@ -529,7 +529,7 @@ class Reconstruction(Displayed):
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r, by_view = self._frozen()
+        residual, r, by_view = self._final_residuals()
         verdict = self._judge(residual, by_view)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
@@ -643,7 +643,7 @@ def reconstruct(
         raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
     engines = stages_of(DEFAULT_STAGES if stages is None else stages)
     recon = Reconstruction(scan, **options)
-    watching = watcher(engines, progress) if recon.world.rank == 0 else None
+    watching = make_watcher(engines, progress) if recon.world.rank == 0 else None
     recon._watchers = () if watching is None else (watching,)
     outcome = "stopped"
     try:
