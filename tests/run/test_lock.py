@@ -72,7 +72,13 @@ def forge(folder: Path, name: str = NAME, **changes: object) -> Path:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("BEAT_S", 0.05), ("SILENT_S", 1.0), ("LEAVING_S", 0.5), ("TOLD_S", 0.0), ("POLL_S", 0.02)):
+    for name, seconds in (
+        ("BEAT_S", 0.05),
+        ("SILENT_S", 1.0),
+        ("LEAVING_S", 0.5),
+        ("WARN_AFTER_S", 0.0),
+        ("POLL_S", 0.02),
+    ):
         monkeypatch.setattr(module, name, seconds)
 
 

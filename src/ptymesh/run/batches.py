@@ -15,7 +15,7 @@ import numpy as np
 from ptymesh.distributed.owners import along_curve
 from ptymesh.engines.base import Order
 
-#: Keep random numbers drawn for different purposes from the same seed apart.
+#: Keys that keep random numbers for different purposes, of one seed, apart.
 _MEMBERS, _HELD_OUT = 1, 2
 
 

@@ -97,7 +97,7 @@ class FreshStart(Watcher):
         checkpoint = run.out / "checkpoint"
         if checkpoint.exists():
             if not checkpoint.is_symlink() and manifests.exists(checkpoint):
-                # first: what a kill leaves of the rest is no damaged checkpoint, but none
+                # the manifest goes first: a kill in between then leaves no checkpoint, rather than a damaged one
                 (checkpoint / manifests.MANIFEST).unlink()
             shutil.rmtree(checkpoint)
 
@@ -289,7 +289,7 @@ class LogFile(Watcher):
             lines.close()
 
     def _write(self, line: str) -> None:
-        if lines := self._lines:  # it may be closed meanwhile
+        if lines := self._lines:  # another thread may close it meanwhile
             lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {printable(line)}")
 
 

@@ -99,7 +99,7 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     if not is_to_be_checked(scan):
         return recipe, []
     before, related = scan, "rpi" not in recipe.optics
-    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # asked by its caller
+    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # its caller looks for that
     seen = _everywhere(world, lambda: _read(scan, world))
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
     return record_checks(recipe, applied(scan, found), before), [*sentences, *found.sentences]
@@ -164,7 +164,7 @@ def merged(gathered: Gathering, world: World) -> Gathering:
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(device)
 
-    # whole numbers that doubles hold, or of one view alone: their sums are exact
+    # sums in float64 are exact here: whole numbers below 2^53, or values of one view with zeros of other ranks
     sums = [tensor(gathered.totals), tensor(gathered.seen), tensor(np.array([float(gathered.zeros)]))]
     if gathered.total is not None:
         sums.append(tensor(gathered.total))

@@ -24,9 +24,12 @@ from ptymesh.physics.model import Model
 from ptymesh.problem import Batch, Problem
 from ptymesh.run.cost_model import EpochCost, EpochSize
 
-#: Pixels of all windows of a thread in the larger batch, of which the smaller one has one; views at least, and at most;
-#: and seconds for which both are tried in turns, so often at least.
-PIXELS, FEWEST, MOST, TRY_S, TRIES = 1 << 19, 4, 64, 0.1, 3
+#: Pixels of a thread's windows in the larger of the two batches; in the smaller one, a thread has one window.
+PIXELS = 1 << 19
+#: Bounds of the number of views of a thread in the larger batch.
+FEWEST, MOST = 4, 64
+#: Seconds for which both batches are tried in turns, and least number of turns.
+TRY_S, TRIES = 0.1, 3
 #: Pixels from view to view.
 STEP_PX = 3
 
@@ -121,5 +124,5 @@ def _made_up(
 def _seconds(problem: Problem, estimate: Estimate, count: int) -> float:
     began = time.perf_counter()
     RPIE().step(problem, estimate, Batch(np.arange(count)))
-    float(estimate.probe.real[0, 0, 0])  # a GPU is waited for
+    float(estimate.probe.real[0, 0, 0])  # waits for a GPU
     return time.perf_counter() - began

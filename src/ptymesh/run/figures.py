@@ -107,7 +107,7 @@ def _report(sentence: str, result: Path) -> None:
     try:
         with (result.parent / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {sentence}\n")
-    except OSError:  # the disk has no room for a line
+    except OSError:  # such as a full disk
         pass
 
 
@@ -136,7 +136,7 @@ def _figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -
     yield "probe", lambda: plot.probe_figure(result.probe, pixel)
     yield "positions", lambda: plot.positions_figure(result.positions_px, result.nominal_px, pixel)
     for name, images in result.unknowns.items():
-        if np.iscomplexobj(images) and images.ndim == 3:  # of every view
+        if np.iscomplexobj(images) and images.ndim == 3:  # images of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"

@@ -25,11 +25,16 @@ from ptymesh.run.reports import BatchReport, Callback
 NAME = ".lock"
 #: Environment variable by which ranks know the lease of the command that has started them.
 TOKEN = "PTYMESH_LOCK"
-#: Seconds between signs of life; without one, after which a holder elsewhere counts as dead; that ranks of a command
-#: which was killed are given to end; between two looks.
-BEAT_S, SILENT_S, LEAVING_S, POLL_S = 5.0, 60.0, 60.0, 0.1
-#: Seconds of waiting after which it is said what for: ranks that were killed together with their launcher end at once.
-TOLD_S = 1.0
+#: Seconds between signs of life.
+BEAT_S = 5.0
+#: Seconds without a sign of life after which a holder on another machine counts as dead.
+SILENT_S = 60.0
+#: Seconds that ranks get to end after the command that started them was killed.
+LEAVING_S = 60.0
+#: Seconds between two looks at these ranks.
+POLL_S = 0.1
+#: Seconds of waiting for them after which a warning is printed; ranks killed together with their launcher end at once.
+WARN_AFTER_S = 1.0
 
 
 class FolderLease:
@@ -214,7 +219,7 @@ def acquire(lease: Lease, said: Path) -> None:
 
 def wait_for_ranks(folder: Path, said: Path) -> None:
     """Wait until no rank of a command that was killed writes there any more. Raises BadInput where they stay."""
-    began, told = time.monotonic(), False
+    began, has_warned = time.monotonic(), False
     ranks = [Lease(path, BEAT_S, SILENT_S) for path in folder.glob(f"{NAME}-*")]
     while ranks := [rank for rank in ranks if rank.owner() is not None and not _has_left(rank)]:
         waited, who = time.monotonic() - began, ranks[0].owner()
@@ -223,8 +228,8 @@ def wait_for_ranks(folder: Path, said: Path) -> None:
                 f"{said} is in use: the command that ran there has ended, and its ranks still write there ({who}); "
                 "wait until they end, or end them."
             )
-        if waited > TOLD_S and not told:
-            told = True
+        if waited > WARN_AFTER_S and not has_warned:
+            has_warned = True
             warn(f"the command that wrote to {said} has ended, and its ranks still write there; waiting for them")
         time.sleep(POLL_S)
 

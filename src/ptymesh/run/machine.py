@@ -19,7 +19,7 @@ from ptymesh.errors import BadInput
 
 #: Cores that other processes may keep busy before a measurement is worth nothing.
 BUSY_CORES = 0.25
-#: Seconds over which their load is taken.
+#: Seconds over which their load is measured.
 WATCH_S = 1.0
 
 

@@ -29,9 +29,11 @@ from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
 
 Found = TypeVar("Found")
-#: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
-_WAVES, _FIELDS = 10, 4
-#: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
+#: Arrays of a chunk's waves that exist at a time.
+_WAVES = 10
+#: Arrays of the object's shape: itself, two sums, one bucket.
+_FIELDS = 4
+#: Real numbers that every run needs for each pixel of a slice: the object, and an update's sum and weight.
 _LEAST_REALS = 5
 #: Bytes of a pixel of a probe mode, which is made in double precision.
 _PROBE_PIXEL = 16
@@ -196,7 +198,7 @@ def _retried(
                 if not ran_out_of_memory(error):
                     raise
                 failure = " ".join(str(error).split())[:200]
-            # out here the frames of what failed, and what they held, are gone
+            # outside the handler, the frames of the failure and the tensors that they held have been freed
             problem.setup.give_back()
             said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
             if not said:

@@ -19,7 +19,7 @@ from ptymesh.physics.model import Model
 from ptymesh.physics.operators import WaveOperator
 from ptymesh.run.yaml_text import parsed
 
-#: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
+#: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
 LOOKED_AT = 1024
 CHUNK = 32
 

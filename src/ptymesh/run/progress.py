@@ -12,7 +12,7 @@ from typing import Any
 from ptymesh.engines import Engine
 from ptymesh.run.reports import BatchReport, Callback, EpochReport
 
-#: Seconds between two looks of a bar.
+#: Seconds between two drawings of a bar.
 EVERY_S = 0.2
 
 

@@ -50,19 +50,19 @@ from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
 
-#: What is done when a recipe does not say: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter
-#: and shorter ones end in the middle of where those wandered about (docs/reference/engines.md, "The default").
+#: Stages of a recipe that names none: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter and
+#: shorter ones then end in the middle of the region that those have covered (docs/reference/engines.md, "The default").
 DEFAULT_STAGES: list[dict[str, Any]] = [
     {"engine": "rpie", "epochs": 5, "batch": 32},
     {"engine": "adam", "epochs": 20, "batch": 32},
 ]
 
-#: What a recipe says in place of a list of stages that are to be found.
+#: Value of `stages` that asks to find them.
 AUTO = "auto"
-#: ... and in the place of those that are quick: DEFAULT_STAGES.
+#: Value of `stages` that stands for DEFAULT_STAGES.
 DEFAULT = "default"
 
-#: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
+#: Most stages of a recipe: with every default written out, so many can still be read back (yaml_text.MOST_VALUES).
 MOST_STAGES = 200
 
 #: Keys that hold a path, or an array reference that begins with one.

@@ -167,10 +167,10 @@ class Reconstruction(Displayed):
         )
         self.stages: list[Engine] = []
         self._watchers: Sequence[Callback] = ()
-        #: Calls of `run` that have begun.
+        #: Number of calls of `run` that have begun.
         self._runs = 0
         self.layout_why = "asked for"
-        #: What this rank has handed over within the batches of the last loop that was noted here.
+        #: Traffic of this rank within the batches of the last loop that was recorded here.
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
@@ -215,8 +215,9 @@ class Reconstruction(Displayed):
 
         related = self._related = "rpi" not in (optics or {})
         checking = saved is None and scan.checks != NO_CHECKS
-        #: What checks of the data have led to, one sentence each, and the scan before them.
+        #: Sentences on what checks of the data have led to.
         self.findings: list[str] = []
+        #: The scan before these checks.
         self.unchecked = scan
         with self.world.heartbeat.doing("read"):
             if checking:
@@ -236,14 +237,14 @@ class Reconstruction(Displayed):
                 self.findings += found.sentences
                 if found.changes:
                     self.close()
-                    del self.problem  # its patterns leave room for those that are read again
+                    del self.problem  # free the memory of its patterns, which are read again
                     scan = applied(scan, found)
                     owners = owners_of(scan)
                     self.problem = read(scan, owners)
                     mean = mean_pattern(self.problem)
             for sentence in self.findings if self.world.rank == 0 else ():
                 say(sentence)
-            with one_thread():  # its large sums and decompositions would depend on how many share them
+            with one_thread():  # large sums and decompositions depend on the number of threads
                 estimate = self._everywhere(
                     lambda: initial_estimate(
                         scan,
@@ -307,7 +308,7 @@ class Reconstruction(Displayed):
 
     def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated | Tiled:
         scan = self.scan
-        if name == "replicated":  # owners of the stage that comes: patterns are read where it wants them
+        if name == "replicated":  # with owners as the first stage needs them, so that patterns are read there
             compact = planned is not None and planned.order == "compact"
             extent = frame(scan.positions, scan.window, max(MARGIN_PX, REACH))[1]
             extent = extent if saved is None else counters_of(saved.meta).extent
@@ -316,7 +317,7 @@ class Reconstruction(Displayed):
             return Replicated(self.world, scan.positions, compact)
         made = Tiled(self.world, scan.positions, scan.window)
         if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
-            made.assign(saved.owner)  # where views had gone to
+            made.assign(saved.owner)  # the owners that views had
         return made
 
     def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
@@ -379,7 +380,7 @@ class Reconstruction(Displayed):
 
     def loop(self, **watch: Any) -> Loop:
         """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""
-        if self._fitted_count is None:  # watchers see this count all the time: another one takes a pass over all views
+        if self._fitted_count is None:  # counted once: each count takes a pass over all views
             self._count_fitted()
         floor = None if self.noise is None or self._fitted_count is None else self.noise.fitted(self._fitted_count[1])
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
@@ -427,7 +428,7 @@ class Reconstruction(Displayed):
         self.stages.append(stage)
         try:
             loop = self.loop(callbacks=self._watchers)
-        except BadInput:  # the next one is to be tried without it
+        except BadInput:  # so that a later call can run another stage
             self.stages.pop()
             raise
         yield from loop.epochs()
@@ -485,7 +486,7 @@ class Reconstruction(Displayed):
                 found.save(path, ObjectTiles(estimate.extent, pieces))
         except Exception as error:
             failure = error
-        for _ in stream:  # the others wait until theirs has been taken
+        for _ in stream:  # other ranks send their tiles while the first one writes
             pass
         self.world.all_well(failure, "saving the result")
         return found
@@ -519,8 +520,9 @@ class Reconstruction(Displayed):
                     near_field=self.scan.geometry.propagation != "far_field",
                 )
                 if self._related:
-                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and the result is here
-                        found = [*signs_of_scan(self.scan, positions), *found]  # no fit has a part in these
+                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
+                        # these come first, as they do not depend on the fit
+                        found = [*signs_of_scan(self.scan, positions), *found]
             except Exception as error:
                 failure = error
         self.world.all_well(failure, "looking for signs of a wrong model")

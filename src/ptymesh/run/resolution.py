@@ -105,7 +105,8 @@ def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) 
     c = engine.coarsen
     shapes = (estimate.object.shape, estimate.probe.shape)
     coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape in shapes}
-    groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)  # an optimiser's of one unknown
+    # an optimiser keeps several tensors for one unknown: all of them go
+    groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]
     whole = coarse.layout.whole(estimate.object, estimate)

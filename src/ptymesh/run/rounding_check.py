@@ -72,9 +72,8 @@ def rounding_signature(device: torch.device, dtype: torch.dtype) -> str:
 
 def _sample_results(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield the arrays that kernels and functions make of made-up views, for windows of every size in WINDOWS."""
-    backend = (
-        kernel_backend(device, dtype) if device.type == "cpu" else Backend()
-    )  # no compiling for windows that nobody has
+    # on a GPU the reference, as kernels would have to be compiled for windows of these sizes
+    backend = kernel_backend(device, dtype) if device.type == "cpu" else Backend()
     real = torch.float32 if dtype == torch.complex64 else torch.float64
     for h, w in WINDOWS:
         obj, probe = (

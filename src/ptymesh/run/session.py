@@ -57,7 +57,7 @@ class RunOutcome:
     patterns: PatternPairs | None = None
 
 
-#: Attributes of a result that say what is thought of it.
+#: Attributes of a result that belong to the verdict on it.
 JUDGED = (
     "verdict",
     "verdict_sentence",
@@ -69,7 +69,7 @@ JUDGED = (
     "noise_level",
     "convergence",
 )
-#: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
+#: Finds the stages that a recipe leaves open, on all ranks; its last argument returns True if it should stop.
 Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
 
@@ -184,7 +184,7 @@ def _carry_out(
             callback.saving(folder)
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
-        world.barrier()  # so that a rank lost right after this is told of with this checkpoint
+        world.barrier()  # messages about a rank lost from now on name this checkpoint
         for callback in callbacks:
             callback.saved(folder)
 

@@ -19,8 +19,10 @@ from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 
 STARTED = "started.yaml"
-#: In place of a digest: there is no checkpoint; there is one, of which nothing can be said for the moment.
-NOTHING, UNREADABLE = "nothing", "unreadable"
+#: In place of a digest where there is no checkpoint.
+NOTHING = "nothing"
+#: In place of a digest of a checkpoint that cannot be read at the moment.
+UNREADABLE = "unreadable"
 _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
 
 
@@ -78,7 +80,7 @@ def _take_back(out: Path, made: list[Path]) -> None:
     with suppress(OSError):
         (out / (STARTED + ".new")).unlink(missing_ok=True)
         remove_record(out)
-        for folder in made:  # up to one in which somebody else has put something
+        for folder in made:  # the first that is not empty ends this
             folder.rmdir()
 
 

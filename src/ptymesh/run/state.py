@@ -32,7 +32,7 @@ HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", 
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
 _PER_VIEW = of_scope("view")
 Arrays = dict[str, np.ndarray]
-#: What stands before the name of an unknown of the model's operators.
+#: Prefix of names of unknowns of the model's operators.
 OTHERS = "unknown/"
 
 

@@ -24,16 +24,15 @@ from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 from ptymesh.unknowns import DECLARED
 
-#: Values of an unknown that are looked at, at most; torch sums so many with one thread.
+#: Most values of an unknown that are compared; torch sums so many with one thread.
 MOST = 1 << 13
 #: Irrational shares whose multiples fill a window evenly (Roberts' R2 sequence).
 SHARES = 0.7548776662466927, 0.5698402909980532
 
-#: An unknown, as every rank has it or learns it; arrays are on the host.
+#: Values of each unknown, by name, on the host; the same on every rank.
 UnknownSamples = dict[str, Tensor]
 
-
-#: Distance and tilt of the slices, which are numbers, looked at together.
+#: Name under which distance and tilt of the slices, which are numbers, are compared together.
 SLICES = "slices"
 
 
@@ -43,7 +42,7 @@ def change_column(name: str) -> str:
     return f"change_{name}_px" if pixels else f"change_{name}"
 
 
-#: Those that every history has.
+#: Columns for the changes of unknowns that every history has.
 COLUMNS = tuple(change_column(name) for name in (*DECLARED, SLICES))
 
 

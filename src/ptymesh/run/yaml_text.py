@@ -17,13 +17,17 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ptymesh.errors import BadInput
 from ptymesh.paths import regular, short
 
-#: Characters of a text, values in it (each time that an alias repeats them), and groups within groups.
-MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 50_000, 40
-#: Bits of a whole number: what arrays can hold.
+#: Most characters of a text.
+MOST_TEXT = 1 << 20
+#: Most values in a text, counted each time that an alias repeats them.
+MOST_VALUES = 50_000
+#: Most groups within groups.
+DEEPEST = 40
+#: Most bits of a whole number, as arrays can hold.
 MOST_BITS = 63
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
-#: What the constructors raise of values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
+#: Errors that the constructors raise for values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
 _REFUSED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
