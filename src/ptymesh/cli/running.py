@@ -45,12 +45,12 @@ def owned(out: Path) -> Iterator[None]:
     Raises:
         BadInput: another run has the folder.
     """
-    from ptymesh.run.lock import hold
+    from ptymesh.run.lock import hold_folder
 
     if world().size > 1:
         yield
         return
-    with hold(out):
+    with hold_folder(out):
         yield
 
 
@@ -212,11 +212,11 @@ def execute(
                 _insist_on_good(outcome.result.attrs, outcome.path)
             return
         from ptymesh.launcher.launch import launch
-        from ptymesh.run.lock import TOKEN, hold
+        from ptymesh.run.lock import TOKEN, hold_folder
 
         load_measurement(recipe.data, recipe.positions)
         gc.enable()  # this process waits for its ranks
-        with hold(out) as lease:
+        with hold_folder(out) as lease:
             status = launch(
                 arguments,
                 how.ranks,

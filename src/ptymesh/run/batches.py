@@ -45,20 +45,22 @@ def draw(
     Returns:
         Indices of views, one integer array per batch, ascending within a batch.
     """
-    return deal(along(nominal, among), size, seed, epoch, order)
+    return deal_batches(order_along_curve(nominal, among), size, seed, epoch, order)
 
 
-def along(nominal: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
+def order_along_curve(nominal: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
     """Return the views that take part in the order of the curve, which is the same in every epoch."""
     views = np.arange(len(nominal)) if among is None else among
     return views[along_curve(nominal[views])]
 
 
-def deal(curve: np.ndarray, size: int | None, seed: int, epoch: int, order: Order = "random") -> list[np.ndarray]:
+def deal_batches(
+    curve: np.ndarray, size: int | None, seed: int, epoch: int, order: Order = "random"
+) -> list[np.ndarray]:
     """Draw batches as `draw` does, of views that are in the order of the curve already.
 
     Args:
-        curve: (n,) integer, indices of the views that take part, as `along` returns them.
+        curve: (n,) integer, indices of the views that take part, as `order_along_curve` returns them.
         size: B, None for all views.
         seed: of the random numbers.
         epoch: number of epochs done before this one.

@@ -48,7 +48,7 @@ def write_figures(
     paths = []
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, make in _figures(result, light, patterns):
+        for name, make in _named_figures(result, light, patterns):
             paths.append(folder / f"{prefix}{name}.{suffix}")
             plot.save_figure(make(), paths[-1])
     return paths
@@ -75,13 +75,13 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
             made += write_figures(result, path.parent, patterns=patterns or _patterns_of(result))
         except Exception as error:
             again = f"The result is complete; `ptymesh view {path}` draws them."
-            _report(f"No figures were drawn: {_one_sentence(error)} {again}", path)
+            _report_failure(f"No figures were drawn: {_one_sentence(error)} {again}", path)
     for name in writers:
         try:
             made += write(name, Result.load(path), path.parent)
         except Exception as error:
             again = f"The result is complete; `ptymesh view {path} --write {name}` tries again."
-            _report(f"{_one_sentence(error)} {again}", path)
+            _report_failure(f"{_one_sentence(error)} {again}", path)
     return made
 
 
@@ -101,7 +101,7 @@ def _one_sentence(error: Exception) -> str:
     return f"{' '.join(said.split())[:500].rstrip('.')}."
 
 
-def _report(sentence: str, result: Path) -> None:
+def _report_failure(sentence: str, result: Path) -> None:
     """Say it on standard error and in the run's log."""
     print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
     try:
@@ -111,7 +111,7 @@ def _report(sentence: str, result: Path) -> None:
         pass
 
 
-def _figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
+def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
     """Yield names, and what makes the figures; the overview comes first."""
     pixel, title = result.pixel_size_m, title_of(result)
     final = result.attrs.get("final_residual")

@@ -33,7 +33,7 @@ SAME_SCAN_PX = 20.0
 
 
 @dataclass(frozen=True)
-class _Earlier:
+class _EarlierResult:
     """An earlier result, and how its pixels lie to this scan: i_here = ratio * i_there - offset + origin."""
 
     result: Result
@@ -73,7 +73,7 @@ def initial_estimate(
         BadInput: a start that the geometry, the window or a file does not allow.
     """
     geometry, dtype = measurement.geometry, complex_dtype(precision)
-    earlier = _earlier(object.initial, measurement) if object.from_result else None
+    earlier = _load_earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:
         scan_px = earlier.positions
@@ -86,13 +86,13 @@ def initial_estimate(
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
-    first = _probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
+    first = _initial_probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     made = Estimate(
-        object=_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
+        object=_initial_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
         probe=first,
         positions=positions,
         anchors=anchors,
@@ -151,9 +151,9 @@ def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np
 # --- object ---------------------------------------------------------------------------------------------------------
 
 
-def _object(
+def _initial_object(
     options: ObjectOptions,
-    earlier: _Earlier | None,
+    earlier: _EarlierResult | None,
     scan_px: np.ndarray,
     origin: np.ndarray,
     part: Rect,
@@ -165,16 +165,16 @@ def _object(
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
     if earlier is not None:
-        found = _sliced(earlier.result.object, options.slices, earlier.path)
+        found = _with_slices(earlier.result.object, options.slices, earlier.path)
         onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
         return torch.from_numpy(onto).to(dtype)
-    found = _sliced(load_complex_array(options.initial, "object.initial"), options.slices, options.initial)
+    found = _with_slices(load_complex_array(options.initial, "object.initial"), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
     return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
-def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
+def _with_slices(found: np.ndarray, slices: int, path: str) -> np.ndarray:
     """Return the object (L, H, W) with as many slices as asked for.
 
     One slice is split evenly, |O|^(1/L) exp(i arg O / L).
@@ -192,7 +192,7 @@ def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
     raise BadInput(f"The object in {path} has {len(found)} slices and the recipe asks for {slices}; make them equal.")
 
 
-def _earlier(path: str, measurement: Measurement) -> _Earlier:
+def _load_earlier(path: str, measurement: Measurement) -> _EarlierResult:
     """Return the result at `path` and where it lies in this scan.
 
     The beam's axis is at position + window // 2 in both.
@@ -219,18 +219,18 @@ def _earlier(path: str, measurement: Measurement) -> _Earlier:
         raise BadInput(f"{path} has {len(before)} views and this scan {measurement.views}; start from the same scan.")
     offset = np.median(apart, axis=0)
     positions = ratio * (result.positions_px + there) - here - offset
-    return _Earlier(result, path, ratio, offset, positions)
+    return _EarlierResult(result, path, ratio, offset, positions)
 
 
 # --- probe ----------------------------------------------------------------------------------------------------------
 
 
-def _probe(
+def _initial_probe(
     measurement: Measurement, mean_pattern: np.ndarray, object: ObjectOptions, options: ProbeOptions, seed: int
 ) -> torch.Tensor:
     """Return the probe, (M, h, w) complex128, scaled to the counts unless it comes from the object's own result."""
     start = options.start
-    found = _started(start, measurement, mean_pattern)
+    found = _make_start(start, measurement, mean_pattern)
     modes = options.modes or len(found)
     if modes != len(found) or options.mode_powers is not None:
         found = probes.extra_modes(found, modes, options.mode_powers, seed)
@@ -240,7 +240,7 @@ def _probe(
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
 
 
-def _started(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
+def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
     """Return the probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
     made, window = start.make(measurement, mean_pattern), measurement.window
     try:

@@ -114,7 +114,7 @@ _held: ContextVar[dict[Path, FolderLease]] = ContextVar("held", default={})  # n
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[FolderLease]:
+def hold_folder(folder: Path) -> Iterator[FolderLease]:
     """Hold the folder, made if need be, for what runs within. What holds it already may hold it once more.
 
     A rank has a share in what the command that has started it holds.
@@ -122,12 +122,12 @@ def hold(folder: Path) -> Iterator[FolderLease]:
     Raises:
         BadInput: another run has it, or nothing can be written there.
     """
-    where = resolve(folder)
+    where = resolve_folder(folder)
     if where in _held.get():
         yield _held.get()[where]
         return
     with ExitStack() as tidying:
-        lease = share(where) or take(where, folder, tidying)
+        lease = share_lease(where) or take_folder(where, folder, tidying)
         before = _held.set({**_held.get(), where: lease})
         try:
             yield lease
@@ -136,7 +136,7 @@ def hold(folder: Path) -> Iterator[FolderLease]:
             lease.close()
 
 
-def resolve(folder: Path) -> Path:
+def resolve_folder(folder: Path) -> Path:
     """Return the folder's absolute path without links. Raises BadInput."""
     try:
         return folder.resolve()
@@ -144,9 +144,9 @@ def resolve(folder: Path) -> Path:
         raise BadInput(f"{folder} is no folder ({error}); choose another one.") from error
 
 
-def share(folder: Path) -> FolderLease | None:
+def share_lease(folder: Path) -> FolderLease | None:
     """Return a rank's share in the lease of the command that started it, None where that holds none here."""
-    token, folder = os.environ.get(TOKEN), resolve(folder)
+    token, folder = os.environ.get(TOKEN), resolve_folder(folder)
     if not token:
         return None
     command = Lease(folder / NAME, BEAT_S, SILENT_S)
@@ -161,7 +161,7 @@ def share(folder: Path) -> FolderLease | None:
     return FolderLease(own, shared_with=command)
 
 
-def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
+def take_folder(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
     """Return the lease of a folder, which is made if need be.
 
     Args:
@@ -182,7 +182,7 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
                     if not path.exists():
                         path.mkdir(exist_ok=True)
                         made.insert(0, path)
-            acquire(lease, said)
+            acquire_lease(lease, said)
             found = FolderLease(lease, tuple(made))
             tidying.enter_context(stopping.tidying(found.close))
             wait_for_ranks(folder, said)
@@ -200,7 +200,7 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
     raise AssertionError
 
 
-def acquire(lease: Lease, said: Path) -> None:
+def acquire_lease(lease: Lease, said: Path) -> None:
     """Take a folder's lease. Raises BadInput where a holder lives, or something else lies there."""
 
     def warn_about(owner: Owner) -> None:

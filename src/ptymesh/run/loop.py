@@ -78,7 +78,7 @@ class Loop:
         self._curve_of: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
-            resolution.check(engine, problem)
+            resolution.check_coarsening(engine, problem)
 
     def epochs(self) -> Iterator[EpochReport]:
         """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
@@ -95,7 +95,7 @@ class Loop:
                 report = self._epoch(engine)
                 yield report
             if engine.coarsen > 1:
-                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine_problem)
+                state.estimate = resolution.refine_estimate(state.estimate, engine, self.problem, self._fine_problem)
                 self.problem = self._fine_problem
             self._check_estimate(engine)
             state.stage, state.epoch = state.stage + 1, 0
@@ -106,7 +106,9 @@ class Loop:
         if c == 1:
             return
         coarse = resolution.coarse_problem(self._fine_problem, c, state.estimate)
-        change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
+        change = (
+            resolution.coarsen_estimate if state.epoch == 0 and state.batch == 0 else resolution.restore_coarse_estimate
+        )
         state.estimate = change(state.estimate, engine, self._fine_problem, coarse)
         self.problem = coarse
 
@@ -192,7 +194,7 @@ class Loop:
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models = parametrised.due(engine, epoch)
         moving = state.estimate.moving = refine is not None or any(model.of == "positions" for model in models)
-        drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
+        drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
         problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
@@ -238,7 +240,7 @@ class Loop:
         It is of the running problem, which a coarse stage changes.
         """
         if self._curve_of is None or self._curve_of[0] is not self.problem:
-            self._curve_of = self.problem, batches.along(self.problem.scan, self.training)
+            self._curve_of = self.problem, batches.order_along_curve(self.problem.scan, self.training)
         return self._curve_of[1]
 
     def _add_traffic(self, before: tuple[int, int, int, int]) -> None:

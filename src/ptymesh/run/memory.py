@@ -90,9 +90,9 @@ class Snapshot:
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
-        self.tensors = {name: _copy(estimate[name]) for name in estimate}
-        self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
-        self.view_metrics = _copy(problem.evaluator.view_metrics.values)
+        self.tensors = {name: _copy_to_host(estimate[name]) for name in estimate}
+        self.memories = [{name: _copy_to_host(tensor) for name, tensor in m.items()} for m in self._memories()]
+        self.view_metrics = _copy_to_host(problem.evaluator.view_metrics.values)
 
     def _memories(self) -> list[MutableMapping[str, Tensor]]:
         return [self.engine.state, self.engine.per_view]
@@ -115,7 +115,7 @@ def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -144,7 +144,7 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
             snapshot.restore()
         return first or not engine.per_view
 
-    _retried(lambda: engine.step(problem, estimate, batch), problem, estimate, restore, keep=first)
+    _retry_with_less_memory(lambda: engine.step(problem, estimate, batch), problem, estimate, restore, keep=first)
 
 
 def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
@@ -155,7 +155,7 @@ def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         problem: that is solved.
         estimate: as it is at the start of the epoch.
     """
-    _retried(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
+    _retry_with_less_memory(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
 
 
 def retry_out_of_memory(problem: Problem, act: Callable[[], Found]) -> Found:
@@ -174,7 +174,7 @@ def retry_out_of_memory(problem: Problem, act: Callable[[], Found]) -> Found:
     return act()
 
 
-def _retried(
+def _retry_with_less_memory(
     act: Callable[[], None], problem: Problem, estimate: Estimate, restore: Callable[[], bool], *, keep: bool
 ) -> None:
     """Call `act`, and call it again with less memory each time that it runs out of it.
@@ -202,13 +202,15 @@ def _retried(
             problem.setup.give_back()
             said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
             if not said:
-                raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
+                raise PtymeshError(
+                    f"Rank {world.rank} ran out of memory ({failure}). {memory_sentence(problem, estimate)}"
+                )
             print(f"ptymesh: rank {world.rank} ran out of memory; {said}.", file=sys.stderr, flush=True)
     finally:
         world.record = None
 
 
-def needed(problem: Problem, estimate: Estimate) -> str:
+def memory_sentence(problem: Problem, estimate: Estimate) -> str:
     """Return a sentence with the memory that this rank needs, roughly, and has."""
     wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
     frame = problem.window[0] * problem.window[1]

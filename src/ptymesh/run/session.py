@@ -29,7 +29,7 @@ from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import record_checks, to_stderr
-from ptymesh.run.lock import OwnershipCheck, hold, share
+from ptymesh.run.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.patterns import PatternPairs, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
@@ -106,20 +106,20 @@ def run_recipe(
         with world.heartbeat.doing("read"):
             facts = recipe_facts(recipe, other_data=other_data, time_s=time_s)
             refuse_differences(world, facts, REMEDY)
-        checks = _hold(world, recipe.output.dir, own if held is None else held)
+        checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
         if decide is not None and recipe.auto is not None:
             recipe = decide(recipe, world, lambda: stop.requested)
         return _run(recipe, world, resume, other_data, [*checks, *callbacks] if world.rank == 0 else (), stop)
 
 
-def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+def _take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:
     """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on."""
     failure: Exception | None = None
     checks: list[Callback] = []
     try:
         if world.rank == 0:
-            checks.append(OwnershipCheck(held.enter_context(hold(folder))))
-        elif lease := share(folder):
+            checks.append(OwnershipCheck(held.enter_context(hold_folder(folder))))
+        elif lease := share_lease(folder):
             held.callback(lease.close)
     except Exception as error:
         failure = error
@@ -137,25 +137,25 @@ def _run(
     except BadInput as error:
         failure = error
     world.all_well(failure, "looking at the output folder")
-    _agree(world, resume, out)
+    _refuse_disagreement(world, resume, out)
     with world.heartbeat.doing("read"):
         if resume:
-            saved = _checkpoint(out / "checkpoint", world)
+            saved = _load_checkpoint(out / "checkpoint", world)
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
     if recon.unchecked.checks != NO_CHECKS:
         recipe = record_checks(recipe, recon.scan, recon.unchecked)
     with closing(recon):
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)
-            info = _info(recipe, recon, out, resume, saved.note if saved else "")
-            _start(world, callbacks, info)
+            info = _describe_run(recipe, recon, out, resume, saved.note if saved else "")
+            _start_callbacks(world, callbacks, info)
         if resume:
             _tell_checkpoint(recon, out)
         about = {"recipe": recipe.to_yaml(), "seed": recipe.seed, "data": data}
         return _carry_out(recipe, recon, out, about, callbacks, stop)
 
 
-def _agree(world: World, resume: bool, out: Path) -> None:
+def _refuse_disagreement(world: World, resume: bool, out: Path) -> None:
     """Raise PtymeshError unless all ranks go on from a checkpoint, or none.
 
     Each has looked by itself, and on a shared disk may see what was.
@@ -189,7 +189,7 @@ def _carry_out(
             callback.saved(folder)
 
     waited = world.heartbeat.waited_s
-    due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
+    due = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
     if not gc.isenabled():  # since this process started (__main__)
         gc.freeze()
@@ -207,16 +207,19 @@ def _carry_out(
     with world.heartbeat.doing("save"):
         for callback in callbacks:
             callback.saving(path)
-        measured = {**_measured(world, world.heartbeat.waited_s - waited), "balance": _balance(recipe, recon)}
+        measured = {
+            **_measure_ranks(world, world.heartbeat.waited_s - waited),
+            "balance": _stage_balances(recipe, recon),
+        }
         result = recon.save(path, recipe.to_yaml(), measured)
         for callback in callbacks:
             callback.saved(path)
             callback.judged({name: result.attrs[name] for name in JUDGED if result.attrs.get(name) is not None})
             callback.finish("done")
-    return RunOutcome(result, path, recipe, _patterns(recipe, recon, result))
+    return RunOutcome(result, path, recipe, _compare_patterns(recipe, recon, result))
 
 
-def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:
+def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:
     """Return the patterns that a figure shows; None where they are not drawn, or cannot be compared here."""
     whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
     if not recipe.output.figures or not whole or recon.world.rank:
@@ -227,7 +230,7 @@ def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternP
         return None
 
 
-def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
+def _measure_ranks(world: World, waited_s: float) -> dict[str, list[float]]:
     """Return attributes of the result, with a value for each rank.
 
     They are the most memory held, in bytes, and the time in the loop's collectives, in seconds.
@@ -238,7 +241,7 @@ def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
     return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
 
 
-def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
+def _start_callbacks(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
     failure = None
     try:
         for callback in callbacks:
@@ -256,7 +259,7 @@ def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
     )
 
 
-def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
+def _load_checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
     """Return the newest sound checkpoint, which becomes the current one, and say what is wrong with newer ones.
 
     Collective.
@@ -316,7 +319,7 @@ def reconstruction(
         layout=recipe.layout,
         planned=recipe.stages[0 if saved is None else min(counters_of(saved.meta).stage, len(recipe.stages) - 1)],
         memory_budget=recipe.memory_budget,
-        scratch=recipe.scratch or _existing(recipe.output.dir),
+        scratch=recipe.scratch or _nearest_existing(recipe.output.dir),
         saved=saved,
         other_data=other_data,
         say=say,
@@ -325,12 +328,12 @@ def reconstruction(
     return recon
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists; a staged file has no name and needs no folder."""
     return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
-def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
+def _describe_run(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
     height, width = estimate.extent
     return RunInfo(
@@ -346,14 +349,14 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
-        balance=_balance(recipe, recon) if recon.world.size > 1 else [],
+        balance=_stage_balances(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.loader.patterns.where(),
         note=note,
         findings=recon.findings,
     )
 
 
-def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
+def _stage_balances(recipe: Recipe, recon: Reconstruction) -> list[float]:
     """Return the balance of each stage, see `batches.balance`."""
     scan, layout, ranks = recon.scan, recon.problem.layout, recon.world.size
     unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
@@ -367,7 +370,7 @@ def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
     return found
 
 
-class _Clock:
+class _CheckpointClock:
     """Clock of checkpoints: one is due every so many epochs, and so many minutes after the last one."""
 
     def __init__(self, epochs: int, minutes: float) -> None:

@@ -84,7 +84,7 @@ class RunState:
         """
         estimate, own = self.estimate, problem.layout.own
         tile = problem.layout.tile(estimate)
-        shared, per_view, tiles = memory.retry_out_of_memory(problem, lambda: self._arrays(problem, tile))
+        shared, per_view, tiles = memory.retry_out_of_memory(problem, lambda: self._arrays_by_owner(problem, tile))
         counters = {
             "stage": self.stage,
             "epoch": self.epoch,
@@ -110,38 +110,38 @@ class RunState:
             corner=tile.corner,
         )
 
-    def _arrays(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
+    def _arrays_by_owner(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
         """Return what ranks share, what this one has of its views, and of the object, by name."""
         estimate, own = self.estimate, problem.layout.own
-        shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
+        shared = {name: _to_numpy(getattr(estimate, name)) for name in _SHARED}
         here = (slice(None), *tile.inside(estimate.corner))
-        tiles = {"object": _numpy(estimate.object[here])}
+        tiles = {"object": _to_numpy(estimate.object[here])}
         for stage, kept in self.engines.items():
             for name, tensor in kept.items():
                 if tensor.shape == estimate.object.shape:
-                    tiles[f"engine/{stage}/{name}"] = _numpy(tensor[here])
+                    tiles[f"engine/{stage}/{name}"] = _to_numpy(tensor[here])
                 else:
-                    shared[f"engine/{stage}/{name}"] = _numpy(tensor)
+                    shared[f"engine/{stage}/{name}"] = _to_numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         if self.batch:
-            shared |= {f"before/{name}": _numpy(tensor) for name, tensor in self.before.items()}
-        per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+            shared |= {f"before/{name}": _to_numpy(tensor) for name, tensor in self.before.items()}
+        per_view = {name: _to_numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         for one in problem.model.unknowns:
-            held = _numpy(estimate[one.name])
+            held = _to_numpy(estimate[one.name])
             if one.scope == "view":
                 per_view[OTHERS + one.name] = held[own]
             else:
                 shared[OTHERS + one.name] = held
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.evaluator.view_metrics.values)}
+        per_view |= {"start": _to_numpy(self.start)[own], "seen": _to_numpy(problem.evaluator.view_metrics.values)}
         for stage, kept in self.per_view.items():
-            per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in kept.items()}
+            per_view |= {f"engine/{stage}/{name}": _to_numpy(rows) for name, rows in kept.items()}
         return shared, per_view, tiles
 
     @classmethod
     def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
         """Return the state that `save` wrote, on any number of ranks. Raises BadInput where the data set is another."""
         device, run = problem.device, counters_of(saved.meta)
-        _check(saved, run, problem)
+        _check_arrays(saved, run, problem)
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
         part = problem.layout.place(run.extent, run.origin, saved.shared["anchors"])
@@ -179,15 +179,15 @@ class RunState:
             run.epoch,
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
-            _memories({**saved.shared, **of_object}, device),
-            _history(saved, [change_column(name) for name in others]),
+            _read_memories({**saved.shared, **of_object}, device),
+            _read_history(saved, [change_column(name) for name in others]),
             run.epoch_seconds,
-            _memories(of_views, device),
-            _before(saved),
+            _read_memories(of_views, device),
+            _read_epoch_start(saved),
         )
 
 
-def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
+def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
     """Raise BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
@@ -267,7 +267,7 @@ def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) 
         raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
 
-def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
+def _read_memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
     """Return what engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():
@@ -279,13 +279,13 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
     return memories
 
 
-def _history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
+def _read_history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
     """Return the columns of the history; those that older versions did not have hold NaN."""
     unknown = np.full(len(saved.shared["history/epoch"]), np.nan)
     return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in (*HISTORY, *more)}
 
 
-def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
+def _read_epoch_start(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     """Return the unknowns as they were when the epoch began within which the checkpoint was written."""
     found = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
     for name, array in found.items():
@@ -294,5 +294,5 @@ def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     return {name: torch.as_tensor(array) for name, array in found.items()}
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
