@@ -54,7 +54,8 @@ def history(world: World, layout: str = "replicated", folder: str = "", stop: in
         state = RunState(share(toy.start(position_error=0.5), problem))
     asked = iter(range(1, 1000))
     loop = Loop(problem, state, [RPIE(epochs=3, batch=8, positions=True)], stop=lambda: next(asked) == stop)
-    loop.save = lambda: state.save(Path(folder), problem, {})
+    if folder:
+        loop.save = lambda: state.save(Path(folder), problem, {})
     try:
         loop.run()
     except Interrupted:
