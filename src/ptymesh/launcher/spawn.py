@@ -21,7 +21,7 @@ from typing import Any
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.launcher.launch import MOST_RANKS, launch
-from ptymesh.launcher.spawned import ADDRESS, KEY, import_cloudpickle
+from ptymesh.launcher.spawned_rank import ADDRESS, KEY, import_cloudpickle
 
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per_rank: int | None = None) -> list[Any]:
@@ -65,7 +65,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
                 ranks,
                 threads_per_rank=threads_per_rank,
                 log_dir=logs,
-                program=("-m", "ptymesh.launcher.spawned"),
+                program=("-m", "ptymesh.launcher.spawned_rank"),
                 environment={ADDRESS: f"{host}:{port}", KEY: key.hex()},
                 terminal=False,
             )

@@ -20,7 +20,7 @@ Corners = tuple[Count, Count, Count, Count]
 class Counters(BaseModel):
     """Counters of a run, as `RunState.save` writes them.
 
-    Fields:
+    Attributes:
         stage, epoch, batch, epoch_seconds: as in RunState.
         origin, extent, slice_spacing_m, tilt_rad, parameters: as in Estimate.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.

@@ -44,7 +44,7 @@ from ptymesh.types import complex_dtype
 class RunOutcome:
     """Outcome of a run.
 
-    Fields:
+    Attributes:
         result: its object as far as this rank holds it.
         path: where it was written.
         recipe: that was run.

@@ -40,7 +40,7 @@ OTHERS = "unknown/"
 class RunState:
     """A run between two batches.
 
-    Fields:
+    Attributes:
         estimate: as it is now.
         stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
         start: (N, 2) positions at the start of the running epoch.
